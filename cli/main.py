@@ -169,7 +169,7 @@ def _name(argument: Any) -> str:
 
 def _refuse_twice(option: Any, values: list[Any]) -> None:
     if option.is_flag:
-        # Said twice, a flag means what it means; on and off exclude each other.
+        # A repeated flag is harmless; on and off exclude each other.
         names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
         values = [names[value] for value in dict.fromkeys(values)]
     if len(values) > 1:
@@ -179,8 +179,8 @@ def _refuse_twice(option: Any, values: list[Any]) -> None:
 
 
 def build(command: str | None) -> typer.Typer:
-    """The application with ``command`` in full and alone; where that is no command all are named, and nothing they need is
-    loaded."""
+    """The application with ``command`` in full and alone; for anything else all commands are listed, and none of their
+    modules is loaded."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
@@ -203,7 +203,8 @@ def build(command: str | None) -> typer.Typer:
 
 
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
-    """The words as the parser takes them: a command's module may have a ``rewrite`` for what it has no form for."""
+    """The words as the parser takes them: a command's module may have a ``rewrite`` for syntax that the parser does not
+    support."""
     if command not in COMMANDS:
         return argv
     rewrite = getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), "rewrite", None)
@@ -211,7 +212,7 @@ def rewritten(command: str | None, argv: list[str]) -> list[str]:
 
 
 def _named_only() -> None:
-    """Stands for a command in the list of commands."""
+    """A placeholder of a command in the list of commands."""
 
 
 def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version.")] = False) -> None:
@@ -225,8 +226,6 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
 def run() -> None:
     """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
     _open_streams()
-    # Plugins of pydantic, which would be looked for in the metadata of every installed package, have nothing to do here.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     with rare_collections():
         # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
         # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
@@ -234,7 +233,8 @@ def run() -> None:
 
 
 def _open_streams() -> None:
-    """What the caller closed (``>&-``) is the null device: else a data file would get its number, and what is printed."""
+    """Opens streams that the caller closed (``>&-``) on the null device: else a data file would get their number, and
+    the printed output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -246,7 +246,7 @@ def _open_streams() -> None:
 def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
     """Run one command; returns its exit code. A traceback is shown only with ``-v``. ``loaded`` is called before it starts.
 
-    What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
+    What readers had to leave out is reported on stderr, and changes an exit code of 0 to 1.
     """
     remember_command(argv)
     start_logging(_log_level(argv), verbose="-v" in argv or "--verbose" in argv)
@@ -262,7 +262,7 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
 
 
 def _log_level(argv: list[str]) -> Level | None:
-    """Logging starts before the parser, which refuses a level that is none."""
+    """Logging starts before the parser, which then refuses an unknown level."""
     words = [part for word in argv for part in word.split("=", 1)]
     given = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
     return next((level for level in LEVELS if level in given[:1]), None)
@@ -278,7 +278,7 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
         result: Any = app(args=words, standalone_mode=False, prog_name="gymdata")
         if result != EXIT_INTERRUPTED:
             return result if isinstance(result, int) else 0
-        # Typer makes this, without a word, of a Ctrl-C that the command did not answer itself.
+        # Typer raises this, without a message, for a Ctrl-C that the command did not handle.
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
     except typer.Exit as stop:
@@ -296,9 +296,9 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
-    except Exception as caught:  # noqa: BLE001 - the last resort: a defect of ours becomes one line, and -v shows it whole
+    except Exception as caught:  # noqa: BLE001 - the last resort: a defect becomes one line, and -v shows the traceback
         error = caught if isinstance(caught, GymdataError) else _of_python(caught)
-        # A defect is kept whole where there is a log; what a person can mend is one line.
+        # The log gets the whole traceback of a defect; an error that a user can fix is one line.
         level = logging.DEBUG if isinstance(caught, GymdataError) else logging.ERROR
         _LOG.log(level, "%s", type(caught).__name__, exc_info=True, extra={"printed": not verbose})
     if "--json" in argv and not answered():
@@ -310,12 +310,12 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
 
 
 def _completed() -> list[str]:
-    """The words of a command line that a shell asks to complete."""
+    """The words of a command line that a shell wants to complete."""
     return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def _of_parser(refused: Any, command: str | None) -> UsageError:
-    """What the parser refuses, in the words of ours."""
+    """The parser's errors with gymdata's wording."""
     faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
     where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
     hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
@@ -345,7 +345,7 @@ def _trainers_with(option: str) -> str | None:
 
 
 def _of_python(caught: Exception) -> GymdataError:
-    """What Python raised: a full disk, no memory, a missing module, or a defect."""
+    """An exception of Python as an error: a full disk, no memory, a missing module, or a defect."""
     error: GymdataError | None = None
     if isinstance(caught, MemoryError) or (isinstance(caught, OSError) and caught.errno == errno.ENOMEM):
         # Python's, numpy's, Arrow's, or the system's.

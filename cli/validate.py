@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gymdata.rollouts.repair import FixReport
     from gymdata.rollouts.violations import ValidationReport, Violation
 
-#: Errors shown of each code before the rest is only counted.
+#: Errors shown per code; others are only counted.
 SHOWN = 50
-#: Warnings shown of each code; a group that is often of one mind would bury everything else.
+#: Warnings shown per code; groups with equal rewards can be so many that they would bury everything else.
 SHOWN_WARNINGS = 3
 
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import jinja2
 
 SOURCES = ("prompt", "messages", "responses_create_params")
-#: What ``--map`` may name.
+#: The fields of ``--map``.
 FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
 #: Columns of published datasets, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
 CONVERSATIONS = ("conversations", "conversation")
 ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "response", "completion")
-#: What the name of a file ends with, and a system message hardly.
+#: Suffixes of file names that a system message hardly ends with.
 TEXT_FILES = (".txt", ".md", ".jinja", ".j2")
-#: In the names of columns that are not known, for a hint.
+#: Substrings of unknown column names that make good hints.
 _LIKE_PROMPT = ("question", "prompt", "problem", "instruct", "query", "input", "task", "text")
 _LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "label", "response", "completion", "result")
 
@@ -48,7 +48,7 @@ class Shaped(NamedTuple):
     column: str
     value: Any
     system: str | None
-    #: What was recognised, as people read it.
+    #: The recognised columns, for messages.
     read_as: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ class TaskShape:
 
     @cached_property
     def is_given(self) -> bool:
-        """Whether any setting changes what a row says."""
+        """Whether any setting changes how a row is read."""
         return bool(self.columns) or self.system is not None or self.template is not None
 
     def shape(self, source: Row) -> Shaped:

@@ -1,9 +1,9 @@
 """Tasks: the rows of task files, or of memory, as conversations to continue.
 
 Invariants: tasks stream, so a file of any length costs one batch of memory plus about 200 bytes per task; a row that
-cannot be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a
-task_id; a task's content hash depends on every field of its row except ``task_id``, and on no key order; where settings
-say how a row is read, it depends on what they make of it, too.
+cannot be used is an error that names file, line and field (or is counted, with ``skip_bad_rows``); two rows never share
+a task_id; a task's content hash depends on every field of its row except ``task_id``, and on no key order; where
+settings say how a row is read, it depends on what they make of it, too.
 
 A row has one of
 
@@ -43,7 +43,7 @@ from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task
 from gymdata.store import hash_file
 
-#: Speakers of ShareGPT conversations, which have ``from`` and ``value``.
+#: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
 _SHAREGPT = {
     "human": "user",
     "gpt": "assistant",
@@ -53,7 +53,7 @@ _SHAREGPT = {
     "observation": "tool",
 }
 _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "environment"}
-#: In the types of content parts that no policy of ours is shown.
+#: Substrings of the types of content parts that cannot be given to a policy.
 _NOT_TEXT = ("image", "audio", "video", "file")
 
 
@@ -116,7 +116,7 @@ class TaskFile:
             if self.shard is None or task.task_id in self.shard:
                 yield task
         if count:
-            self.shape.check_found({text for said in found.recognised for text in said}, row)
+            self.shape.check_found({text for texts in found.recognised for text in texts}, row)
         else:
             why = f" (skipped {counted(found.skipped, 'row')}; the first: {found.first_bad})" if found.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
@@ -128,16 +128,16 @@ class TaskFile:
                 yield file, line, row
 
     def facts(self) -> list[dict[str, Any]]:
-        """What run.json says of where the tasks are from: path and hash of each file."""
+        """The source of the tasks for run.json: path and hash of each file."""
         return [{"path": str(file), "xxh3": hash_file(file)} for file in self.files]
 
     def notes(self) -> list[str]:
-        """What the last pass recognised, in one line."""
+        """One line on the columns that the last pass recognised."""
         recognised = self._last.recognised
         if not recognised:
             return []
         most = recognised.most_common(3)
-        found = [f"{', '.join(said)} ({counted(n, 'task')})" for said, n in most]
+        found = [f"{', '.join(texts)} ({counted(n, 'task')})" for texts, n in most]
         return [f"{self.path}: {'; '.join(found)}{'; …' if len(recognised) > len(most) else ''}"]
 
     def _bad(self, found: _Pass, error: DataError) -> None:
@@ -177,7 +177,7 @@ class TaskRows(TaskFile):
 
     def __post_init__(self) -> None:
         self.files = []
-        # What can be read only once is kept: tasks are counted and hashed before they are sampled.
+        # An iterator is materialised: tasks are counted and hashed before they are sampled.
         if iter(self.rows) is self.rows:
             self.rows = list(self.rows)
 
@@ -226,8 +226,8 @@ def _task(source: dict[str, Any], shaped: Shaped, shape: TaskShape, prompt_elsew
         if shaped.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": shaped.system}, *messages]
         if shape.template is not None and not isinstance(shaped.value, str):
-            asked = {"prompt": messages[-1]["content"]}
-            messages = [*messages[:-1], {**messages[-1], "content": shape.render({**row, **asked})}]
+            question = {"prompt": messages[-1]["content"]}
+            messages = [*messages[:-1], {**messages[-1], "content": shape.render({**row, **question})}]
     if row.get("tools") is not None:
         tools = _tools(row["tools"], "tools")
     hashed = {k: v for k, v in source.items() if k != "task_id"}

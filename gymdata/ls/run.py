@@ -1,14 +1,14 @@
 """``gymdata ls``: every run and stage output below a folder, from its run.json and the files beside it.
 
-Invariants: nothing is written; a file is counted once, for the nearest run.json above or beside it, or for the output that
-has none yet.
+Invariants: nothing is written; a file is counted once: for the nearest run.json above or beside it, or for an
+unfinished output.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gymdata.ls.unfinished import Unfinished, is_unfinished, unfinished_in
 from gymdata.public import Report, Row, path_of
 from gymdata.store.objects.places import is_spool, is_url, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, segments
+from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
@@ -43,7 +44,7 @@ class LsReport(Report):
 
     @property
     def unfinished(self) -> tuple[Output, ...]:
-        """What nobody writes, and the same command resumes."""
+        """Outputs that are not being written and that the same command resumes."""
         return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
@@ -54,14 +55,21 @@ def ls(path: str | Path = ".") -> LsReport:
     top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
-    found = [unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one) for one in below(top)]
+    found = [
+        unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one)
+        for one in below(top, _skipped)
+    ]
     return LsReport(str(top), tuple(found))
 
 
-def below(top: Path) -> Iterator[Path | Unfinished]:
-    """Every run.json below a folder, and every output that has none yet, but for those of spools: what they mirror is
-    elsewhere."""
-    for folder, inside, files in os.walk(top):
+def _skipped(error: OSError) -> None:
+    warn(f"{error.filename}: cannot be read: {error.strerror}")
+
+
+def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
+    """Every run.json below a folder, and every output without one yet; not those in spools, which mirror object
+    stores. ``onerror`` is called for every folder that cannot be read."""
+    for folder, inside, files in os.walk(top, onerror=onerror):
         inside[:] = sorted(name for name in inside if not is_spool(Path(folder, name)))
         here = Path(folder)
         yield from (here / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
@@ -103,7 +111,7 @@ def output_of(top: Path, run_json: Path) -> Output:
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
-    # What is on an object store is not looked for.
+    # Parents on object stores are not checked.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
     return Output(
@@ -146,7 +154,7 @@ def parent_path(run_json: Path, path: str) -> Path:
 
 
 def below_top(top: Path, place: Path) -> str:
-    """``place`` relative to the folder that was listed, where it lies in it."""
+    """``place`` relative to the folder that was listed, when it is below it."""
     try:
         return str(place.resolve().relative_to(top.resolve()))
     except ValueError:

@@ -1,7 +1,7 @@
 """``gymdata query``: read-only SQL over runs and files.
 
-Invariants: the statement can only read, and only the given files; a mistake in the SQL is answered with what
-there is to ask for.
+Invariants: the statement can only read, and only the given files; an error in the SQL lists the views and columns that
+exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SUFFIXES = (".parquet", ".csv", ".jsonl")
-#: What writes the tables that not every run has.
+#: The commands that write the tables that not every run has.
 _WRITERS = {
     "scores": "gymdata score",
     "comparisons": "gymdata judge",
@@ -216,7 +216,7 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
         return unread
     if isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
-    # What there is to ask for helps with a name that is not there, not with a word in the wrong place.
+    # The list of views helps with an unknown name, not with a syntax error.
     if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
         return UsageError(f"SQL: {message}")
     try:
@@ -242,7 +242,8 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
 
 
 def _unread(error: BaseException, views: Views) -> DataError | None:
-    """The error of the file that could not be read, when that is what DuckDB met: it tells neither name nor reason."""
+    """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
+    reason."""
     return views.broken() if "stream" in str(error) or "page" in str(error) else None
 
 

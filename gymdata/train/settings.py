@@ -1,11 +1,11 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-Invariants: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
-model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The command's
-process and the training process make their data by the same ``prepare`` from the same settings.
+Invariants: a key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
+model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The
+command's process and the training process make their data by the same ``prepare`` from the same settings.
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
-the proof of trained tokens, metrics, curve and resuming are everybody's.
+the proof of trained tokens, metrics, curve and resuming are shared by all.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
-#: How the processes are started, which says nothing of what is trained.
+#: Settings of how the processes are started, which do not affect what is trained.
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
 class TrainConfig(Config):
-    """What every training command takes. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
+    """Settings of every training command. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
 
     Every field is a key of --config and --set.
     """
@@ -72,14 +72,14 @@ class TrainConfig(Config):
 
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
-    #: Whose settings are keys of ``trainer``, for ``--help``.
+    #: The classes whose settings are keys of ``trainer``, for ``--help``.
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
     only_with: ClassVar[OnlyWith] = {
         "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
     }
-    #: Sequences that a row of training stands for.
+    #: Sequences per row of training.
     sides: ClassVar[int] = 1
 
     given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
@@ -108,7 +108,8 @@ class TrainConfig(Config):
         "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
     )
     trainer: dict[str, Any] = pydantic.Field(
-        default_factory=dict, description="Settings of the library's trainer, which may also stand beside ours."
+        default_factory=dict,
+        description="Settings of the library's trainer, which may also be keys of the file itself.",
     )
 
     def scored_by(self, source: str) -> list[Path]:  # noqa: ARG002 - for those that choose by a score
@@ -116,16 +117,18 @@ class TrainConfig(Config):
         return []
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
+        """The training data of a table (``columns``); ``where`` names it in errors. Raises DataError and
+        RefusedError."""
         raise NotImplementedError
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
-        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
-        used up. Raises as ``prepare``."""
+        """The training data of a path, in parts of ``rows`` rows if the trainer supports it; a part is made when the
+        one before is used up. Raises as ``prepare``."""
         yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
+        """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
+        not there."""
         return {}
 
     def own(self) -> dict[str, Any]:
@@ -157,7 +160,7 @@ class TrainConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _sort_keys(cls, values: Any) -> Any:
-        """In files and ``--set`` the trainer's keys stand beside ours; here they move into ``trainer``."""
+        """In files and ``--set`` the trainer's keys are beside gymdata's; they are moved into ``trainer``."""
         if not isinstance(values, dict):
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
@@ -167,7 +170,7 @@ class TrainConfig(Config):
 
 
 class RenderedConfig(TrainConfig):
-    """What the trainers take that need no log-probabilities of the sampler."""
+    """Settings of the trainers that need no log-probabilities of the sampler."""
 
     allow_rendered: bool | None = pydantic.Field(
         None, description="Train token IDs that were rendered from text, not sampled (T213)."
@@ -222,7 +225,7 @@ def _annotate() -> Any:
 
 
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
-    """A setting of some losses: nothing stands for the loss's own default."""
+    """A setting of some losses; left out, it has the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
 
 
@@ -315,7 +318,7 @@ class TrainRlConfig(TrainConfig):
 
 
 class RolloutsConfig(RenderedConfig):
-    """What the trainers that read rollouts take besides. Turns of other agents than ``target_agents`` are context."""
+    """Settings of the trainers that read rollouts. Turns of other agents than ``target_agents`` are context."""
 
     table = ROLLOUTS
 
@@ -343,7 +346,7 @@ class RolloutsConfig(RenderedConfig):
         return values, made
 
     def choice(self) -> dict[str, Any]:
-        """What of the rollouts is trained."""
+        """The choice of rollouts to train on."""
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
@@ -353,7 +356,7 @@ class RolloutsConfig(RenderedConfig):
         return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
 
     def seen(self) -> set[bytes] | None:
-        """Where what was trained is noted, so that it is not trained twice."""
+        """An empty set for the keys of trained sequences, by which duplicates are found; None to keep duplicates."""
         return None if self.keep_duplicates else set()
 
 
@@ -396,7 +399,7 @@ class TrainSftConfig(RolloutsConfig):
         )
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        if self.distill:  # how many alternatives a token has shows in the whole file only
+        if self.distill:  # how many alternatives a token has is known only from the whole file
             yield from super().parts(source, rows)
             return
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.messages import walk, written_by_model
@@ -202,3 +203,27 @@ def test_validate_and_import_agree_on_turns(output: list[Any]) -> None:
     adjacent = [b["turn"] for a, b in zip(made["messages"], made["messages"][1:], strict=False)
                 if a["role"] == b["role"] == "assistant"]  # fmt: skip
     assert [turn_of.get(v.turn or 0) for v in report.violations if v.code == "M402"] == adjacent
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], [1, 2, 3]], [[1, 2], [7]], [None, None]], ids=["continues", "breaks", "text"])
+@pytest.mark.parametrize("key", ["input", "temperature", "output", "response", "reward", "content", "type", "a", "b"])
+def test_a_key_given_twice_anywhere_is_refused_by_checks_and_by_the_import(key: str, ids: list[Any]) -> None:
+    """Parsers differ in which of two values they keep, so that neither is taken, however the line is read."""
+    call = {"type": "message", "role": "assistant", "content": "x"}
+    calls = [call if p is None else call | dict(zip(KEYS, (p, [3], [-1.0]), strict=True)) for p in ids]
+    row = {
+        "responses_create_params": {"input": "q", "temperature": 0.5},
+        "response": {"output": calls, "metadata": [{"a": {"b": "[1, 2]"}}]},
+        "reward": 1.0,
+    }
+    good = json.dumps(row)
+    assert nemo_rows.RowReader()(good.encode()).reward == 1.0
+    at = good.index(f'"{key}": ')
+    line = good[:at] + f'"{key}": [], ' + good[at:]
+    with pytest.raises(nemo_rows.BadRow, match=f"the key '{key}' is given twice"):
+        nemo_rows.RowReader()(line.encode())
+    with tempfile.TemporaryDirectory() as place:
+        path = write_lines(Path(place) / "a.jsonl", [good, line])
+        assert [(v.code, v.row) for v in validate(path).violations if v.code[0] == "S"] == [("S102", 1)]
+        with pytest.raises(DataError, match=f"the key '{key}' is given twice"):
+            list(table_rows(resolve(str(path))))

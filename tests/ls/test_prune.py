@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store import StageOutput
 from gymdata.store.lineage import parent_of
 from gymdata.store.lock import Lock
@@ -101,6 +103,68 @@ def test_what_was_moved_is_found_by_its_id(runs: Path) -> None:
     (runs / "x").rename(runs / "renamed")
     needed = {o.path for o in gymdata.prune(runs).outputs if o.needed_by}
     assert needed == {"model", "renamed", "renamed/pairs-reward"}
+
+
+def test_what_was_moved_is_found_where_another_run_took_its_place(runs: Path) -> None:
+    """The path that the model names leads to a run that it was not made from: both stay."""
+    (runs / "x").rename(runs / "old")
+    (runs / "y").rename(runs / "x")
+    needed = {o.path for o in gymdata.prune(runs).outputs if o.needed_by}
+    assert needed == {"model", "old", "old/pairs-reward", "x", "x/pairs-reward"}
+
+
+def test_a_copy_of_what_is_needed_is_not(runs: Path) -> None:
+    """The path that the model names leads to what it was made from."""
+    shutil.copytree(runs / "x", runs / "copy")
+    needed = {o.path for o in gymdata.prune(runs).outputs if o.needed_by}
+    assert needed == {"model", "x", "x/pairs-reward"}
+
+
+def test_a_model_behind_a_link_is_seen(runs: Path, tmp_path: Path) -> None:
+    """Links to folders are followed, also from there, and a link back is no circle; what they lead to is not pruned."""
+    write_model(tmp_path / "far" / "model", runs / "y" / "pairs-reward")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "far").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "near")
+    (runs / "near").symlink_to(tmp_path / "near")
+    (runs / "up").symlink_to(tmp_path)
+    report = gymdata.prune(runs, delete=True)
+    assert [o.path for o in report.idle] == ["good.parquet"]
+    assert (tmp_path / "far" / "model" / "model.safetensors").is_file()
+    assert (runs / "y" / "run.json").is_file()
+
+
+def test_a_folder_that_cannot_be_read_stops_everything(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model may be in it; `ls` lists the others and names it."""
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "model":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="model: cannot be read"):
+        gymdata.prune(runs, keep=runs / "y", delete=True)
+    assert (runs / "x" / "run.json").is_file()
+    assert main(["ls", str(runs)]) == 0
+    shown = capsys.readouterr()
+    assert "good.parquet" in shown.out
+    assert "model: cannot be read: Permission denied" in shown.err
+
+
+@pytest.mark.parametrize("place", ["x/pairs-reward", "other"])
+def test_where_a_parent_may_be_is_not_known_all_stay(runs: Path, place: str) -> None:
+    """A damaged run.json of a model, or of what one was made from, may have named any of the others."""
+    write_model(runs / "other", runs / "y" / "pairs-reward")
+    (runs / place / "run.json").write_text("{")
+    report = gymdata.prune(runs, delete=True)
+    assert report.idle == []
+    why = {o.path: o.needed_by for o in report.outputs}
+    assert why["good.parquet"] == f"not known: {place}/run.json is damaged"
+    assert (runs / "good.parquet").is_file()
 
 
 def test_keep_names_more(runs: Path) -> None:

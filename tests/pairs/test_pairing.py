@@ -269,7 +269,7 @@ def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
 def test_no_pairs_are_no_success(
     rewards: list[float], settings: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipeline stops where nothing came of the rollouts: exit code 1, what became of them by reason, and what to change;
+    """Without pairs the exit code is 1, and a note gives the counts by reason and what to change, so that a pipeline stops;
     the function returns the same account."""
     run = write_run(tmp_path / "run", group("a", 5, list(rewards)))
     assert main(["pairs", str(run), *settings]) == 1

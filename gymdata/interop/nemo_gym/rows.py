@@ -1,6 +1,6 @@
-"""One NeMo Gym row, parsed by simdjson or by Python's json, brought into one shape.
+"""One NeMo Gym row, parsed by simdjson or by Python's json into one type.
 
-Invariants: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
+Invariants: both parsers give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
 never Python lists; a value of the wrong type is named with its turn and position.
 """
 
@@ -11,15 +11,19 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
 from gymdata.interop.nemo_gym.acts import Acts, RowActs
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, meant_role
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, has_long_number, meant_role
 
 #: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
 CallBytes = tuple[bytes, bytes, bytes | None]
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_SPACE = b" \t\r\n"
+#: Of the names of both lists of ids.
+_IDS = b"_token_ids"
 _GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -45,7 +49,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Row:
-    """What checks need of a row. ``calls`` has None for a model call without ids."""
+    """The data of a row for the checks. ``calls`` has None for a model call without ids."""
 
     calls: list[CallBytes | None]
     rollout_id: str | None
@@ -57,12 +61,12 @@ class Row:
 
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """The fast way cannot decide; the slow way must."""
+    """simdjson's reader cannot decide; Python's must."""
 
 
 class RowReader:
-    """The one way from a line to a row, for validation and import: simdjson where it can decide, else Python's json.
-    ``acts``: with what the model did."""
+    """Reads a line as a row, for validation and import: with simdjson when it can decide, else with Python's json.
+    ``acts``: collect what the checks of behavior need."""
 
     def __init__(self, acts: bool = False) -> None:
         self._parser, self._acts = fast_parser(), acts
@@ -73,7 +77,8 @@ class RowReader:
         return found[0] if found is not None else slow(line, self._acts)
 
     def document(self, line: bytes) -> tuple[Row, Any] | None:
-        """The row with simdjson's document, which lives until the next line; None when the slow way has to look at it."""
+        """The row with simdjson's document, which is valid until the next line; None when Python's json must read
+        it."""
         return fast_document(self._parser, line) if self._parser is not None else None
 
 
@@ -86,15 +91,22 @@ def fast_parser() -> Any:
 
 
 def fast(parser: Any, line: bytes) -> Row | None:
-    """The row by simdjson, or None when the slow way has to look at it."""
+    """The row by simdjson, or None when Python's json must read it."""
     found = fast_document(parser, line)
     return found[0] if found is not None else None
 
 
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which lives until the parser's next line."""
-    lists = _CarefulLists() if _nested_lists(line) else _FastLists()
+    """The same with simdjson's document, which is valid until the parser's next line, or with Python values."""
     try:
+        texts = _IDS not in line
+        bare = line if texts else _without_numbers(line)
+        value = orjson.loads(bare)
+        if not is_unambiguous(bare, orjson.dumps(value)):
+            return None
+        if texts:
+            return row_of(value, Values(parser), acts), value
+        lists = _CarefulLists() if _nested_lists(line) else _FastLists()
         document = parser.parse(line)
         get = getattr(document, "get", None)
         if get is None:
@@ -106,7 +118,7 @@ def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, An
 
 
 def _nested_lists(line: bytes) -> bool:
-    """Whether some list may lie directly in a list (simdjson's buffers would flatten it), or a text looks so."""
+    """Whether a list may be directly in a list (simdjson's buffers would flatten it), or a text looks like that."""
     at = line.find(b"[")
     while at >= 0:
         before = line[at - 1]
@@ -116,6 +128,36 @@ def _nested_lists(line: bytes) -> bool:
             return True
         at = line.find(b"[", at + 1)
     return False
+
+
+def _without_numbers(line: bytes) -> bytes:
+    """A line whose lists without texts, and so without keys, are empty."""
+    kept: list[bytes] = []
+    at = searched = 0
+    end = -1
+    while (begin := line.find(b"[", searched)) >= 0:
+        if end < begin and (end := line.find(b"]", begin)) < 0:
+            break
+        searched = line.find(b'"', begin, end)
+        if searched < 0:
+            kept.append(line[at : begin + 1])
+            at = searched = end
+    kept.append(line[at:])
+    return b"".join(kept)
+
+
+def is_unambiguous(text: bytes, written: bytes) -> bool:
+    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
+    parsed value. False when that is not certain."""
+    if text == written:
+        return True
+    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
+    # Most are equal, which is faster to see than anything is counted.
+    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
+
+
+def _keys(bare: bytes) -> int:
+    return bare.count(b'":') - bare.count(b'\\":')
 
 
 def load(line: bytes) -> dict[str, Any]:
@@ -162,10 +204,6 @@ def _has_surrogate(value: Any) -> bool:
 class _FastLists:
     """Lists out of simdjson's memory."""
 
-    def check_keys(self, item: Any) -> None:
-        if len(item) != len(set(item)):
-            raise _Retry
-
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         del name, turn
         return b"" if values is None else bytes(values.as_buffer(of_type="i"))
@@ -186,7 +224,7 @@ class _FastLists:
 
 
 class _CarefulLists(_FastLists):
-    """The same for a row in which a list may lie in a list, be it only in a text."""
+    """The same for a row that may have a list directly in a list."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         _flat(values)
@@ -204,9 +242,6 @@ def _flat(values: Any) -> None:
 
 class PlainLists:
     """The same out of Python's values."""
-
-    def check_keys(self, item: Any) -> None:
-        """Parsing saw to it."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         if values is None:
@@ -243,6 +278,19 @@ class PlainLists:
         return isinstance(value, list)
 
 
+class Values(PlainLists):
+    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    def text(self, value: Any) -> bytes:
+        if isinstance(value, (dict, list)):
+            made: bytes = self._parser.parse(orjson.dumps(value)).mini
+            return made
+        return str(value).encode()
+
+
 def _float(number: float) -> float:
     try:
         return float(number)
@@ -257,7 +305,6 @@ def _expect_list(values: Any, name: str, turn: int) -> None:
 
 def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
     """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists()``. Raises BadRow."""
-    lists.check_keys(value)
     response = value.get("response")
     if response is None:
         raise BadRow("S103", "the row has no response", expected="response")
@@ -310,7 +357,7 @@ def _settings(params: Any) -> dict[str, Any]:
 
 
 def _key(value: Any, lists: Any) -> Any:
-    """A call's id to look up. One that is no single value is its text, for lists cannot be looked up."""
+    """A call's id to look up. A list or object becomes its text, because lists are not hashable."""
     return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
 
 
@@ -335,7 +382,7 @@ class _Conversation:
             self._acts.begin()
 
     def acts_of(self, value: Any, response: Any, lists: Any) -> RowActs | None:
-        """What the model did in the output, where that was asked for."""
+        """What the model did in the output, if requested."""
         generated = [0 if call is None else len(call[1]) // 8 for call in self.calls]
         return None if self._acts is None else self._acts.of_row(value, response, lists, generated)
 
@@ -386,7 +433,6 @@ class _Conversation:
         call: CallBytes | None = None
         prompt, generation = item.get(PROMPT), item.get(GENERATION)
         if prompt is not None or generation is not None:
-            lists.check_keys(item)
             turn = self._borders.count - self._borders.open
             read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
             log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
