@@ -31,7 +31,7 @@ from gymdata.train.pair_data import NamedSequences, refuse_too_long
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
-EXPERIENCE_COLUMNS = (
+EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
     "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
 )  # fmt: skip
@@ -295,7 +295,7 @@ def _beside(
 
 
 #: Columns of an experiences file that a critic's training reads; ``values`` only where there are any.
-VALUE_COLUMNS = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
+VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
 
 
 @dataclass(frozen=True)
@@ -358,7 +358,16 @@ def _with_returns(table: pa.Table, max_length: int | None, where: str) -> Traini
 
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "temperature", "turns")
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "turns",
+)
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -617,7 +626,7 @@ def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str
 
 
 #: Columns of rollouts that labelled training reads.
-KTO_COLUMNS = (*SFT_COLUMNS, "task_id")
+KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
 #: Rewards closer to the bound than this, relative to the larger of the two, are ties.
 _TIE = 1e-9
 
