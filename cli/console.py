@@ -7,6 +7,7 @@ few seconds.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -46,6 +47,8 @@ def answered() -> bool:
 
 
 _UNWRAPPED = 1_000
+_COMMAND = re.compile(r"`[^`\n]+`")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 #: No rate is shown for less time than this: early counts come in bursts.
 _RATE_AFTER_S = 2.0
 #: The narrowest that a value may be beside its name.
@@ -82,6 +85,28 @@ def paragraphs(text: str) -> None:
     from rich.text import Text
 
     _console().print(Text(printable(text)))
+
+
+def folded(text: str, stream: TextIO, indent: int = 2) -> str:
+    """``text`` with its lines broken between words where ``stream`` is a terminal, which would break them within words, and
+    ``indent`` deeper where they continue. A command to copy stays whole, and elsewhere every line."""
+    if not stream.isatty():
+        return text
+    import shutil
+
+    width = shutil.get_terminal_size().columns
+    return "\n".join(_broken(line, width, indent) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int, indent: int) -> str:
+    if len(line) <= width or line.lstrip(" →").startswith("gymdata "):
+        return line
+    import textwrap
+
+    whole = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
+    deeper = " " * (len(line) - len(line.lstrip(" ")) + indent)
+    lines = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
 def _finite(value: Any) -> Any:
@@ -240,7 +265,7 @@ def show(value: object, digits: int = DIGITS) -> str:
 def note(text: str) -> None:
     """A line for people on stderr, after flushing stdout."""
     sys.stdout.flush()
-    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.write(folded(printable(text), sys.stderr) + "\n")
     printed(text)
 
 

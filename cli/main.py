@@ -32,7 +32,7 @@ from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
 from gymdata.workers.tuning import rare_collections
 
-from .console import answered, command_words, emit_json, note, remember_command
+from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
 from .flags import with_common
 
@@ -304,7 +304,7 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     if "--json" in argv and not answered():
         emit_json({"error": error.to_dict()})
     shown = "interrupted" if error.exit_code == EXIT_INTERRUPTED else f"error: {error}"
-    sys.stderr.write(f"{printable(shown)}\n")
+    sys.stderr.write(f"{folded(printable(shown), sys.stderr)}\n")
     printed(shown.removeprefix("error: "), logging.ERROR)
     return error.exit_code
 

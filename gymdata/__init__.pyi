@@ -945,6 +945,7 @@ def train_kto(
     shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
+    reward: str | None = None,
     target_agents: Sequence[str] = (),
     target_model: str | None = None,
     keep_duplicates: bool = False,
@@ -967,6 +968,7 @@ def train_kto(
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
+    reward: Named reward or re-scoring to choose by (default: the total reward).
     target_agents: Train only the turns of these agents: a,b.
     target_model: Train only the rollouts of this policy.
     keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
@@ -1100,6 +1102,7 @@ def train_sft(
     shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
+    reward: str | None = None,
     target_agents: Sequence[str] = (),
     target_model: str | None = None,
     keep_duplicates: bool = False,
@@ -1125,6 +1128,7 @@ def train_sft(
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
     trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
+    reward: Named reward or re-scoring to choose by (default: the total reward).
     target_agents: Train only the turns of these agents: a,b.
     target_model: Train only the rollouts of this policy.
     keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).

@@ -32,7 +32,7 @@ from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
-from gymdata.store.lineage import keys_of, vocabulary
+from gymdata.store.lineage import keys_of, unscored_hint, vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 BATCH_ROWS = 4_096
@@ -222,7 +222,7 @@ class Crediting:
             raise RefusedError(
                 f"none of the {n:,} rollouts has a score {self.score!r}",
                 code="R501",
-                hint="score them with `gymdata score RUN --reward …`",
+                hint=unscored_hint(self.sources),
             )
         if not generated.any():
             raise RefusedError(

@@ -39,8 +39,8 @@ _TEMPORARY = re.compile(r"\.(.+)\.tmp|(.+)\.torn")
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None
-    where nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: other files in the folder; ``state``:
-    as ``gymdata ls`` has it."""
+    where nothing needs it; ``bytes``: as ``gymdata ls`` has it where it stays, else of the files that would go; ``left``:
+    other files in the folder; ``state``: as ``gymdata ls`` has it."""
 
     path: str
     kind: str
@@ -249,7 +249,8 @@ def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Prune
         by = "not known: its run.json is damaged"
     ours = list(_ours(run_json))
     left = _others(run_json, ours) if by is None else ()
-    size = sum(file.stat().st_size for file in ours)
+    # What stays is as large as `gymdata ls` lists it; of the rest, what would be removed counts.
+    size = output.bytes if by is not None else sum(file.stat().st_size for file in ours)
     return Pruned(output.path, output.kind, size, output.changed, by, tuple(left), output.state)
 
 

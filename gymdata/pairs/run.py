@@ -38,6 +38,7 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     run_folder,
     scores_of,
+    unscored_hint,
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
@@ -213,7 +214,7 @@ def _build(
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`",
+            hint=unscored_hint(sources),
         )
     frame = candidates.read(sources, rollouts, sound)
     del rollouts, scores

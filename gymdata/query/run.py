@@ -48,6 +48,10 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     """
     if not isinstance(sql, str):
         raise wrong_argument(sql, "query", "one SELECT as a string, then the paths that it reads")
+    if not paths:
+        raise UsageError(
+            "gymdata.query: got no paths, expected the files that the SELECT reads", hint="query(sql, path)"
+        )
     with run_query(sql, *(path_of(path, "query") for path in paths)) as reader:
         return reader.read_all()
 
@@ -229,6 +233,9 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     others = [view for view in known if view not in meant]
     listing += f"\n  other tables: {', '.join(others)}" if others else ""
     lead = f"did you mean {near[0]!r}? " if near else ""
+    if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
+        # Written as in conditions.
+        lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
     return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")

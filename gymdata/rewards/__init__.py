@@ -104,6 +104,8 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     if wrong and before in NAMED:
         raise _no_weight(spec, rest, f"an argument follows a colon: {before}:ARG" if before in TAKE_ARGUMENT else None)
     if name not in NAMED:
+        if name.endswith(".py"):
+            raise UsageError(f"--reward: got {spec!r}, which names no function", hint=f"--reward {name}:FUNCTION")
         raise UsageError.unknown_choice("--reward", name, [*NAMED, "path.py:function", "http://…"])
     return name, argument if colon else None, weight
 

@@ -208,6 +208,15 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
     )
 
 
+def unscored_hint(sources: Sequence[str | Path]) -> str:
+    """What to do about rollouts without a reward: the scores that were made of them are named."""
+    made = list(dict.fromkeys(name for source in sources for name in _rescorings(source)))
+    if made:
+        return f"choose a score that was made since: --reward {' or '.join(made)}"
+    run = sources[0] if len(sources) == 1 else "RUN"
+    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME"
+
+
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
     """Raises StoreError when ``target`` holds ``what`` with another ``config``."""
     if overwrite or not target.exists():

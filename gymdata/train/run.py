@@ -24,7 +24,7 @@ from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.logprobs import sampling_biases, truncations
-from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
@@ -343,13 +343,15 @@ def train_resolved(
     source, loss = str(source), config.facts()
     out = local_output(config.output)
     run = _annotated_run(config, source, out)
+    scored_by = [str(folder) for folder in config.scored_by(source)]
+    read = [*resolve(source, config.table), *(found for folder in scored_by for found in resolve(folder, SCORES))]
     job = {
         **config.own(),
         **({"rollouts": str(run)} if run else {}),
         **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
-        "data_xxh3": [hash_file(found.path) for found in resolve(source, config.table)],
+        "data_xxh3": [hash_file(found.path) for found in read],
         "model": absolute(config.model),
         "policy_hash": model.policy_hash,
         "output": str(out.resolve()),
@@ -363,7 +365,7 @@ def train_resolved(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         **loss,
-        "parents": [parent_of(source)],
+        "parents": [parent_of(path) for path in (source, *scored_by)],
         "model": vars(model),
     }
 

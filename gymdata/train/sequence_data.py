@@ -25,12 +25,13 @@ from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
+from gymdata.store.lineage import unscored_hint
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
-EXPERIENCE_COLUMNS = (
+EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
     "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
 )  # fmt: skip
@@ -294,7 +295,7 @@ def _beside(
 
 
 #: Columns of an experiences file that a critic's training reads; ``values`` only where there are any.
-VALUE_COLUMNS = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
+VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
 
 
 @dataclass(frozen=True)
@@ -357,7 +358,16 @@ def _with_returns(table: pa.Table, max_length: int | None, where: str) -> Traini
 
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "temperature", "turns")
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "turns",
+)
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -424,7 +434,7 @@ def rollouts_to_train(
         raise RefusedError(
             f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
+            hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
         )
     return np.asarray(rows[chosen])
 
@@ -616,7 +626,7 @@ def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str
 
 
 #: Columns of rollouts that labelled training reads.
-KTO_COLUMNS = (*SFT_COLUMNS, "task_id")
+KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
 #: Rewards closer to the bound than this, relative to the larger of the two, are ties.
 _TIE = 1e-9
 
@@ -703,7 +713,7 @@ def rollouts_to_label(
         raise RefusedError(
             f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`",
+            hint=unscored_hint([where]),
         )
     if not len(rows):
         bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"

@@ -23,6 +23,7 @@ from gymdata.errors import UsageError
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
+from gymdata.store.lineage import scores_of
 from gymdata.train.losses import LOSSES, with_setting
 from gymdata.train.pair_data import (
     PAIR_COLUMNS,
@@ -110,6 +111,10 @@ class TrainConfig(Config):
         default_factory=dict,
         description="Settings of the library's trainer, which may also be keys of the file itself.",
     )
+
+    def scored_by(self, source: str) -> list[Path]:  # noqa: ARG002 - for those that choose by a score
+        """Folders beside the data of which training reads scores."""
+        return []
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         """The training data of a table (``columns``); ``where`` names it in errors. Raises DataError and
@@ -317,11 +322,28 @@ class RolloutsConfig(RenderedConfig):
 
     table = ROLLOUTS
 
+    reward: str | None = pydantic.Field(
+        None, description="Named reward or re-scoring to choose by (default: the total reward)."
+    )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")
     keep_duplicates: bool = pydantic.Field(
         False, description="Keep rows with identical token IDs, mask and label (default: drop them)."
     )
+
+    def scored_by(self, source: str) -> list[Path]:
+        return [] if self.reward is None else self._scores(source)[1]
+
+    def scored(self, table: pa.Table, source: str) -> pa.Table:
+        """``table``, the rows of ``source`` in their order, with the score that is chosen by as ``reward``. Raises
+        UsageError for a score that there is not."""
+        if self.reward is None:
+            return table
+        return table.set_column(table.schema.get_field_index("reward"), "reward", self._scores(source)[0])
+
+    def _scores(self, source: str) -> tuple[pa.ChunkedArray, list[Path]]:
+        _, values, made = scores_of([source], read_table(source, self.table, ("rollout_id", "rewards")), self.reward)
+        return values, made
 
     def choice(self) -> dict[str, Any]:
         """The choice of rollouts to train on."""
@@ -367,7 +389,13 @@ class TrainSftConfig(RolloutsConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_rollouts(
-            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+            self.scored(table, where),
+            self.select,
+            self.min_reward,
+            self.max_length,
+            where,
+            distill=self.distill,
+            **self.choice(),
         )
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
@@ -375,7 +403,7 @@ class TrainSftConfig(RolloutsConfig):
             yield from super().parts(source, rows)
             return
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
-        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        chosen = rollouts_to_train(self.scored(table, source), self.select, self.min_reward, source, self.target_model)
         total, seen = table.num_rows, self.seen()
         for _, _, made in self.sequences(source, chosen, rows):
             yield rollout_part(made, total, self.max_length, source, seen)
@@ -404,11 +432,13 @@ class TrainKtoConfig(RolloutsConfig):
         return self
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+        return training_labels(self.scored(table, where), self.threshold, self.max_length, where, **self.choice())
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("task_id", "reward", "policy"))
-        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        chosen, desirable, counts = rollouts_to_label(
+            self.scored(table, source), self.threshold, source, self.target_model
+        )
         seen = self.seen()
         for numbers, ids, made in self.sequences(source, chosen, rows):
             label = dict(zip(ids, desirable[numbers].tolist(), strict=True))

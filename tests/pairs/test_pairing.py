@@ -110,12 +110,19 @@ def test_changed_tokens_are_refused(tmp_path: Path) -> None:
         gymdata.pairs(write_run(tmp_path / "run", rows))
 
 
+def length(completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
 def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) -> None:
     """The same file twice is D701, and nothing scored at all is R501."""
     with pytest.raises(RefusedError, match="D701"):
         gymdata.pairs([run, run], output=tmp_path / "p.parquet")
     with pytest.raises(RefusedError, match="R501"):
-        gymdata.pairs(write_run(tmp_path / "none", group("a", 5, [None, None])))
+        gymdata.pairs(none := write_run(tmp_path / "none", group("a", 5, [None, None])))
+    gymdata.score(none, reward=length)
+    with pytest.raises(RefusedError, match="choose a score that was made since: --reward length"):
+        gymdata.pairs(none)
 
 
 def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
