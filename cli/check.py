@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gymdata.check.rewards import RewardCheck
     from gymdata.check.run import ModelReport
 
-#: Breaks shown before the rest is only counted.
+#: Breaks shown; others are only counted.
 SHOWN = 3
 
 
@@ -90,7 +90,7 @@ def _show_reward(report: RewardCheck) -> None:
         say(f"failed on {count:,}: {fault}")
     if len(faults) > SHOWN:
         say(f"… and {len(faults) - SHOWN} more: --json gives all")
-    # A fault is above, with how often.
+    # Faults are listed above, with their counts.
     facts("check", [row for row in report.rows() if not row[0].endswith(" failed")])
 
 

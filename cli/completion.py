@@ -1,6 +1,6 @@
-"""What a shell offers for the beginning of a word: codes, run folders, reward names. Choices come from the settings' types.
+"""Shell completion: codes, run folders, reward names. Choices come from the settings' types.
 
-Invariant: where nothing of ours fits, nothing is offered, and the shell completes file names as it always does.
+Invariant: when none of these fit, nothing is offered, and the shell completes file names as usual.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typer.models import ParameterInfo
 
 from gymdata.store.paths import RUN_JSON
 
-#: How far below the folder that is typed run folders are looked for, and how many folders are looked at.
+#: How deep below the typed folder run folders are searched for, and in how many folders at most.
 _DEPTH, _MOST = 3, 2_000
 
 
@@ -42,7 +42,7 @@ def rewards(incomplete: str) -> list[str]:
 
 
 def _below(start: str) -> Iterator[str]:
-    """Run folders below ``start``, as paths relative to it; what is inside a run follows it."""
+    """Run folders below ``start``, as paths relative to it; folders inside a run follow it."""
     waiting, left = [(Path(start), _DEPTH)], _MOST
     while waiting and left:
         folder, depth = waiting.pop()
@@ -58,13 +58,13 @@ def _below(start: str) -> Iterator[str]:
         left -= min(left, len(inner))
 
 
-#: By what stands for the value in ``--help``.
+#: By the metavar in ``--help``.
 _OFFERED: dict[str, Callable[[str], list[str]]] = {"CODE": codes, "SPEC": rewards}
 _OFFERED |= dict.fromkeys(("RUN", "RUN…", "PATH", "PATH…", "PATH [PATH]", "[PATH]", "SQL PATH…"), runs)
 
 
 def completing(hint: Any) -> Any:
-    """The annotation of a parameter, with what a shell offers for it."""
+    """The annotation of a parameter, with its completion."""
     if typing.get_origin(hint) is not Annotated:
         return hint
     kind, *infos = typing.get_args(hint)

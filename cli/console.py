@@ -7,6 +7,7 @@ few seconds.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ def command_words() -> list[str]:
 
 
 def remember_command(words: Sequence[str]) -> None:
-    """Called by ``main`` with what it was given."""
+    """Called by ``main`` with its arguments."""
     _typed[:] = words
     _answers.clear()
 
@@ -46,7 +47,9 @@ def answered() -> bool:
 
 
 _UNWRAPPED = 1_000
-#: What was counted in less time than this is no rate: much of it came at once.
+_COMMAND = re.compile(r"`[^`\n]+`")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+#: No rate is shown for less time than this: early counts come in bursts.
 _RATE_AFTER_S = 2.0
 #: The narrowest that a value may be beside its name.
 _NARROWEST = 20
@@ -65,12 +68,12 @@ def emit_json(value: Any) -> None:
         text = json.dumps(_finite(value), ensure_ascii=False, default=str)
     text = shown(text)
     _answers.append(len(text))
-    # JSON's own escapes for what a terminal would act on: only strings hold such.
+    # Control characters for a terminal as JSON escapes: they only occur in strings.
     sys.stdout.write(ACTS.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
 
 
 def say(text: str = "") -> None:
-    """A line for people on stdout, with what a terminal would act on escaped."""
+    """A line for people on stdout, with control characters for a terminal escaped."""
     print(printable(text))
 
 
@@ -84,6 +87,28 @@ def paragraphs(text: str) -> None:
     _console().print(Text(printable(text)))
 
 
+def folded(text: str, stream: TextIO, indent: int = 2) -> str:
+    """``text`` with its lines broken between words where ``stream`` is a terminal, which would break them within words, and
+    ``indent`` deeper where they continue. A command to copy stays whole, and elsewhere every line."""
+    if not stream.isatty():
+        return text
+    import shutil
+
+    width = shutil.get_terminal_size().columns
+    return "\n".join(_broken(line, width, indent) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int, indent: int) -> str:
+    if len(line) <= width or line.lstrip(" →").startswith("gymdata "):
+        return line
+    import textwrap
+
+    whole = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
+    deeper = " " * (len(line) - len(line.lstrip(" ")) + indent)
+    lines = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_NO_BREAK, " ")
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
@@ -95,8 +120,8 @@ def _finite(value: Any) -> Any:
 
 
 def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
-    """What every command ends with: the report as one JSON object, or as the summary table titled ``text``; where a
-    summary is more than that table, ``text`` prints it. Returns the exit code."""
+    """The end of every command: prints the report as one JSON object, or as a summary table titled ``text``; if
+    ``text`` is a function, that prints the summary. Returns the exit code."""
     printed("; ".join(f"{name.strip()} {show(value)}" for name, value in report.rows()).replace("\\[", "["))
     if json:
         emit_json(report.to_dict())
@@ -108,7 +133,7 @@ def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
-    """A short two-column table, which is what a command ends with."""
+    """A short two-column table, the summary of a command."""
     from rich import box
     from rich.table import Table
 
@@ -122,7 +147,7 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     )
     shown = [(printable(name), show(value)) for name, value in rows]
     grid.add_column(style="dim", overflow="fold")
-    # Rich shares out a narrow terminal by width alone, and a long name would leave its value nothing.
+    # Rich divides a narrow terminal by width alone, and a long name would leave no room for its value.
     grid.add_column(overflow="fold", min_width=min(_NARROWEST, max((len(value) for _, value in shown), default=0)))
     for name, value in shown:
         grid.add_row(_Hanging(name), value)
@@ -130,7 +155,7 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
 
 
 class _Hanging:
-    """A name for Rich that, where it takes several lines, is indented after the first: else it would look like several."""
+    """A name for Rich whose second and later lines are indented: else they would look like other names."""
 
     def __init__(self, name: str) -> None:
         self._text, self._indent = name.strip(), len(name) - len(name.lstrip())
@@ -155,7 +180,7 @@ class _Hanging:
 def grid(
     columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, digits: int = DIGITS
 ) -> None:
-    """A table with a header; numbers are aligned to the right, and have so many ``digits`` (see ``show``)."""
+    """A table with a header; numbers are aligned to the right, with ``digits`` significant digits (see ``show``)."""
     _print(_table(columns, [list(row) for row in rows], title, digits))
 
 
@@ -224,8 +249,8 @@ def _console() -> Console:
 
 
 def show(value: object, digits: int = DIGITS) -> str:
-    """A value as people read it: thousands separated, ``digits`` significant ones of a float, a dash for nothing, and what
-    a terminal would act on escaped."""
+    """A value as people read it: thousands separated, ``digits`` significant ones of a float, a dash for nothing, and
+    control characters for a terminal escaped."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -238,15 +263,16 @@ def show(value: object, digits: int = DIGITS) -> str:
 
 
 def note(text: str) -> None:
-    """A line for whoever watches, on stderr, after what stdout has so far."""
+    """A line for people on stderr, after flushing stdout."""
     sys.stdout.flush()
-    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.write(folded(printable(text), sys.stderr) + "\n")
     printed(text)
 
 
 @contextlib.contextmanager
 def prints_apart() -> Iterator[None]:
-    """While it lasts, what user code and libraries print goes to stderr, so that stdout has a command's data alone."""
+    """Within this block, output of user code and libraries goes to stderr, so that stdout only has the command's
+    data."""
     out = sys.stdout
     sys.stdout = sys.stderr
     try:
@@ -268,7 +294,7 @@ class _MainThreadOnly:
 
 
 def warn_once(lines: Iterable[str]) -> None:
-    """Notes of a report as warnings, but for those that readers have said already."""
+    """Notes of a report as warnings, without those that readers have reported already."""
     from gymdata.store.reading import current
 
     for line in lines:
@@ -289,7 +315,7 @@ class Watch:
         self._counts: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._began = self._latest = self._last_line_at = time.monotonic()
-        self._said = ""
+        self._last_line = ""
         self.bar: Bar | None = None
         self._task: TaskID | None = None
         self._apart = prints_apart()
@@ -309,14 +335,14 @@ class Watch:
             self.bar.stop()
             if self._counts:
                 self._record(every_s=0)
-        elif self._counts and self._line() != self._said:
+        elif self._counts and self._line() != self._last_line:
             self._say()
         self._apart.__exit__(None, None, None)
 
     def update(self, **counts: float) -> None:
         self._latest = time.monotonic()
         if not self._counts:
-            # Start-up (loading an engine), and what came with its end, is not part of the rate.
+            # Start-up (loading an engine), and what was counted until its end, is not part of the rate.
             self._began, self._first = self._latest, counts
         self._counts.update(counts)
         if self.bar is not None and self._task is not None:
@@ -337,11 +363,11 @@ class Watch:
 
     def _say(self) -> None:
         self._last_line_at = time.monotonic()
-        self._said = self._line()
-        note(self._said)
+        self._last_line = self._line()
+        note(self._last_line)
 
     def _record(self, *, every_s: float) -> None:
-        """For the log, which no bar is drawn in."""
+        """A line for the log, which has no bar."""
         if time.monotonic() - self._last_line_at >= every_s:
             self._last_line_at = time.monotonic()
             printed(self._line())
@@ -351,11 +377,11 @@ class Watch:
         return "  ".join(part for part in parts if part)
 
     def _since(self, name: str) -> float:
-        """What was counted since the clock runs."""
+        """What was counted since the clock was started."""
         return self._counts.get(name, 0) - self._first.get(name, 0)
 
     def _done(self) -> float:
-        """What of ``done`` was done since the clock runs."""
+        """The part of ``done`` since the clock was started."""
         return self._since("fresh" if "fresh" in self._counts else "done")
 
     def _of(self) -> str:
@@ -368,7 +394,7 @@ class Watch:
             f"{label} {self._counts[name]:{form}}" for name, (label, form) in FIGURES.items() if name in self._counts
         ]
         if passed >= _RATE_AFTER_S:
-            # The time left says as much of a training, whose figures need the room.
+            # A training shows the time left instead of its rate, because its figures need the room.
             if (done := self._done()) and "loss" not in self._counts:
                 parts.append(f"{60 * done / passed:,.0f}/min")
             if tokens := self._since("tokens"):
@@ -380,7 +406,7 @@ class Watch:
         return "  ".join(parts)
 
     def _left(self) -> str:
-        """How long it will take from here, once there is a rate to go by; how long it took, at the end."""
+        """The time left, once there is a rate; the time taken, at the end."""
         passed, done, total = self._latest - self._began, self._done(), self._counts.get("total")
         if passed < _RATE_AFTER_S or not done or not total:
             return ""

@@ -125,7 +125,7 @@ def _commands() -> list[str]:
 
 
 def _elsewhere(topic: str) -> str | None:
-    """What explains a word that is no topic: a code or a command."""
+    """The hint for a word that is not a topic: a code or a command."""
     from gymdata.rollouts.violations import CODES
 
     from .main import COMMANDS

@@ -29,7 +29,7 @@ def export(
 
     format = settings.format
     done = run(path, output, format, overwrite=overwrite, workers=settings.workers, command=command_words())
-    # The table tells people what is lost; a script that reads stdout may log this.
+    # The table shows people what is lost; a script that reads stdout may log this.
     for what, n in done.lost.items() if json else ():
         note(f"{format} cannot hold: {what} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")
     return finish(done, "export", json=json)

@@ -78,7 +78,7 @@ def finetune(
 
 
 def rewrite(words: list[str]) -> list[str]:
-    """``-o KEY VALUE`` as ``-o KEY=VALUE``: the parser knows no option with two values that can be repeated."""
+    """``-o KEY VALUE`` as ``-o KEY=VALUE``: the parser has no repeatable option with two values."""
     left, found = list(words), []
     while left:
         word = left.pop(0)
@@ -108,7 +108,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 class LiveTable:
-    """Who watches the loop: on a terminal a live table of epochs, elsewhere a line a stage and an epoch."""
+    """Displays the loop: on a terminal a live table of epochs, elsewhere a line per stage and epoch."""
 
     def __init__(self) -> None:
         self._rows: list[Mapping[str, Any]] = []
@@ -122,12 +122,12 @@ class LiveTable:
         if self._live is not None:
             self._doing = ""
             self._refresh()
-            # What ended in its first epoch has nothing to show but the error that follows.
+            # A run that ended in its first epoch has only the error to show.
             self._live.transient = not self._rows
             self._live.stop()
 
     def _start(self) -> None:
-        """The table comes with the first stage: what is wrong with the configuration is told without one."""
+        """The table appears with the first stage: errors in the configuration are shown without it."""
         if self._live is None and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -193,7 +193,7 @@ def _short(value: float | None) -> str:
 
 
 def _thousands(value: int | None) -> str:
-    """84,123 as 84.1k: a live table is looked at, the exact number is in metrics.jsonl."""
+    """84,123 as 84.1k, for the live table; the exact number is in metrics.jsonl."""
     if value is None or value < 10_000:
         return "–" if value is None else f"{value:,}"
     return f"{value / 1e3:,.1f}k" if value < 1e6 else f"{value / 1e6:,.1f}M"
@@ -226,7 +226,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a log's line tells of an epoch."""
+    """The cells of an epoch, as in a log line."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
     return [
         ("epoch", str(row["epoch"])),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Short names, which are the same in every command.
 SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "concurrency": "-c"}
-#: What stands for a value in ``--help`` where its type says too little.
+#: Metavars in ``--help`` of settings whose type says too little.
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
@@ -37,7 +37,7 @@ METAVARS = {
     "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
     "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip
-#: The widest line of ``--help`` that a list of choices may fill; longer lists stand in the text.
+#: The widest list of choices as a metavar in ``--help``; longer lists are part of the text.
 _WIDEST = 76
 
 RunFiles = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
@@ -76,7 +76,7 @@ def with_flags(
     """The command's function with an option for each setting in the place of its parameter ``settings``, which gets them.
 
     A parameter that has the name of a setting gives that setting, one of ``keys`` the setting named there. ``names``:
-    options that are not called as their setting. ``file``: with ``--config`` and ``--set``.
+    options whose names differ from their settings. ``file``: with ``--config`` and ``--set``.
     """
 
     def decorate(body: Body) -> Body:
@@ -108,7 +108,7 @@ def with_flags(
 
 
 def ray_here(argv: list[str]) -> list[str]:
-    """``--ray`` without an address is Ray on this machine: the parser has no option with or without a value."""
+    """``--ray`` without an address is Ray on this machine: the parser has no option with an optional value."""
 
     def bare(after: str) -> bool:
         return not after or after.startswith("-") or (not is_address(after) and ("/" in after or Path(after).exists()))
@@ -118,7 +118,7 @@ def ray_here(argv: list[str]) -> list[str]:
 
 
 def with_common(body: Body, *, reads: bool) -> Body:
-    """The command's function with what every command takes. ``reads``: it reads sealed files."""
+    """The command's function with the options of every command. ``reads``: it reads sealed files."""
     parameters = inspect.signature(body, eval_str=True).parameters
 
     def run(verbose: bool, log_level: str | None, allow_changed: bool = False, **given: Any) -> Any:
@@ -159,7 +159,7 @@ def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
         label = f"<{'|'.join(choices)}>"
         if len(f"{', '.join(names)} {label}") > _WIDEST:
             label, text = name.upper(), f"{text} One of {', '.join(choices)}."
-        # The settings check it, so that a file, --set and a flag take the same spellings and answer alike.
+        # The settings check it, so that a file, --set and a flag accept the same values and give the same errors.
         hint = str
     elif name == "reward" and hint == list[str]:
         label = "SPEC"
@@ -167,7 +167,7 @@ def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
 
 
 def _completing(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """What a shell offers for the beginning of a choice."""
+    """The completions of a choice."""
     return (lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]) if choices else None
 
 

@@ -1,4 +1,4 @@
-"""What agents and editors read: SKILL.md and llms.txt made from the topics, and JSON Schemas of ``--config`` files."""
+"""Files for agents and editors: SKILL.md and llms.txt made from the topics, and JSON Schemas of ``--config`` files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def config_schema(command: str) -> dict[str, Any]:
     if command not in known:
         raise UsageError.unknown_choice("command with a --config file", command, [*known, "finetune"])
     made = known[command][0].model_json_schema(by_alias=True)
-    # What a file leaves out, the command line gives.
+    # Required settings may come from the command line instead.
     made.pop("required", None)
     if command.startswith("train-"):
         made["additionalProperties"] = True

@@ -47,7 +47,7 @@ def _show(report: LsReport) -> None:
         for o in report.outputs
     ]
     names = ("path", "kind", "rows", "MB", "changed (UTC)", "state", "parents")
-    # Paths that are folded cannot be copied: on a narrow terminal what matters least is left out.
+    # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
     for count in range(len(_SPARED) + 1):
         kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]
         shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]

@@ -32,11 +32,13 @@ from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
 from gymdata.workers.tuning import rare_collections
 
-from .console import answered, command_words, emit_json, note, remember_command
+from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
 from .flags import with_common
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymdata.progress import Level
 
 _LOG = logging.getLogger("gymdata")
@@ -167,7 +169,7 @@ def _name(argument: Any) -> str:
 
 def _refuse_twice(option: Any, values: list[Any]) -> None:
     if option.is_flag:
-        # Said twice, a flag means what it means; on and off exclude each other.
+        # A repeated flag is harmless; on and off exclude each other.
         names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
         values = [names[value] for value in dict.fromkeys(values)]
     if len(values) > 1:
@@ -177,8 +179,8 @@ def _refuse_twice(option: Any, values: list[Any]) -> None:
 
 
 def build(command: str | None) -> typer.Typer:
-    """The application with ``command`` in full and alone; where that is no command all are named, and nothing they need is
-    loaded."""
+    """The application with ``command`` in full and alone; for anything else all commands are listed, and none of their
+    modules is loaded."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
@@ -201,7 +203,8 @@ def build(command: str | None) -> typer.Typer:
 
 
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
-    """The words as the parser takes them: a command's module may have a ``rewrite`` for what it has no form for."""
+    """The words as the parser takes them: a command's module may have a ``rewrite`` for syntax that the parser does not
+    support."""
     if command not in COMMANDS:
         return argv
     rewrite = getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), "rewrite", None)
@@ -209,7 +212,7 @@ def rewritten(command: str | None, argv: list[str]) -> list[str]:
 
 
 def _named_only() -> None:
-    """Stands for a command in the list of commands."""
+    """A placeholder of a command in the list of commands."""
 
 
 def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version.")] = False) -> None:
@@ -220,28 +223,18 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
         raise typer.Exit
 
 
-#: Made with nanobind, or loading what is (torch: vLLM's grammars).
-_COUNTING = {"duckdb", "torch"}
-
-
 def run() -> None:
     """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
     _open_streams()
-    # Plugins of pydantic, which would be looked for in the metadata of every installed package, have nothing to do here.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     with rare_collections():
-        try:
-            sys.exit(main(sys.argv[1:]))
-        finally:
-            # Modules and classes live until here, and Python would search all of them for cycles once more: with the
-            # searches while they are loaded, a fifth of a short command's time. Libraries that count their objects would
-            # complain of those that are left.
-            if _COUNTING.isdisjoint(sys.modules):
-                gc.freeze()
+        # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
+        # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
+        sys.exit(main(sys.argv[1:], loaded=gc.freeze))
 
 
 def _open_streams() -> None:
-    """What the caller closed (``>&-``) is the null device: else a data file would get its number, and what is printed."""
+    """Opens streams that the caller closed (``>&-``) on the null device: else a data file would get their number, and
+    the printed output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -250,17 +243,17 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
 
 
-def main(argv: list[str]) -> int:
-    """Run one command; returns its exit code. A traceback is shown only with ``-v``.
+def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
+    """Run one command; returns its exit code. A traceback is shown only with ``-v``. ``loaded`` is called before it starts.
 
-    What readers had to leave out is said on stderr when it is found, and makes an exit code of 0 into 1.
+    What readers had to leave out is reported on stderr, and changes an exit code of 0 to 1.
     """
     remember_command(argv)
     start_logging(_log_level(argv), verbose="-v" in argv or "--verbose" in argv)
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
         with reading(report=lambda line: note(f"warning: {line}")) as found:
-            code = _main(argv)
+            code = _main(argv, loaded)
         code = code or (EXIT_FAULTS if found.damage else EXIT_OK)
         _LOG.info("ended with exit code %d", code, extra={"printed": True})
         return code
@@ -269,21 +262,23 @@ def main(argv: list[str]) -> int:
 
 
 def _log_level(argv: list[str]) -> Level | None:
-    """Logging starts before the parser, which refuses a level that is none."""
+    """Logging starts before the parser, which then refuses an unknown level."""
     words = [part for word in argv for part in word.split("=", 1)]
     given = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
     return next((level for level in LEVELS if level in given[:1]), None)
 
 
-def _main(argv: list[str]) -> int:
+def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
     command = next((word for word in words or _completed() if not word.startswith("-")), None)
     try:
-        result: Any = build(command)(args=rewritten(command, words), standalone_mode=False, prog_name="gymdata")
+        app, words = build(command), rewritten(command, words)
+        loaded()
+        result: Any = app(args=words, standalone_mode=False, prog_name="gymdata")
         if result != EXIT_INTERRUPTED:
             return result if isinstance(result, int) else 0
-        # Typer makes this, without a word, of a Ctrl-C that the command did not answer itself.
+        # Typer raises this, without a message, for a Ctrl-C that the command did not handle.
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
     except typer.Exit as stop:
@@ -301,26 +296,26 @@ def _main(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
-    except Exception as caught:  # noqa: BLE001 - the last resort: a defect of ours becomes one line, and -v shows it whole
+    except Exception as caught:  # noqa: BLE001 - the last resort: a defect becomes one line, and -v shows the traceback
         error = caught if isinstance(caught, GymdataError) else _of_python(caught)
-        # A defect is kept whole where there is a log; what a person can mend is one line.
+        # The log gets the whole traceback of a defect; an error that a user can fix is one line.
         level = logging.DEBUG if isinstance(caught, GymdataError) else logging.ERROR
         _LOG.log(level, "%s", type(caught).__name__, exc_info=True, extra={"printed": not verbose})
     if "--json" in argv and not answered():
         emit_json({"error": error.to_dict()})
     shown = "interrupted" if error.exit_code == EXIT_INTERRUPTED else f"error: {error}"
-    sys.stderr.write(f"{printable(shown)}\n")
+    sys.stderr.write(f"{folded(printable(shown), sys.stderr)}\n")
     printed(shown.removeprefix("error: "), logging.ERROR)
     return error.exit_code
 
 
 def _completed() -> list[str]:
-    """The words of a command line that a shell asks to complete."""
+    """The words of a command line that a shell wants to complete."""
     return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def _of_parser(refused: Any, command: str | None) -> UsageError:
-    """What the parser refuses, in the words of ours."""
+    """The parser's errors with gymdata's wording."""
     faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
     where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
     hint = " ".join(["gymdata", *([command] if command in COMMANDS else []), "--help"])
@@ -350,7 +345,7 @@ def _trainers_with(option: str) -> str | None:
 
 
 def _of_python(caught: Exception) -> GymdataError:
-    """What Python raised: a full disk, no memory, a missing module, or a defect."""
+    """An exception of Python as an error: a full disk, no memory, a missing module, or a defect."""
     error: GymdataError | None = None
     if isinstance(caught, MemoryError) or (isinstance(caught, OSError) and caught.errno == errno.ENOMEM):
         # Python's, numpy's, Arrow's, or the system's.

@@ -57,7 +57,7 @@ def query(
     if list_:
         _list_saved(json)
         return
-    sql, paths = _told_apart(words, shell)
+    sql, paths = _split_words(words, shell)
     if shell:
         _shell(paths)
         return
@@ -92,8 +92,8 @@ def _list_saved(json: bool) -> None:
         say("    " + sql.replace("\n", "\n    "))
 
 
-def _told_apart(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
-    """The statement and the paths, which may stand in either order. A word that is a file or folder is a path; of the
+def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
+    """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.errors import UsageError
     from gymdata.query.saved import saved
@@ -104,7 +104,7 @@ def _told_apart(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     statements = [word for word in others if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
     if not statements and len(others) == 1 and paths and not shell:
         statements = others
-    # A path that is not there is named by whoever looks for it.
+    # The readers report a missing path.
     paths = [word for word in words if word not in statements]
     if shell and statements:
         raise UsageError("--shell takes paths; the SQL is typed at its prompt")
@@ -140,7 +140,7 @@ def _shell(paths: Sequence[Path]) -> None:
 
 
 def _show_whole(reader: pa.RecordBatchReader) -> None:
-    """Every value as it is, one below the other; conversations message by message."""
+    """Every value in full, one below the other; conversations message by message."""
     from gymdata.query.types import python_values
 
     names, number = reader.schema.names, 0
@@ -179,7 +179,7 @@ def _show(reader: pa.RecordBatchReader) -> None:
     names, terminal = reader.schema.names, sys.stdout.isatty()
     width = room_beside(names)
     rows: list[list[object]] = []
-    # The same rows for one value a line, which may have more room than a cell.
+    # The same rows with one value per line, which may have more room than a cell.
     longer: list[list[object]] = []
     total = 0
     for batch in reader:

@@ -14,7 +14,7 @@ from .flags import Json, with_flags
 if TYPE_CHECKING:
     from gymdata.score.run import ScoreSummary
 
-#: Flips shown as text; --json has them all.
+#: Flips listed in the text output; --json has all.
 _SHOWN = 20
 
 

@@ -13,16 +13,16 @@ import typer
 from gymdata.errors import counted, printable
 from gymdata.validate.settings import ValidateConfig
 
-from .console import command_words, emit_json, facts, finish, grid, note, paragraphs
+from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
     from gymdata.rollouts.repair import FixReport
     from gymdata.rollouts.violations import ValidationReport, Violation
 
-#: Errors shown of each code before the rest is only counted.
+#: Errors shown per code; others are only counted.
 SHOWN = 50
-#: Warnings shown of each code; a group that is often of one mind would bury everything else.
+#: Warnings shown per code; groups with equal rewards can be so many that they would bury everything else.
 SHOWN_WARNINGS = 3
 
 
@@ -112,7 +112,7 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     shown = listed if everything else _worth_a_line(listed)
     lines = _line_numbers(shown, report.path)
     for violation in shown:
-        print(_line(violation, report.path, lines))
+        print(folded(_line(violation, report.path, lines), sys.stdout, 10))
         if violation.evidence is not None:
             print(_windows(violation.evidence))
     if len(listed) > len(shown):

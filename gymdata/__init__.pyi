@@ -410,7 +410,7 @@ def experience(
     estimator: Advantage estimator; with --teacher alone: teacher.
     pass_k: Attempts of which one must succeed, for pass-at-k.
     reward_parts: Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward).
-    step_weight: Weight of the advantage of a turn beside that of the rollout, in gigpo.
+    step_weight: Weight of a turn's advantage relative to its rollout's, in gigpo.
     baseline_decay: Decay of the running baseline of each agent, in rae.
     reward: Named reward or re-scoring to use (default: the total reward).
     rewards: Rewards to use: the outcome on the last generated token, steps on the last of each turn, or both.
@@ -657,7 +657,7 @@ def report(
     png: str | Path | None = None,
     threshold: float = 0.5,
 ) -> ReportPage:
-    """What the run, stage or model folder at ``path`` amounts to; with ``other``, how that compares on the same tasks.
+    """Report on the run, stage or model folder at ``path``; with ``other``, compare the two on the same tasks.
 
     Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
     (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
@@ -728,8 +728,8 @@ def serve(
     tool_parser: str = "auto",
     engine: Mapping[str, Any] = ...,
 ) -> None:
-    """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` hears
-    when it answers, and what to run then. With ``dry_run`` only the line is shown.
+    """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` is
+    called when it answers, with the next command. With ``dry_run`` only the line is shown.
 
     Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not, OutsideError when the address
     is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM ended it.
@@ -799,8 +799,8 @@ def serve_genrm(
     max_responses: int = 256,
     max_waiting: int = 16384,
 ) -> None:
-    """Serve /compare, /verify, /health and /metrics until a signal comes, which whoever waits is answered. ``say`` hears
-    the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
+    """Serve /compare, /verify, /health and /metrics until a signal arrives; waiting requests are then answered. ``say``
+    gets the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
 
     Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
     folder, OutsideError when the address is taken or the judge cannot be started.
@@ -920,7 +920,7 @@ def train_dpo(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
     ref: Reference logprobs: model (computed) or saved (the sampler's).
     pair_weights: Weight the loss of each pair with its weight.
@@ -945,6 +945,7 @@ def train_kto(
     shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
+    reward: str | None = None,
     target_agents: Sequence[str] = (),
     target_model: str | None = None,
     keep_duplicates: bool = False,
@@ -965,8 +966,9 @@ def train_kto(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
+    reward: Named reward or re-scoring to choose by (default: the total reward).
     target_agents: Train only the turns of these agents: a,b.
     target_model: Train only the rollouts of this policy.
     keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
@@ -1011,7 +1013,7 @@ def train_reward(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
     split: Share of tasks whose pairs are held out for evaluation.
     pair_weights: Weight the loss of each pair with its weight.
@@ -1064,7 +1066,7 @@ def train_rl(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     loss: Policy loss: ppo_clip, cispo, tis_reinforce, tis_sequence, mis, icepop, gspo, gmpo, dppo_tv, dppo_kl,
         sapo, topr, asymre, opmd, dro, oapl, awr, filtered_bc, or path.py:function; its settings are keys of --set.
     kl_beta: Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.
@@ -1100,6 +1102,7 @@ def train_sft(
     shard_model: bool = False,
     prefix_sharing: Literal["auto", "on", "off"] = "auto",
     allow_rendered: bool | None = None,
+    reward: str | None = None,
     target_agents: Sequence[str] = (),
     target_model: str | None = None,
     keep_duplicates: bool = False,
@@ -1123,8 +1126,9 @@ def train_sft(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     allow_rendered: Train token IDs that were rendered from text, not sampled (T213).
+    reward: Named reward or re-scoring to choose by (default: the total reward).
     target_agents: Train only the turns of these agents: a,b.
     target_model: Train only the rollouts of this policy.
     keep_duplicates: Keep rows with identical token IDs, mask and label (default: drop them).
@@ -1172,7 +1176,7 @@ def train_value(
     machine_rank: Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config).
     shard_model: Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2).
     prefix_sharing: Run what the sequences of a batch begin with once, and batch rollouts of a task together.
-    trainer: Settings of the library's trainer, which may also stand beside ours.
+    trainer: Settings of the library's trainer, which may also be keys of the file itself.
     split: Share of tasks whose returns are held out for evaluation.
     value_clip: Clip the change from the values of the file to [−C, C] (PPO).
     annotate: Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).
@@ -1196,7 +1200,7 @@ def view(
 ) -> None:
     """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
 
-    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json means the runs in it.
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
 

@@ -65,7 +65,7 @@ class GroupStats:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an epoch learns from, and why the rest was left out (task ids, in the order of selection)."""
+    """The groups that an epoch learns from, and the reasons for the others (task ids, in the order of selection)."""
 
     included: tuple[str, ...]
     left_out: Mapping[str, str]

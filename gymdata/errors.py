@@ -1,10 +1,10 @@
 """Every error that gymdata raises on purpose, the wording of each, and what is shown of a URL.
 
-Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit
-code that the command line ends with; a fault from outside names the outside system that it came from. Callers build
-errors through the named constructors, so that one fault has one wording. Of a URL nobody is shown a user
-name, a password, a value of its query string or a fragment: errors, run.json, settings of child processes and messages all
-use ``redacted``, so that a key in a URL is nowhere but in the request.
+Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit code
+that the command line ends with; a fault from outside names the outside system that it came from. Callers build errors
+through the named constructors, so that one fault has one wording. The user name, password, query values and fragment of
+a URL are never shown: errors, run.json, settings of child processes and messages all use ``redacted``, so that a key in
+a URL appears only in the request.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gymdata.installed import NAME, install_command, update_advice
 
 HIDDEN = "***"
 _URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
-#: What follows a URL in a sentence.
+#: Punctuation that may follow a URL in a sentence.
 _PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
-#: Stands for a value that a child process finds in its environment.
+#: Replaces a secret, whose value a child process finds in its environment.
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
 
 
@@ -104,8 +104,8 @@ BROUGHT_BY = {
 }
 
 
-#: What a terminal acts on: control characters, bidirectional marks and overrides, separators, invisible tags, and lone
-#: surrogates, which cannot be written. Joiners stay, for scripts and emoji need them.
+#: What a terminal interprets: control characters, bidirectional marks and overrides, separators, invisible tags, and
+#: lone surrogates, which cannot be written. Joiners stay, for scripts and emoji need them.
 ACTS = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff"
     "\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
@@ -113,24 +113,26 @@ ACTS = re.compile(
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    """``text`` for a terminal: what it would act on is written as an escape (``\\x1b``, ``\\u202e``), so that data cannot
-    colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are escaped, too."""
+    """``text`` for a terminal: what it would interpret is written as an escape (``\\x1b``, ``\\u202e``), so that data
+    cannot colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are
+    escaped, too."""
     text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), shown(text))
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def plural(value: int, noun: str, several: str | None = None) -> str:
-    """``noun`` for one, ``several`` (with an s added, where it is not given) for any other number."""
+    """``noun`` for 1, ``several`` (default: ``noun`` with an s) for any other number."""
     return noun if value == 1 else several or f"{noun}s"
 
 
 def counted(value: int, noun: str, several: str | None = None) -> str:
-    """A number with its noun, and what must agree with it: ``3 rollouts``, ``1 rollout has``."""
+    """A number with its noun, and a verb that agrees if given: ``3 rollouts``, ``1 rollout has``."""
     return f"{value:,} {plural(value, noun, several)}"
 
 
 def json_kind(value: object) -> str:
-    """What JSON calls a value: null, boolean, number, text, list, object. Others keep the name of their class."""
+    """The JSON type of a value, for messages: null, boolean, number, text, list or object. Others keep their class
+    name."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "text"), (list, "list")):
@@ -140,8 +142,8 @@ def json_kind(value: object) -> str:
 
 
 def json_value(value: object) -> str:
-    """A value as a message names it: ``null``, ``true``, ``number 5``, the beginning of a ``text``; a list and an object
-    without what is in them."""
+    """A value for messages: ``null``, ``true``, ``number 5``, ``text`` with its first 60 characters; of a list or an
+    object only the type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     shown = isinstance(value, (str, int, float))
@@ -223,8 +225,8 @@ class UsageError(GymdataError):
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
-        """``extra``: of pyproject.toml, or several ("train,tensorboard"); ``engine`` stands for the one that this
-        machine can run, ``cpu`` or ``vllm``."""
+        """``extra``: of pyproject.toml, or several ("train,tensorboard"); ``engine`` means the one that this machine
+        can run, ``cpu`` or ``vllm``."""
         hint = install_command(extra.replace("engine", "cpu"))
         if "engine" in extra:
             hint += f"   (on a machine with a GPU: {install_command(extra.replace('engine', 'vllm'))})"
@@ -251,7 +253,7 @@ _TRAINED_BY = {
 
 
 def _instead(path: Path | str, held: str, wanted: str) -> str | None:
-    """What to do where a table is ``held`` and another one ``wanted``."""
+    """What to do when a table is ``held`` and another one ``wanted``."""
     of, it = (str(path), "of them") if held == "rollouts" else ("RUN", "of the rollouts of a run")
     made = f"`gymdata {_MADE_BY[wanted]} {of}` makes {wanted} {it}" if wanted in _MADE_BY else None
     reads = None if held == "rollouts" and made else _TRAINED_BY.get(held)
@@ -287,7 +289,7 @@ class DataError(GymdataError):
 
     @classmethod
     def unknown_id(cls, path: Path | str, what: str, got: str, known: Sequence[str]) -> DataError:
-        """A row was asked for by an id that no row has."""
+        """No row has the requested id."""
         near = difflib.get_close_matches(got, known, n=1)
         table = {"pair_id": "pairs"}.get(what, "rollouts")
         listing = f"`gymdata query 'SELECT {what} FROM {table}' {path}` lists them"
@@ -347,7 +349,7 @@ class DataError(GymdataError):
 
     @classmethod
     def unwritable_row(cls, where: str, format: str, why: str) -> DataError:
-        """A row that another project's format has no form for; a fault of the data."""
+        """A row that another project's format cannot represent; a fault of the data."""
         error = cls(
             f"{where}: cannot be written as {format}: {why}",
             hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
@@ -515,7 +517,7 @@ class StoreError(GymdataError):
 
     @classmethod
     def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
-        """What the operating system refused while ``path`` was written."""
+        """An error of the operating system while ``path`` was written."""
         if error.errno == errno.ELOOP:
             return cls.link(path)
         return cls.disk(path, error.strerror or str(error), journaled=journaled)
@@ -538,8 +540,8 @@ class StoreError(GymdataError):
 class OutsideError(GymdataError):
     """An outside system failed. ``system`` is one of engine, environment, hub, reward, judge, trainer, worker.
 
-    ``reason`` is the message without the name of the system. It may quote anything; lone surrogates in it, which no file
-    can hold, become question marks.
+    ``reason`` is the message without the name of the system. It may quote any text; lone surrogates in it, which no
+    file can hold, become question marks.
     """
 
     kind = "outside"
@@ -567,7 +569,7 @@ class OutsideError(GymdataError):
         self.fatal = fatal
         #: The same request would be refused again, whenever it is made.
         self.final = final
-        #: What an HTTP server answered with.
+        #: The HTTP status of the answer.
         self.status = status
 
     def to_dict(self) -> dict[str, object]:
@@ -671,7 +673,7 @@ def needs(extra: str) -> Iterator[None]:
             named = named.__cause__
         module = str(getattr(named, "name", NAME))
         if module.partition(".")[0] == NAME:
-            raise  # A module of ours: that is a defect, which no extra mends.
+            raise  # A missing module of gymdata is a defect, which no extra fixes.
         raise UsageError.missing_extra(module, extra) from error
 
 
@@ -684,6 +686,6 @@ def nearest_beside(path: Path) -> str | None:
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:
-    # What was given itself is no better a suggestion than it was the first time.
+    # The path itself is not a suggestion.
     match = difflib.get_close_matches(got, [name for name in known if name != got], n=1, cutoff=0.6)
     return f"did you mean {match[0]!r}?" if match else None

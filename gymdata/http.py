@@ -1,9 +1,9 @@
 """JSON over HTTP to the outside systems: engines, judges, environments. One place for time limits, retries and wording.
 
-Invariants: every request ends within its time limit; a passing fault (429, 408, 5xx, a broken connection, an
-answer that cannot be read) is tried again a bounded number of times with growing pauses, no earlier than ``Retry-After``
-asks, and is then raised as the fault of the named system; no fault ever comes back as an answer. A server that cannot be
-reached is waited for as long as was asked, all requests together.
+Invariants: every request ends within its time limit; a passing fault (429, 408, 5xx, a broken connection, an answer
+that cannot be read) is tried again a bounded number of times with growing pauses, no earlier than ``Retry-After`` asks,
+and is then raised as the fault of the named system; no fault ever comes back as an answer. The wait for a server that
+cannot be reached is limited over all requests together.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _OUTAGE_PAUSE_S = 2.0
 _MAX_HANGS = 2
 #: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
 _SHORTEST_SECRET = 6
-#: More than an answer has whose length nobody asked for: lists of models, tool results, verdicts.
+#: Bytes beyond any sensible answer whose length no request sets: lists of models, tool results, verdicts.
 ORDINARY_BYTES = 16 << 20
-#: Of an answer that is a refusal, only the beginning is read.
+#: Bytes that are read of a refusal.
 _REFUSAL_BYTES = 64 << 10
 
 
@@ -50,7 +50,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: only statuses that the caller takes as answers."""
+    """An answer with a status that the caller accepts."""
 
     status: int
     raw: bytes
@@ -63,9 +63,9 @@ class Reply:
 class HttpClient:
     """Requests to one base URL (its query goes along with each) on behalf of ``system`` (engine, judge, environment).
 
-    ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set wins.
-    ``requests`` and ``retries`` count tries. ``notice`` hears at once, and once, that nobody answers there, and for how long
-    that is retried.
+    ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set
+    wins. ``requests`` and ``retries`` count tries. ``notice`` is called once, at the first failure to connect, with how
+    long that is retried.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class HttpClient:
         self.pause_s = pause_s
         self.advice = advice or Advice()
         self.requests = self.retries = 0
-        #: Seconds that a server is waited for which cannot be reached; 0: as long as any other fault is retried.
+        #: Seconds to wait for a server that cannot be reached; 0: retried like any other fault.
         self.wait_s = 0.0
-        #: Hears of an outage, once, and of its end: None, then how many seconds it took.
+        #: Called once per outage with None, and at its end with its seconds.
         self.on_outage: Callable[[float | None], None] = lambda _: None
         self._down_since: float | None = None
         self._key_names = key_names
@@ -130,7 +130,7 @@ class HttpClient:
         cookies: dict[str, str] | None = None,
         most_bytes: int = ORDINARY_BYTES,
     ) -> T:
-        """What ``read`` makes of the JSON object that is answered. ``read`` may raise a retryable OutsideError."""
+        """``read`` applied to the JSON object of the answer. ``read`` may raise a retryable OutsideError."""
 
         def take(reply: Reply) -> T:
             answer = _loads(reply.raw)
@@ -156,14 +156,15 @@ class HttpClient:
         cookies: dict[str, str] | None = None,
         most_bytes: int = ORDINARY_BYTES,
     ) -> T:
-        """What ``take`` makes of a reply whose status ``is_answer``, after at most ``retries`` more tries.
+        """``take`` applied to a reply whose status ``is_answer``, after at most ``retries`` more tries.
 
-        Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke) is
-        not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: what the answer to
-        this request can sensibly have; a longer one is not read to its end and is a fault.
+        Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke)
+        is not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: the largest
+        sensible answer to this request; a longer one is a fault, and not read to its end.
         """
-        # tenacity and stamina know tries and pauses, but no limit of one kind of fault (hangs) beside that of all, so their
-        # predicates would carry the same state; the loop below is what their hooks for Retry-After and counting would be.
+        # tenacity and stamina know tries and pauses, but no limit for one kind of fault (hangs) besides that of all, so
+        # their predicates would carry the same state; the loop below is what their hooks for Retry-After and counting
+        # would be.
         retries = self.max_retries if retries is None else retries
         timeout_s = timeout_s or self.timeout_s
         hangs = attempt = 0
@@ -191,7 +192,7 @@ class HttpClient:
                 await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, timeout_s)))
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
+        """From now on wait for a server that cannot be reached; ``say`` is called once per outage."""
 
         def outage(took: float | None) -> None:
             span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
@@ -227,7 +228,7 @@ class HttpClient:
         return OutsideError(self.system, f"the server's answer is not {expected}: got {body!r}", retryable=True)
 
     def _without_secrets(self, text: str) -> str:
-        """A server may quote the address that it was asked at."""
+        """The text without secrets, because a server may quote the request's address."""
         for secret in self.address.secrets:
             text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST_SECRET else text
         return text
@@ -262,7 +263,7 @@ class HttpClient:
                 answers = is_answer(response.status)
                 raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
                 if not whole:
-                    response.close()  # the rest is not read, so the connection is of no more use
+                    response.close()  # the rest is not read, so the connection cannot be reused
                 if answers and not whole:
                     raise OutsideError(
                         self.system,
@@ -310,7 +311,7 @@ class HttpClient:
 
 
 async def _read(response: Any, most: int) -> tuple[bytes, bool]:
-    """(what was answered, whether that is all of it): at most about ``most`` bytes are held."""
+    """(the body, whether it is complete): at most about ``most`` bytes are held."""
     if (response.content_length or 0) > most:
         return b"", False
     parts: list[bytes] = []

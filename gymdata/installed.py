@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
     """The command that adds ``extra`` ("train", or several: "train,tensorboard") to this copy, quoted for a shell.
 
-    ``package``, ``dist``: the folder and the distribution to speak of, in place of the running ones.
+    ``package``, ``dist``: the folder and the distribution, in place of the running ones.
     """
     if (checkout := _checkout(package)) is not None:
         return f"pip install -e {shlex.quote(f'{_short(checkout)}[{extra}]')}"
@@ -35,7 +35,7 @@ def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution 
 
 
 def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
-    """What brings a newer gymdata than this copy."""
+    """The command that updates this copy."""
     if (checkout := _checkout(package)) is not None:
         return f"git -C {shlex.quote(_short(checkout))} pull"
     source = _source(dist or _distribution(), pinned=False)
@@ -50,7 +50,7 @@ def checkout() -> Path | None:
 
 
 def _checkout(package: Path) -> Path | None:
-    """The checkout that the running package lies in; None for an installed copy."""
+    """The checkout that contains the running package; None for an installed copy."""
     project = package.parent / "pyproject.toml"
     try:
         return package.parent if f'\nname = "{NAME}"\n' in project.read_text(encoding="utf-8") else None
@@ -80,7 +80,7 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
     if url.scheme == "file" and "vcs_info" not in kept:
         path = Path(unquote(url.path))
         return str(path) if path.exists() else None
-    # A password in a URL is never repeated.
+    # A password in a URL is never shown.
     plain = urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2]))
     if "vcs_info" not in kept:
         return plain
@@ -91,7 +91,7 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
 
 
 def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:
-    """What the extras need, other extras of gymdata that they name included."""
+    """The requirements of the extras, including those of other extras that they name."""
     found: dict[str, None] = {}
     for line in (dist.requires if dist is not None else None) or []:
         needed, _, marker = (part.strip() for part in line.partition(";"))

@@ -1,8 +1,8 @@
-"""What a running command reports to whoever watches, and the log of a run folder, which keeps it.
+"""Progress of a running command, and the log of a run folder.
 
-The log has the command, what it printed on stderr, and how it ended, each line with its time and level. Invariants: it is no
-part of a run: no file list, hash, identity, resume or export knows it; a command never fails because of its log; nothing is
-written to a folder before it is an output; secrets of URLs are not in it.
+The log has the command, what it printed on stderr, and how it ended, each line with its time and level. Invariants: the
+log is not part of a run: not of its file list, hash, identity, resume or export; a command never fails because of its
+log; nothing is written to a folder before it is an output; secrets of URLs are not in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIGURES = {
 
 
 class Progress(Protocol):
-    """What a stage tells whoever watches. Never raises.
+    """Receives the progress of a stage. Never raises.
 
     ``update`` takes running totals (done, total, tokens, failures, …) and the latest of ``FIGURES``.
     """
@@ -75,7 +75,7 @@ def start_logging(level: Level | None, *, verbose: bool = False) -> None:
     console = logging.StreamHandler()
     console.setLevel(shown.upper())
     console.setFormatter(_Line("%(message)s"))
-    # What was printed need not be printed again.
+    # Printed records go to the files alone.
     console.addFilter(lambda record: not getattr(record, "printed", False))
     _LOGGER.handlers = [console, _Folders(kept.upper())]
     _LOGGER.setLevel(min(logging.getLevelNamesMapping()[name.upper()] for name in (shown, kept)))
@@ -98,15 +98,15 @@ def printed(text: str, level: int = logging.INFO) -> None:
 
 
 def log_to(folder: Path, *, once: str = "run.json") -> None:
-    """From now on this folder's log gets what is recorded, too, ``once`` that file is there. No effect where no command
-    configured logging."""
+    """From now on records also go to this folder's log, as soon as the file ``once`` exists in it. No effect where no
+    command configured logging."""
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Folders):
             handler.add(folder, once)
 
 
 def leave_log(folder: Path) -> None:
-    """The folder is done; that of the command itself gets the rest as well."""
+    """Stop logging to a folder; later records go to the command's own folder."""
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Folders):
             handler.leave(folder)
@@ -180,7 +180,7 @@ class _File(logging.handlers.RotatingFileHandler):
         self.begin()
 
     def begin(self) -> None:
-        """Write what waits, if the folder is an output of ours by now."""
+        """Write waiting records, once the folder is an output of gymdata."""
         if self._waiting is None or self._broken or not (self._folder / self._once).is_file():
             return
         waiting, self._waiting = self._waiting, None
@@ -196,7 +196,7 @@ class _File(logging.handlers.RotatingFileHandler):
         super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - as logging calls it
-        """A log that cannot be written ends nothing but itself."""
+        """A log that cannot be written is closed; the command continues."""
         self._broken = True
         error = sys.exc_info()[1]
         reason = getattr(error, "strerror", None) or error

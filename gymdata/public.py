@@ -1,5 +1,5 @@
-"""What public functions share: the first argument (a path, or several; anything else gets one sentence), and what their
-results can do."""
+"""Shared by the public functions: the first argument (a path, or several; anything else gets one sentence), and what
+their results can do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wrong_argument(value: Any, function: str, expected: str) -> UsageError:
 
 
 def described(value: Any) -> str:
-    """What a value is, in a few words: ``the int 3``, ``a DataFrame of pandas``."""
+    """A short description of a value: ``the int 3``, ``a DataFrame of pandas``."""
     if value is None:
         return "None"
     kind = type(value)
@@ -68,8 +68,8 @@ def described(value: Any) -> str:
 
 
 def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
-    """A ``rate`` (``of`` so many) with its 95 % interval (``ci95``), for people; a dash where there is none. A single task
-    has a rate and no interval: its bounds are NaN, in files null."""
+    """A ``rate`` (of ``of`` items) with its 95 % interval (``ci95``), for people; a dash for no rate. A single task has
+    a rate and no interval: its bounds are NaN, in files null."""
     if found["rate"] is None:
         return "–"
     bounds = [100 * end for end in found["ci95"] or () if end is not None and not math.isnan(end)]
@@ -79,7 +79,8 @@ def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
 
 
 class Report(Protocol):
-    """What a command's function returns, a dataclass: the summary table, ``--json`` and the exit code are made of it."""
+    """The result of a command's function, a dataclass: the summary table, ``--json`` and the exit code are derived from
+    it."""
 
     @property
     def ok(self) -> bool:
@@ -88,7 +89,7 @@ class Report(Protocol):
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with: 0, or 1 where it is not ``ok``; 130 after an interruption."""
+        """The exit code of the command: 0, or 1 where it is not ``ok``; 130 after an interruption."""
         return EXIT_OK if self.ok else EXIT_FAULTS
 
     def to_dict(self) -> dict[str, Any]:

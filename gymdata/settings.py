@@ -21,9 +21,9 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.urls import expanded
 
-#: Setting → what it needs beside it (or what must not be there), and whether that is so.
+#: Setting → what it requires (or excludes), as text, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
-#: Before the key, in what errors call a setting of ``--set``.
+#: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -35,14 +35,15 @@ class Config(pydantic.BaseModel):
 
     #: How a command line gives a setting that has no default: its flag, or the name of the argument.
     given_as: ClassVar[Mapping[str, str]] = {}
-    #: Settings that do something only beside another: what that is, as a person gives it, and whether it is there.
+    #: Settings that have an effect only together with another: how a user gives that one, and the check that it is
+    #: given.
     only_with: ClassVar[OnlyWith] = {}
-    #: Settings that do nothing beside another: what that is, and whether it is left out.
+    #: Settings that have no effect together with another: that one, and the check that it is left out.
     not_with: ClassVar[OnlyWith] = {}
     #: Settings without a flag of their own: ``--set`` and files give them.
     key_only: ClassVar[Set[str]] = frozenset()
 
-    #: What errors call the settings that flags and ``--set`` gave, and where the others come from.
+    #: The names of settings from flags and ``--set`` in errors, and where the others come from.
     _names: Mapping[str, str] = pydantic.PrivateAttr(default_factory=dict)
     _where: str = pydantic.PrivateAttr("settings")
 
@@ -89,8 +90,8 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None) -> Self:
-        """The settings that ``values`` spell. ``where`` names them in errors, but for those of ``flags``, which have their
-        own names. Raises UsageError."""
+        """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
+        names. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         try:
@@ -102,7 +103,7 @@ class Config(pydantic.BaseModel):
         return found
 
     def called(self, key: str) -> str:
-        """What an error calls a setting: the flag or ``--set KEY`` that gave it, or the file and its key."""
+        """The name of a setting in errors: the flag or ``--set KEY`` that gave it, or the file and its key."""
         return _called(key, self._where, self._names)
 
     def _refuse_idle(self) -> None:
@@ -130,7 +131,7 @@ class Config(pydantic.BaseModel):
         for fault in found:
             path = ".".join(str(part) for part in fault["loc"])
             if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
-                continue  # of a union pydantic tells why each member does not fit
+                continue  # for a union pydantic reports why each member does not fit
             seen.add(fault["loc"][:1])
             yield cls._explained(fault, path, where, _called(path, where, flags))
 
@@ -140,7 +141,7 @@ class Config(pydantic.BaseModel):
             return UsageError.unknown_key(path, cls.model_fields, place_of(name, path))
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
-            # "settings" is no place that a person knows.
+            # "settings" is no name that a user knows.
             place = "" if where == "settings" else f"{where}: "
             error = UsageError(
                 f"{place}{path} is missing", hint=f"give {how}, or set it in --config" if how else f"add {path}: …"
@@ -157,23 +158,23 @@ class Config(pydantic.BaseModel):
 
 
 def _called(key: str, where: str, names: Mapping[str, str]) -> str:
-    """What an error calls a setting, or a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
+    """The name in errors of a setting, or of a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
     parts = key.split(".")
     known = (names.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
     return next((name for name in known if name is not None), f"{where}: {key}")
 
 
 def place_of(name: str, key: str) -> str:
-    """Where an unknown key stands that errors would call ``name``: the file, or ``--set``."""
+    """Where an unknown key ``name`` came from: the file, or ``--set``."""
     return _SET.strip() if name.startswith(_SET) else name.removesuffix(f": {key}")
 
 
 def wanted(fault: Any) -> str:
-    """What a fault of pydantic's says that it expected, to stand after "expected"."""
+    """What pydantic expected, as the text after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
     message = message.replace("String should match pattern", "text that matches")
-    # How the parser failed tells a reader nothing that the value does not.
+    # The parser's error adds nothing to the value.
     return message.partition(", unable to")[0]
 
 
@@ -254,7 +255,7 @@ def _loader() -> Any:
         # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
         bases = (Composer, yaml.CSafeLoader)
 
-    class Loader(*bases):  # type: ignore[misc]
+    class Loader(*bases):  # type: ignore[misc]  # chosen above, which mypy cannot follow
         """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
 
         def __init__(self, stream: str) -> None:
@@ -265,7 +266,7 @@ def _loader() -> Any:
             seen: set[Any] = set()
             for child, _ in node.value:
                 key = self.construct_object(child, deep=deep)
-                # What cannot be a key is refused below, in YAML's own words.
+                # Invalid keys are refused below, with YAML's own error.
                 if not isinstance(key, Hashable):
                     continue
                 if key in seen:
@@ -316,13 +317,13 @@ ServerUrls = Annotated[
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 
-#: How fast something is done, and nothing about what: no run.json compares it.
+#: Affects only speed: not compared on a resume.
 Workers = Annotated[
     int,
     pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),
 ]
 
-#: Rewards as ``gymdata.rewards`` spells them.
+#: Rewards in the syntax of ``gymdata.rewards``.
 Rewards = Annotated[
     list[str],
     pydantic.Field(

@@ -21,7 +21,7 @@ from gymdata.progress import Progress
 
 
 class Stop:
-    """The wish to end: the user's, or an error's."""
+    """A request to stop, by the user or because of an error."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -77,7 +77,7 @@ _STARTING = "stopping: what is being started is closed as soon as it is up (agai
 _PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: the user wants out
+class Cancelled(Exception):  # noqa: N818 - not an error: the user cancels
     """Ctrl-C came twice."""
 
 

@@ -23,22 +23,22 @@ _PLAIN = 1e140
 
 
 def unit_of(largest: npt.ArrayLike) -> Array:
-    """What to divide numbers by whose absolute values go up to ``largest`` (any shape), so that sums of their squares are
+    """The divisor for numbers with absolute values up to ``largest`` (any shape), so that sums of their squares are
     finite: 1 up to 1e140, beyond it a power of two that leaves them below 2."""
     size = np.asarray(largest, dtype=np.float64)
     return np.where(size > _PLAIN, np.ldexp(1.0, np.frexp(size)[1] - 1), 1.0)
 
 
 def known_rewards(column: Any) -> Array:
-    """The rewards of an Arrow column as float64, (n,), NaN where there is none. The one rule of what counts as a reward: a
-    finite number. NaN and infinities are faults (R502), and count as no reward wherever rewards are counted or compared."""
+    """The rewards of an Arrow column as float64, (n,), NaN for a missing one. Only a finite number is a reward: NaN and
+    infinities are faults (R502), and are treated as missing wherever rewards are counted or compared."""
     import pyarrow.compute as pc
 
     values = pc.fill_null(column, math.nan).to_numpy()
     return np.where(np.isfinite(values), values, np.nan)
 
 
-#: What ``group_statistic`` knows; prefixes of group columns, too: ``mean_reward``, ``max_n_turns``.
+#: The statistics of ``group_statistic``; also prefixes of group columns: ``mean_reward``, ``max_n_turns``.
 STATISTICS = ("mean", "min", "max", "std", "sum")
 
 
@@ -55,7 +55,7 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
     value = pl.col("value")
     low, high = value.min(), value.max()
     largest = pl.max_horizontal(low.abs(), high.abs())
-    # As unit_of; 2 to the 1024th is no number any more.
+    # As unit_of; 2 to the 1024th is beyond float64.
     power = pl.lit(2.0).pow(largest.log(2).floor().clip(upper_bound=1023))
     unit = pl.when(largest > _PLAIN).then(power).otherwise(1.0)
     scaled = value / unit
@@ -67,7 +67,7 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
         "std": pl.when(value.len() > 1).then(pl.when(low == high).then(0.0).otherwise(scaled.std() * unit)),
     }[what]
     rows = pl.LazyFrame({"group": groups, "value": np.asarray(values, np.float64)}).filter(value.is_finite())
-    # Sorted as a whole: then each group also lies at the same place in memory, which the kernels' rounding depends on.
+    # Sorted by group, too: rounding in the kernels depends on where each group is in memory.
     found = rows.sort("group", "value").group_by("group", maintain_order=True).agg(statistic.alias("value")).collect()
     result = np.full(n_groups, np.nan)
     result[found["group"].to_numpy()] = found["value"].to_numpy()
@@ -102,7 +102,7 @@ class AtK:
 def pass_at_k_by_task(tasks: Sequence[Any] | np.ndarray, correct: Sequence[bool] | np.ndarray, k: int) -> AtK:
     """pass@k averaged over tasks, each with the rollouts that it really has.
 
-    ``tasks`` and ``correct`` have one entry a rollout. ``value`` is NaN when no task has ``k`` rollouts.
+    ``tasks`` and ``correct`` have one entry per rollout. ``value`` is NaN when no task has ``k`` rollouts.
     """
     n, c = _per_task(tasks, np.asarray(correct, dtype=bool).astype(np.float64))
     enough = n >= k
@@ -120,9 +120,9 @@ def mean_ci(
 ) -> tuple[float, float, float]:
     """Mean of ``values`` and its percentile bootstrap interval: ``(mean, low, high)``.
 
-    ``groups`` (one label a value, usually the task_id) are what is resampled; without it each value stands alone.
-    No values: all NaN. One group: the bounds are NaN, for one task says nothing about others.
-    Raises DataError for an infinite value.
+    ``groups`` (one label per value, usually the task_id) are resampled; without it each value is a group. No values:
+    all NaN. One group: the bounds are NaN, for one task provides no information about others. Raises DataError for an
+    infinite value.
     """
     numbers = _floats(values)
     here = ~np.isnan(numbers)
@@ -147,7 +147,7 @@ def paired_difference_ci(
 ) -> tuple[float, float, float]:
     """Mean of ``b − a`` and its bootstrap interval; ``a[i]`` and ``b[i]`` belong to the same task.
 
-    So with a = before and b = after, a positive result is a rise. A task missing on either side is left out.
+    So with a = before and b = after, a positive result is an improvement. A task missing on either side is left out.
     """
     before, after = _floats(a), _floats(b)
     if before.shape != after.shape:

@@ -1,9 +1,9 @@
 """URLs: of outside systems in settings (how they are checked, put together, and handed to child processes), and those
-that our own servers listen on.
+that gymdata's servers listen on.
 
-Invariants: a user name or password in a URL is refused; a query string goes along with every request and is shown to
-nobody (``gymdata.errors``); the settings file of a child process holds placeholders, and their values are in its
-environment only. A server of ours answers only requests that name the machine it runs on.
+Invariants: a user name or password in a URL is refused; a query string is part of every request and is never shown
+(``gymdata.errors``); the settings file of a child process holds placeholders, and their values are in its environment
+only. gymdata's servers answer only requests that name the machine they run on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USER_KEYS = ("USER_MODEL_API_KEY", *ENGINE_KEYS)
 REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCHEMES = ("http://", "https://")
-#: What may stand before a URL in a setting: the name of one of several environments, and what kind it is.
+#: Prefixes of a URL in a setting: the name of one of several environments, and what kind it is.
 _BEFORE = re.compile(r"(?:[A-Za-z_][\w.-]*=)?(?:resources:)?(?=https?://)")
 #: Placeholder names and values that child processes of this one need.
 _for_children: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Address:
 
 
 def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) -> Address:
-    """The address that ``url`` spells. ``keys``: environment variables that may hold the API key.
+    """The address of ``url``. ``keys``: environment variables that may hold the API key.
 
     Raises UsageError for what is no URL, holds a user name or password, or was redacted.
     """
@@ -123,7 +123,7 @@ def _placeholder(value: str) -> str:
 
 
 def placeholder_values() -> dict[str, str]:
-    """What the placeholders of ``for_child`` stand for."""
+    """The values of ``for_child``'s placeholders."""
     return dict(_for_children)
 
 
@@ -183,7 +183,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
-        # From here on a request waits for the server instead of being refused.
+        # From now on a request waits for the server instead of being refused.
         bound.listen(2048)
     except OSError as error:
         bound.close()

@@ -1,4 +1,4 @@
-"""What a ``path.py:name`` setting names: how a user's code is loaded, and where it runs.
+"""User code that a ``path.py:name`` setting names: how it is loaded, and where it runs.
 
 Invariants: a file that cannot be imported is a UsageError naming it; user code runs in daemon threads, so what
 hangs there can be left behind and never keeps the process from ending.
@@ -26,7 +26,7 @@ from gymdata.errors import UsageError, nearest_beside
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
     """The object that ``path.py:name`` names, and ``file.py:name@hash`` of the file's bytes. Raises UsageError.
 
-    The file's folder is put at the end of the import path, so that it may import its neighbours.
+    The file's folder is appended to the import path, so that it can import its neighbours.
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier() or not path.endswith(".py"):
@@ -37,7 +37,7 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
     module = _module(file, flag)
     if not hasattr(module, name):
         defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}
-        # What the file imports is not what was meant.
+        # Names that the file imports are not suggested.
         known = [n for n, v in defined.items() if getattr(v, "__module__", None) == module.__name__]
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
@@ -47,8 +47,8 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
 def in_memory(value: Any) -> tuple[str, str]:
     """The name of a function, class or instance that was given as an object, and ``in memory:name@hash``.
 
-    The hash is over its source (its bytecode where there is none) and over the plain values that it holds: an instance's
-    attributes, a closure's variables, a partial's arguments. What JSON has no form for counts by its type.
+    The hash is over its source (its bytecode without source) and over the plain values that it holds: an instance's
+    attributes, a closure's variables, a partial's arguments. Values that JSON cannot hold count by their type.
     """
     named = value if hasattr(value, "__name__") else type(value)
     name = str(named.__name__)
@@ -86,9 +86,8 @@ def _held_by(value: Any) -> Any:
 
 
 def place_in(error: BaseException, file: str | None) -> str | None:
-    """``file.py:12, in name``: the last line of ``file`` that an exception passed through; None when it passed none.
-
-    The file is named from the current folder where it lies below it.
+    """``file.py:12, in name``: the last line of ``file`` that an exception passed through, or None. The file's path is
+    relative to the current folder, if it is below it.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{from_here(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
@@ -101,7 +100,7 @@ def place_of(function: Any) -> str:
 
 
 def from_here(file: str) -> str:
-    """``file`` as it is named from the current folder, where it lies below it."""
+    """``file`` relative to the current folder, if it is below it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
@@ -125,14 +124,14 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             result = function(*arguments)
         except (SystemExit, KeyboardInterrupt, StopIteration) as error:
-            # A future cannot carry the last, and the loop takes the others for the end of the command.
+            # A future cannot hold StopIteration, and the loop would take the others for the end of the command.
             fault = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
             fault = error
         try:
             loop.call_soon_threadsafe(settle, result, fault)
         except RuntimeError:
-            return  # the loop ended while we worked: nobody waits any more
+            return  # the loop ended meanwhile: there is no one to notify
 
     threading.Thread(target=work, name="gymdata-user-code", daemon=True).start()
     return await future

@@ -16,11 +16,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gymdata.cli.main import main
+from tests.forks import Forks
+from tests.kills import run as run_killed
 
+#: Runs a command line in a folder.
+Start = Callable[[str, Path], subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parent.parent
 TOPICS = ROOT / "gymdata" / "docs"
 #: Languages of blocks that do something; ``text`` and ``json`` only show.
@@ -128,13 +134,35 @@ def inside(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def forked(processes: Forks) -> Start:
+    """A call of gymdata, and of its trainer, in forks that have loaded what training takes; with an engine, or anything
+    else, in a shell."""
+
+    def start(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        words = shlex.split(line, comments=True)
+        if words[0] != "gymdata" or words[1] in ("collect", "serve") or " | " in line:
+            return shell(line, folder)
+        with tempfile.NamedTemporaryFile() as said:
+            code = processes.start(_in_a_fork, words[1:], folder, Path(said.name)).wait()
+            return subprocess.CompletedProcess(words, code, said.read().decode(), "")
+
+    return start
+
+
+def _in_a_fork(words: list[str], folder: Path, said: Path) -> int:
+    os.chdir(folder)
+    os.environ["COLUMNS"] = "200"
+    return run_killed(words, folder, None, said, [1])
+
+
 def figures(text: str) -> list[str]:
     """The numbers of an output, without those that a clock made."""
     return re.findall(r"\d[\d,.]*\d|\d", _TIMED.sub(" ", text))
 
 
-def run(block: Block, folder: Path) -> None:
-    """Run a block in ``folder``; AssertionError names the command that did not do what the page says."""
+def run(block: Block, folder: Path, start: Start = inside) -> None:
+    """Run a block in ``folder``, its commands by ``start``. AssertionError names the command that did not do what the page
+    says."""
     if block.file is not None:
         (folder / block.file).write_text(block.text, encoding="utf-8")
         if block.language == "python":
@@ -147,7 +175,7 @@ def run(block: Block, folder: Path) -> None:
         )
         assert done.returncode == 0, f"{block.name}\n{done.stderr}"
     for at, (command, shown) in enumerate(block.commands):
-        done = (shell if block.mark == "engine" else inside)(command, folder)
+        done = start(command, folder)
         expected = block.exits[at] if at < len(block.exits) else 0
         assert done.returncode == expected, f"{block.name}: {command}\n{done.stdout}\n{done.stderr}"
         output = done.stdout + done.stderr

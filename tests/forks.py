@@ -13,6 +13,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+#: What a training takes seconds to load.
+TRAINING = [
+    "gymdata.cli.main", "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "polars",
+    "gymdata.train.trainers.sft", "gymdata.train.trainers.dpo", "gymdata.train.trainers.kto",
+    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "matplotlib.pyplot",
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
+]  # fmt: skip
+
 
 @dataclass
 class Fork:

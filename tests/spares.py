@@ -77,7 +77,7 @@ class Spares:
                 return real(words, *args, **kwargs)
             return self._start(given[given.index("-m") + 1 :], **kwargs)
 
-        subprocess.Popen = popen  # type: ignore[assignment,misc] # it stands for the class
+        subprocess.Popen = popen  # type: ignore[assignment,misc]  # a function in place of the class
 
     def _start(self, words: list[str], stdout: Any = None, stderr: Any = None, env: Any = None, **_: Any) -> Started:
         pid, orders = self._waiting.pop(0)

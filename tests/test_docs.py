@@ -21,7 +21,8 @@ from gymdata.train.losses import PAGE as LOSSES_PAGE
 from gymdata.train.losses import with_table as with_losses
 from gymdata.validate.codes_page import NAME as CODES_NAME
 from gymdata.validate.codes_page import page as codes_page
-from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, prepare, run, stand_in
+from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, forked, prepare, run, stand_in
+from tests.forks import TRAINING, forks
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -55,7 +56,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.engine
 @pytest.mark.timeout(1200)
-def test_the_blocks_that_sample_and_train_run(tmp_path: Path) -> None:
+def test_the_blocks_that_sample_and_train_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One scenario over all pages: the README collects, makes pairs and trains, and the topics go on from its run."""
     pytest.importorskip("vllm")
     pytest.importorskip("trl")
@@ -64,8 +65,12 @@ def test_the_blocks_that_sample_and_train_run(tmp_path: Path) -> None:
     scenario = sorted(
         (b for b in BLOCKS if b.mark == "engine"), key=lambda b: (first.index(b.page) if b.page in first else 9, b.line)
     )
-    for block in scenario:
-        run(block, tmp_path)
+    # What a trainer's environment has is read when its libraries are loaded.
+    for name in ("HF_HUB_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):
+        monkeypatch.setenv(name, "1")
+    with forks(*TRAINING) as processes:
+        for block in scenario:
+            run(block, tmp_path, forked(processes))
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in RUN], ids=lambda b: b.name)

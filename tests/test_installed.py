@@ -107,7 +107,7 @@ def test_a_missing_library_becomes_its_extra(monkeypatch: pytest.MonkeyPatch):
 def test_a_missing_module_of_gymdata_is_no_missing_extra():
     """That is a defect, which installing an extra does not mend."""
     with pytest.raises(ModuleNotFoundError), needs("train"):
-        import gymdata.no_such_module  # noqa: F401
+        import gymdata.no_such_module  # noqa: F401  # there is no such module
 
 
 def test_every_library_that_an_extra_brings_is_declared_there():

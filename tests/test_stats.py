@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -99,10 +100,10 @@ def test_wilson_known_values() -> None:
     st.lists(st.tuples(st.sampled_from("abcd"), st.floats(-5, 5) | st.none()), min_size=1, max_size=30),
     st.randoms(use_true_random=False),
 )
-def test_row_order_never_matters(rows: list[tuple[str, float | None]], random: object) -> None:
+def test_row_order_never_matters(rows: list[tuple[str, float | None]], random: Random) -> None:
     """Shuffled rows give exactly the same figures."""
     mixed = list(rows)
-    random.shuffle(mixed)  # type: ignore[attr-defined]
+    random.shuffle(mixed)
     for a, b in ((rows, mixed),):
         first = stats.mean_ci([v for _, v in a], [t for t, _ in a])
         second = stats.mean_ci([v for _, v in b], [t for t, _ in b])

@@ -128,3 +128,5 @@ def test_engine_training_and_wheel_tests_stay_together(request: pytest.FixtureRe
         (group,) = {mark.args[0] for mark in item.iter_markers("xdist_group")}
         costly = [name for name in ("engine", "torch", "wheel") if item.get_closest_marker(name)]
         assert group == (costly[0] if costly else item.nodeid.partition("::")[0].partition("@")[0]), item.nodeid
+        # What xdist goes by is the end of the name, which it writes itself.
+        assert not request.config.getoption("loadgroup", False) or item.nodeid.endswith(f"@{group}"), item.nodeid

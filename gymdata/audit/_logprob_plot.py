@@ -57,7 +57,8 @@ def _tokens(axis: Any, saved: np.ndarray, found: np.ndarray) -> None:
 
 
 def _apart(axis: Any, far: np.ndarray, tolerance: float) -> None:
-    """How many tokens are how far apart, on a logarithmic scale; what is closer than float32 tells stands at the left."""
+    """How many tokens are how far apart, on a logarithmic scale; differences below float32's precision are at the
+    left."""
     shown = np.maximum(far, 1e-7)
     edges = np.geomspace(1e-7, max(float(shown.max()) * 1.01, 10 * tolerance), 60)
     axis.hist(shown, bins=edges.tolist(), color=_BLUE, alpha=0.8)

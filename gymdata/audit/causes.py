@@ -1,6 +1,6 @@
 """Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
 
-Invariants: the tests read some of the sequences only, evenly spread, so that they cost little beside the audit
+Invariants: the tests read some of the sequences only, evenly spread, so that they cost little compared to the audit
 itself; the model is run again, and nothing is concluded from the size of a difference alone.
 """
 
@@ -29,14 +29,15 @@ _COARSE = np.geomspace(0.1, 5.0, 27)
 #: Temperatures that people set: a fit this close to one of them is that one.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
 _USUAL_WITHIN = 0.004
-#: Log-likelihood, in nats, from which on tokens tell which temperature they were drawn at.
+#: Difference of log-likelihood, in nats, from which on tokens show which temperature they were drawn at.
 _TELLING = 3.0
 _FIRST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would make the saved numbers right. ``before`` and ``after``: mean |Δ| of the same tokens without and with it.
+    """A cause that would explain the saved numbers. ``before`` and ``after``: mean |Δ| of the same tokens without and
+    with it.
 
     ``certain``: it predicts the saved numbers; otherwise it is what is left.
     """
@@ -69,7 +70,7 @@ class Probe:
 
 
 def mean_apart(saved: Array, other: Array) -> float:
-    """Mean |Δ| over the tokens that ``other`` speaks of (is finite for)."""
+    """Mean |Δ| over the tokens for which ``other`` is finite."""
     known = np.isfinite(other)
     return float(np.abs(saved[known].astype(np.float64) - other[known]).mean()) if known.any() else float("inf")
 
@@ -97,8 +98,8 @@ def shifted(probe: Probe) -> Explanation | None:
 
 
 def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | None:
-    """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under the
-    scores that stand ``shift`` places later (+) or earlier than they should."""
+    """Saved numbers that were gathered from the scores of another place. ``by_shift``: log-probs of each token under
+    the scores ``shift`` positions later (+) or earlier."""
     scored = [(mean_apart(probe.saved, other), by) for by, other in by_shift.items() if np.isfinite(other).any()]
     if not scored:
         return None
@@ -175,8 +176,8 @@ def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explan
 
 
 def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
-    """What is left when nothing predicts the saved numbers. ``same_policy``: the model's weights are those that the rows
-    name (None: not known); ``number``: of each token's turn in its rollout."""
+    """The explanation by exclusion, when nothing predicts the saved numbers. ``same_policy``: the model's weights are
+    those that the rows name (None: not known); ``number``: of each token's turn in its rollout."""
     apart = np.abs(probe.saved.astype(np.float64) - probe.found)
 
     def mostly(here: Array) -> bool:
@@ -213,7 +214,7 @@ def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explan
     return min(fit, key=lambda c: c.after / c.before if c.after else 0.0, default=None)
 
 
-#: What explanations are tested on, at most.
+#: Most sequences and tokens on which explanations are tested.
 _SEQUENCES, _SCORED, _TOKENS = 64, 2_048, 65_536
 #: rollout_ids → name of a template → the prompt of each rollout's first turn under it (None: it cannot be rendered).
 Renderings = Callable[[Sequence[str]], Mapping[str, Sequence[Sequence[int] | None]]]
@@ -222,7 +223,7 @@ _Prompts = Mapping[str, Sequence[Sequence[int] | None]]
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """What the files say. ``same_policy``: the model's weights are those that sampled (None: not known);
+    """Metadata of the runs. ``same_policy``: the model's weights are those that sampled (None: not known);
     ``logprobs_mode`` and ``cut_by`` (top_p and the like): of the runs, where they say so."""
 
     same_policy: bool | None
@@ -232,7 +233,8 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SuspectTokens:
-    """Sequences whose log-probs differ, and of each scored token what a ``Probe`` wants and the number of its turn."""
+    """Sequences whose log-probs differ, and for each scored token the fields of a ``Probe`` and the number of its
+    turn."""
 
     given: ToScore
     rollout_ids: list[str]
@@ -261,7 +263,7 @@ class SuspectTokens:
 
     @classmethod
     def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
-        """As many of all of them as explanations are tested on, evenly spread."""
+        """An evenly spread sample, of the size that explanations are tested on."""
         every = [(part, row) for part in parts for row in range(len(part.given))]
         chosen: list[tuple[SuspectTokens, int]] = []
         scored = tokens = 0
@@ -352,13 +354,13 @@ def _first_scored(some: SuspectTokens, row: int) -> int:
 def _under(
     some: SuspectTokens, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
-    """What the first turns' log-probs are under other prompts, one a sequence."""
+    """The first turns' log-probs under other prompts, one per sequence."""
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
         scored = some.given.scores.span(row)
         size = int((some.number[scored] == 0).sum())
         own, begin = some.given.token_ids[row], _first_scored(some, row)
-        # A sequence whose first turn is scored elsewhere, or that was rendered like this, says nothing.
+        # A sequence whose first turn is not scored here, or that was rendered like this, is no evidence.
         if not prompt or not size or some.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
             continue
         ids.append(np.concatenate([np.asarray(prompt, np.int32), own[begin : begin + size]]))

@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 MEAN_SHARE = 0.1
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-#: From here on positions share a line of the table with others.
+#: From this position on, lines of the table cover ranges.
 _SINGLE = 4
 _MOST_TURNS = 16
 

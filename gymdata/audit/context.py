@@ -1,4 +1,5 @@
-"""What an audit needs beside numbers: what the files say of their policy, other renderings of prompts, and text of ids.
+"""What an audit needs besides numbers: the policy that the files name, other renderings of prompts, and the text of
+ids.
 
 Invariants: nothing here is needed for the figures; what is not known is reported as unknown.
 """
@@ -56,9 +57,9 @@ def logprob_settings(
 
 
 def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata:
-    """What is known of the rollouts that disagree; ``policies``: their policy hashes."""
+    """Metadata of the rollouts that disagree; ``policies``: their policy hashes."""
     hashes = set(policies.to_pylist())
-    # A served model, and most foreign files, do not tell their weights.
+    # The weights of served models, and of most imported files, are not known.
     comparable = all(_HASH.fullmatch(h or "") for h in hashes)
     same = hashes == {model_hash} if comparable and (len(hashes) == 1 or model_hash not in hashes) else None
     return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))

@@ -39,7 +39,8 @@ _LACKS = ("T205", "T213", "L301", "L302", "L303")
 
 @dataclass(slots=True, repr=False)
 class AuditReport(Report):
-    """What ``audit`` found. ``first``: what the files themselves say about policy, tokenizer and sampling, reported first.
+    """The result of ``audit``. ``first``: what the files themselves say about policy, tokenizer and sampling, reported
+    first.
 
     ``summary``: figures over all tokens (``gymdata.audit.compare.summary``); ``positions`` and ``turns``: the same by place;
     ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.
@@ -100,7 +101,7 @@ class AuditReport(Report):
 
 class Audit:
     """One comparison. ``rollouts``: rollout_id and temperature of all of them, in order; ``chosen``: which are compared
-    (sorted row numbers). After ``run``: ``compared``, ``entropy`` where asked for, and the ``suspects``."""
+    (sorted row numbers). After ``run``: ``compared``, ``entropy`` if requested, and the ``suspects``."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
         """Rollouts with such a log-probability."""
         return flat.by_rollout(flat.logprobs).sums(odd) > 0
 
-    # A generation that nothing stands before has no prompt ids.
+    # A generation without prompt ids cannot be scored.
     no_prompt = flat.count((flat.parent < 0) & (flat.delta.lengths == 0) & (generated > 0)) > 0
     none = (flat.by_rollout(flat.generation).lengths == 0) | no_prompt
     uneven = flat.count(flat.logprobs.lengths != generated) > 0

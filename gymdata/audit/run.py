@@ -116,8 +116,8 @@ def _served(
             policy_hash=facts["policy_hash"],
             retries=5,
         )
-    hear = {} if progress is None else {"say": progress.message}
-    return served_policy(servers, model, wait_s=config.wait_for_server, **hear)
+    notify = {} if progress is None else {"say": progress.message}
+    return served_policy(servers, model, wait_s=config.wait_for_server, **notify)
 
 
 def _compare(
@@ -176,7 +176,8 @@ def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
 
 
 def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
-    """That of the coarser number format. A run that does not say is taken to be of the checkpoint's own."""
+    """The tolerance of the coarser number format. The format of a run that does not record it is taken to be the
+    checkpoint's."""
     recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
     formats = [model["dtype"], *(recorded or [model["checkpoint_dtype"]])]
     return max(TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats)

@@ -67,7 +67,7 @@ class AuditConfig(Config):
         return servers
 
     def checked(self) -> AuditConfig:
-        """This, or UsageError for settings of a forward pass in this process beside servers."""
+        """This, or UsageError for settings of a forward pass in this process together with servers."""
         given = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
         if self.endpoint and self.replicas:
             raise UsageError("--endpoint and --replicas were both given", hint="leave one of them out")

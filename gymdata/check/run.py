@@ -136,7 +136,7 @@ def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
 def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[TransformersChat, list[str]]:
     """The chat to collect with in place of ``chat``, mostly itself, and what to say about it.
 
-    A cure is used when the template breaks re-rendered turns and its shipped twin breaks none.
+    A patch is used when the template breaks re-rendered turns and its shipped twin breaks none.
     """
     found = check_template(_rendering(chat))
     if found.ok:

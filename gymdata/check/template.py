@@ -44,7 +44,7 @@ class Rendering(Protocol):
     """A tokenizer with one chat template."""
 
     end_of_turn_ids: tuple[int, ...]
-    #: Those and the checkpoint's own end tokens.
+    #: The template's and the checkpoint's end tokens.
     stop_token_ids: tuple[int, ...]
     #: Ids that a model may sample: neither special nor added.
     plain_ids: Sequence[int]
@@ -62,7 +62,7 @@ class Rendering(Protocol):
         ...
 
     def marks_generations(self) -> bool:
-        """Whether the template tells which of its text a model generates."""
+        """Whether the template marks the text that a model generates."""
         ...
 
 

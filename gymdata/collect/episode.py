@@ -36,9 +36,9 @@ NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeConfig:
-    """What all rollouts of a run share. ``on_break``: what becomes of a rollout whose prompt, as the engine reports it,
-    leaves what came before; ``next_prompt``: in place of the bridge, for an engine that has the last word on prompts.
-    ``sampler``, ``chat`` and ``environment`` are None when a ``workflow`` stands in their place."""
+    """Settings and parts that all rollouts of a run share. ``on_break``: what happens to a rollout whose prompt, as the
+    engine reports it, does not begin with what was sampled; ``next_prompt``: in place of the bridge, for an engine that
+    renders prompts itself. ``sampler``, ``chat`` and ``environment`` are None when there is a ``workflow``."""
 
     sampler: Sampler | None
     chat: Chat | None
@@ -108,7 +108,7 @@ class Rollout:
     produced_by: list[int | None] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
-    #: What the environment says of the whole.
+    #: The environment's verdict on the rollout.
     verdict: Verdict | None = None
     encoder: TurnEncoder = field(default_factory=TurnEncoder)
     #: The prompt of the next model call, and the ids read and sampled so far, which it should begin with.
@@ -212,7 +212,7 @@ class Rollout:
             await self._take(generation)
 
     async def _take(self, generation: Generation) -> None:
-        """One model call's answer: keep it, and go on to the next prompt or to the end."""
+        """Record one model call, then continue with the next prompt or end the rollout."""
         setting, chat = self.setting, self.setting.chat
         assert chat is not None
         turn = self._encode(generation)
@@ -258,7 +258,8 @@ class Rollout:
         )
 
     async def _judged(self, episode: Episode, outcome: Outcome) -> None:
-        """Ask the environment what it says of the whole: outside the time limit, which is for the policy's turns."""
+        """Request the environment's verdict on the rollout. It is not under the time limit, which covers the policy's
+        turns."""
         try:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
             with self.setting.spent.on("environment"):

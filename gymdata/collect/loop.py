@@ -103,7 +103,7 @@ async def _go_on(rollout: Rollout, first: Generation | OutsideError | None, fini
 
 
 def _neighbours(rollouts: list[Rollout]) -> list[list[Rollout]]:
-    """Runs of consecutive indexes with the same prompt; those that are over already stand alone."""
+    """Runs of consecutive indexes with the same prompt; those that have ended already are runs of their own."""
     runs: list[list[Rollout]] = []
     for rollout in rollouts:
         last = runs[-1][-1] if runs else None
@@ -202,11 +202,11 @@ class Collector:
             parts, faults = scored.parts, scored.faults
             if not faults:
                 for turn, step in zip(turns, step_rewards(parts, len(turns)), strict=True):
-                    if step is not None:  # beside what the environment gave
+                    if step is not None:  # in addition to the environment's reward
                         turn["reward"] = (turn.get("reward") or 0.0) + step
         if rollout.verdict is not None and rollout.verdict.reward is not None:
             parts = [RewardPart(VERDICT, rollout.verdict.reward), *parts]
-        # A verdict without a reward is the environment's word that there is none.
+        # A verdict without a reward means that the environment gives none.
         if not self.scheduler.rewards and rollout.verdict is None and (steps := rollout.reward_of_steps) is not None:
             parts = [RewardPart(STEPS, steps)]
         row = rollout_row(rollout, parts, faults)

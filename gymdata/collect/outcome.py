@@ -38,13 +38,13 @@ TRUNCATED = "truncated"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a rollout may use, by the names of the settings; ``max_context`` None: no limit is known."""
+    """The limits of a rollout, by the names of the settings; ``max_context`` None: no limit is known."""
 
     max_tokens: int
     max_turns: int
     max_context: int | None = None
     time_limit: float | None = None
-    #: Whose limit ``max_context`` is, by the name of the setting.
+    #: The name of the setting that ``max_context`` comes from.
     limited_by: str | None = None
 
     def room(self, prompt_length: int) -> int:
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A rollout that is one: it becomes a row."""
+    """How a rollout ended that becomes a row."""
 
     status: str
     stop_reason: str | None
@@ -64,8 +64,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that is no rollout. ``fatal``: engine or environment is gone, and the attempt does not count; ``final``:
-    another attempt would end in the same way, so that none is made unless more attempts are allowed."""
+    """An attempt that failed and becomes no row. ``fatal``: engine or environment is gone, and the attempt does not
+    count; ``final``: another attempt would fail in the same way, so none is made unless more attempts are allowed."""
 
     kind: Literal["engine", "environment"]
     place: str

@@ -1,4 +1,4 @@
-"""What a collect run amounts to, read from the scalar columns of the rows that are on disk."""
+"""The summary of a collect run, from the scalar columns of the rows on disk."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
 class CollectSummary(Report):
     """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
 
-    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None where there is none.
+    ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
-    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited for.
-    ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
+    for. ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
     path: str
@@ -107,12 +107,12 @@ class CollectSummary(Report):
                 else "nothing is pending"
             )
             rows.append(("interrupted", then))
-        # The time has the engine's start in it, the speed has not.
+        # The time includes the engine's start, the speed does not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
         return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
-        """A line for each thing that is odd in what the policy did, and one for what slowed the run down."""
+        """A line for each odd behavior of the policy, and one for what slowed the run down."""
         odd = [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
         return [*odd, *([self.slowed_by] if self.slowed_by else [])]
 
@@ -154,7 +154,7 @@ class EnvironmentTrial:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectPlan(Report):
-    """What ``collect`` would do. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
+    """The result of a dry run. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
     ``environments``: those in Python, which were tried on a task."""
 
     path: str
@@ -171,7 +171,7 @@ class CollectPlan(Report):
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
-        removed = f"{counted(self.rollouts_removed, 'rollout that is there', 'rollouts that are there')}"
+        removed = counted(self.rollouts_removed, "rollout that is there", "rollouts that are there")
         return [
             ("tasks", self.tasks),
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),
@@ -203,7 +203,7 @@ class CollectPlan(Report):
 
 
 def facts_of(rows: pa.Table) -> dict[str, Any]:
-    """The part of a CollectSummary that the rows tell. ``rows``: the table of ``COLUMNS``."""
+    """The fields of a CollectSummary that follow from the rows. ``rows``: a table of ``COLUMNS``."""
     n = rows.num_rows
     truncated = _sum(pc.equal(rows["status"], "truncated"))
     scored = rows.filter(pa.array(np.isfinite(known_rewards(rows["reward"]))))
@@ -232,7 +232,7 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def _parts_of(rows: pa.Table) -> dict[str, Any]:
-    """``parts`` and ``reward_faults`` of a run. Faults lie in ``extra``, so that they are known after a resume too."""
+    """``parts`` and ``reward_faults`` of a run. Faults are stored in ``extra``, so that they survive a resume."""
     parts: dict[str, PartTally] = {}
     lists = rows["rewards"].combine_chunks()
     flat = lists.flatten()

@@ -25,7 +25,7 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """What all rollouts of one run share in their ids."""
+    """The part of the ids that all rollouts of one run share."""
 
     run_id: str
     policy: str
@@ -51,7 +51,7 @@ def _hash(*parts: str | int) -> str:
     return hashlib.blake2b(orjson.dumps(parts), digest_size=16).hexdigest()
 
 
-#: What the ledger needs of the rollouts that are there.
+#: The columns that are needed of existing rollouts.
 COLUMNS = ("rollout_id", "task_id", "rollout_index")
 
 
@@ -73,7 +73,7 @@ class ResumeState:
 
 
 class AttemptTracker:
-    """Knows what is there and what failed. Memory: 16 bytes a rollout there, plus one entry a task and failure."""
+    """Knows what is there and what failed. Memory: 16 bytes per rollout there, plus one entry per task and failure."""
 
     def __init__(
         self,

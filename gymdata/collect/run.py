@@ -112,7 +112,7 @@ def plan(
     config: CollectConfig | None = None,
     **settings: Any,
 ) -> CollectPlan:
-    """What ``collect`` would do, without starting an engine or writing anything.
+    """A dry run of ``collect``, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
     server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
@@ -192,7 +192,7 @@ def _collect(
             if error.fatal and (safe := run.sealed_rows + run.journal_rows):
                 error.hint = f"{counted(safe, 'rollout is', 'rollouts are')} safe; rerun the same command to resume"
             raise
-        # Sealed first: scalar columns of Parquet files are read in no time, those of journals are not.
+        # Sealed first: scalar columns are read much faster from Parquet files than from journals.
         run.seal()
         resume_state = _ledger(run, key, config).resume_state(tasks, run.folder)
     elif progress is not None:
@@ -236,7 +236,7 @@ def _collect(
 
 @dataclass(slots=True)
 class _Done:
-    """What one call did. ``seconds``: sampling time, without start-up."""
+    """The counts of one call. ``seconds``: sampling time, without start-up."""
 
     rollouts: int = 0
     failed: int = 0
@@ -263,13 +263,14 @@ async def _play(
         try:
             if progress is not None:
                 progress.message(_starting(config, str(parts.model["policy"])))
-            # pyarrow loads pandas with its first array, where it is installed: while the engine starts, not at the end.
+            # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
+            # end.
             asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):
-                hear = progress.message if progress is not None else _silent
-                parts.sampler.wait_for_server(config.wait_for_server, hear)
+                notify = progress.message if progress is not None else _silent
+                parts.sampler.wait_for_server(config.wait_for_server, notify)
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
@@ -298,7 +299,7 @@ async def _play(
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began
-            # Beside the end of the engine, which takes at least as long.
+            # While the engine shuts down, which takes at least as long.
             run.seal(wait=False)
             if isinstance(parts.sampler, Servers):
                 run.note(engine={"servers": parts.sampler.account()})
@@ -322,7 +323,7 @@ async def _play(
 
 
 def _silent(text: str) -> None:
-    """Where nobody watches."""
+    """The message callback when there is no progress display."""
 
 
 def _starting(config: CollectConfig, policy: str) -> str:
@@ -419,7 +420,7 @@ def _config(
     user: Any,
     settings: dict[str, Any],
 ) -> tuple[CollectConfig, Given]:
-    """The settings, in which a text stands for each object that was given, and the objects."""
+    """The settings, with a name in place of each object, and the objects."""
     given = Given()
     if tasks is not None:
         settings["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else _rows_name(tasks)
@@ -441,13 +442,12 @@ def _config(
 
 
 def _text_for(given: Any) -> str:
-    """What stands in the settings for something that may be an object."""
+    """The name that represents an argument in the settings when it is an object."""
     return given if isinstance(given, str) else f"{IN_MEMORY}: {getattr(given, '__name__', type(given).__name__)}"
 
 
 def _rows_name(tasks: Any) -> str:
-    """``IN_MEMORY``. Raises UsageError for what has no rows: text and mappings are iterable, too, and so are data frames,
-    which give their columns."""
+    """``IN_MEMORY``. Raises UsageError for text, mappings and data frames, which are iterable but do not yield rows."""
     frame = hasattr(tasks, "write_parquet") or hasattr(tasks, "iloc")
     if frame or isinstance(tasks, (bytes, Mapping)) or not isinstance(tasks, Iterable):
         error = wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or a datasets.Dataset")

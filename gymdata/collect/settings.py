@@ -226,7 +226,7 @@ class CollectConfig(Config):
         return dict(map(_split, self.env))
 
     def sampling(self) -> dict[str, Any]:
-        """What decides the distribution that tokens are drawn from."""
+        """The settings that determine the distribution of tokens."""
         names = (
             "temperature",
             "top_p",
@@ -240,11 +240,11 @@ class CollectConfig(Config):
         return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
 
     def limits(self) -> dict[str, Any]:
-        """What a rollout may use."""
+        """The limits of a rollout."""
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
 
     def identity(self) -> dict[str, Any]:
-        """The settings that a resumed run must share; the caller adds what only files and hashes tell."""
+        """The settings that a resumed run must share; the caller adds what depends on files and hashes."""
         engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
         modes = {
             "dtype": engine.pop("dtype", "auto"),

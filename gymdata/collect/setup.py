@@ -1,4 +1,4 @@
-"""What a collect run is made of: the engine, tokenizer, environment and rewards that a configuration names.
+"""The parts of a collect run: the engine, tokenizer, environment and rewards that a configuration names.
 
 Invariants: nothing is started here, nothing is sampled for a rollout and nothing is written; settings that cannot work
 together, servers that do not answer and a context that holds no prompt are found before anything is loaded for long, and
@@ -25,7 +25,7 @@ from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import FieldError, TextTemplate, text_or_file
+from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
 from gymdata.engines.port import Chat, Sampler
 from gymdata.environments import (
     ByName,
@@ -42,6 +42,7 @@ from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import DataError, OutsideError, UsageError, redacted, require
 from gymdata.rewards import load_rewards
+from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
@@ -85,7 +86,7 @@ async def _room_for(sampler: Sampler) -> str:
 
 
 async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
-    """What the server that samples says of itself; every server of the run is reached once."""
+    """The probe of the sampling server; every server of the run is contacted once."""
     served = _servers(config)
     for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
         await _reach(url, "engine", "is the server up? `curl URL/v1/models` must answer")
@@ -131,23 +132,35 @@ async def _reach(url: str | None, system: str, hint: str) -> None:
         await writer.wait_closed()
 
 
-def _check_columns(rewards: Iterable[Weighted], tasks: Iterable[Task]) -> None:
-    for function in (reward.function for reward in rewards):
-        if not isinstance(function, UserReward) or any(not function.lacking(task.row) for task in tasks):
+def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
+    for function in (reward.function for reward in parts.rewards):
+        if isinstance(function, NamedReward):
+            if any(function.applies(task.row) for task in tasks):
+                continue
+        elif not isinstance(function, UserReward) or any(not function.lacking(task.row) for task in tasks):
             continue
         first = next(iter(tasks), None)
-        if first is not None:
+        if first is None:
+            continue
+        columns = f"the first has {', '.join(first.row)}"
+        if isinstance(function, NamedReward):
+            hint = answer_hint(first.row) if "`answer`" in str(function.needs) and "answer" not in first.row else None
+            text = f"reward {function.name} applies to no task: it needs {function.needs}; {columns}"
+            parts.notes.append("; ".join(filter(None, [text, hint])))
+        else:
+            lacking = ", ".join(map(repr, function.lacking(first.row)))
             raise UsageError(
-                f"reward {function.name}: takes {', '.join(map(repr, function.lacking(first.row)))}, which no task has a "
-                f"column for; the first has {', '.join(first.row)}",
-                hint="name the parameters as the columns, or give them a default",
+                f"reward {function.name}: takes {lacking}, which no task has a column for; {columns}",
+                hint="name the parameters as the columns, or completion, prompt, messages or completion_ids, or give them a "
+                "default; see `gymdata docs your-reward`",
             )
 
 
 def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
     """Every task against what plays and scores it. Raises DataError naming the first task that names no environment, or
-    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has."""
-    _check_columns(parts.rewards, tasks)
+    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has. A shipped
+    reward that applies to none of them is a note."""
+    _check_columns(parts, tasks)
     environment = parts.environment
     by_name = environment if isinstance(environment, ByName) else None
     prompt = parts.user_prompt
@@ -166,7 +179,7 @@ def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
 async def try_environment(environment: Environment, tasks: Iterable[Task]) -> list[EnvironmentTrial]:
     """Set one episode of each environment in Python up and tear it down again, on the first task that it would play.
 
-    Raises OutsideError for what fails. Servers are left alone: a session there would be theirs to keep."""
+    Raises OutsideError for what fails. Servers are left alone, because a session there could leave state behind."""
     named: dict[Any, Environment] = {None: environment}
     if isinstance(environment, ByName):
         named = dict(environment.environments)
@@ -255,8 +268,8 @@ def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Itera
 
 @dataclass(slots=True)
 class Parts:
-    """What a run is made of, once loaded. Tests put their own Sampler or Chat here. A ``workflow`` stands in the place of
-    sampler, chat and environment, which are None then."""
+    """The parts of a run, once loaded. Tests pass their own Sampler or Chat. With a ``workflow``, sampler, chat and
+    environment are None."""
 
     sampler: Sampler | None
     chat: Chat | None
@@ -266,19 +279,19 @@ class Parts:
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
     workflow: Workflow | None = None
-    #: What the user's model is given, made of each task.
+    #: The prompt of the user's model, rendered for each task.
     user_prompt: TextTemplate | None = None
 
     @property
     def source(self) -> Sampler | Workflow:
-        """Where rollouts come from: what is started, and closed again."""
+        """The source of rollouts, which is started and closed: the sampler, or the workflow."""
         source = self.workflow or self.sampler
         assert source is not None
         return source
 
     @property
     def place(self) -> Environment | Workflow:
-        """Where they happen."""
+        """The environment, or the workflow."""
         place = self.workflow or self.environment
         assert place is not None
         return place
@@ -286,8 +299,8 @@ class Parts:
 
 @dataclass(slots=True)
 class Given:
-    """What was given as objects instead of names: reward functions by the text that stands for them, an environment, or
-    several by the name that tasks give, and a user."""
+    """Arguments that were given as objects instead of names: reward functions by their name in the settings, an
+    environment, or several by the name that tasks give, and a user."""
 
     rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
     environment: Any = None
@@ -325,7 +338,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
         if config.replicas is None:
             require("engine", "vllm")
-        else:  # the engine is where the replicas are
+        else:  # the engine is on the replicas' machines
             require("ray", "ray")
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
@@ -405,7 +418,7 @@ def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], give
 
 
 def _environment(config: CollectConfig, given: Given, user: User | None) -> Environment:
-    """Where the tasks are played, with the user who is there beside it. Raises UsageError."""
+    """The environment of the tasks, with the user, if there is one. Raises UsageError."""
     specs = config.environments()
     server = _resource_server(config)
     if config.step_reward_field is not None and not any(map(server_url, specs.values())):
@@ -491,7 +504,7 @@ def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
 
 
 def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
-    """Nothing of this side samples; a model is only a name."""
+    """Nothing is sampled here; the model is only a name."""
     from gymdata.engines import model_identity
     from gymdata.environments.responses import conversation_of, task_body
     from gymdata.environments.workflow import HttpWorkflow
@@ -570,7 +583,7 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
-    """What makes a run this run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
+    """The identity of a run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
     chat = dict(parts.chat.facts()) if parts.chat is not None else {}
     return {
         **config.identity(),

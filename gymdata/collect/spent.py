@@ -1,6 +1,6 @@
-"""Where the time of a run went, measured around every wait of its rollouts.
+"""Where the time of a run was spent, measured around every wait of its rollouts.
 
-Invariants: times are those that rollouts waited, so several at once add up; a run that is too short to tell says nothing.
+Invariants: times are summed over rollouts, so concurrent waits add up; nothing is reported for a run that is too short.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import time
 from typing import Literal
 
 What = Literal["engine", "environment", "reward"]
+#: What a run can be slow for besides the engine, as a message names it.
+_SLOW: dict[What, str] = {"environment": "environment", "reward": "rewards"}
 #: Shorter runs are mostly start and end.
 _SHORTEST_S = 5.0
-#: The part of all waiting that makes something the one that slowed the run down.
+#: Share of the waiting time from which on something counts as what slowed the run down.
 _MOSTLY = 0.5
-#: Fewer requests in flight than this part of what the engine takes at once leave it idle.
+#: Below this share of the engine's capacity in flight, the engine was idle.
 _FEW = 0.5
 
 
 class _Wait:
-    """One wait. A plain class, because each rollout has several: a generator takes four times as long."""
+    """One wait. Not a generator-based context manager, which takes four times as long: each rollout waits several
+    times."""
 
     __slots__ = ("_began", "_n", "_seconds", "_what")
 
@@ -33,24 +36,24 @@ class _Wait:
 
 
 class Spent:
-    """Seconds that rollouts waited, by what for. A request for n members of a group counts n times."""
+    """Seconds that rollouts waited, by cause. A request for n members of a group counts n times."""
 
     def __init__(self) -> None:
         self.seconds: dict[What, float] = dict.fromkeys(("engine", "environment", "reward"), 0.0)
 
     def on(self, what: What, n: int = 1) -> _Wait:
-        """What is awaited inside is counted, however it ends."""
+        """A context manager that counts the time spent inside, also when it raises."""
         return _Wait(self.seconds, what, n)
 
     def slowed_by(self, wall: float, capacity: int, concurrency: int) -> str | None:
-        """What slowed a run of ``wall`` seconds down, in a line; None when it was too short. ``capacity``: requests that
-        the engine takes at once; ``concurrency``: rollouts in flight."""
+        """One line on what slowed a run of ``wall`` seconds down; None when it was too short. ``capacity``: requests
+        that the engine takes at once; ``concurrency``: rollouts in flight."""
         total = sum(self.seconds.values())
         if wall < _SHORTEST_S or not total:
             return None
-        for what, name in (("environment", "environment"), ("reward", "rewards")):
-            if self.seconds[what] >= _MOSTLY * total:  # type: ignore[index]  # its own keys
-                share = self.seconds[what] / total  # type: ignore[index]  # its own keys
+        for what, name in _SLOW.items():
+            share = self.seconds[what] / total
+            if share >= _MOSTLY:
                 return f"slow {name}: {share:.0%} of the time that rollouts waited"
         flying = self.seconds["engine"] / wall
         if flying < _FEW * capacity:

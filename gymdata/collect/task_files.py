@@ -27,7 +27,7 @@ from gymdata.store.objects.fetching import located
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
-#: What may be given, for messages and ``--help``.
+#: The accepted inputs, for messages and ``--help``.
 KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .arrow (also .gz, .zst), a folder of save_to_disk, or hf:NAME[:SPLIT]"
 _ROWS = 512
 #: The longest row of a CSV file and of a JSON array, in bytes.
@@ -109,7 +109,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _json_lines(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
-    expected = "one JSON object a line"
+    expected = "one JSON object per line"
     with _open(file) as stream:
         for number, line in enumerate(stream, 1):
             if number == 1:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import jinja2
 
 SOURCES = ("prompt", "messages", "responses_create_params")
-#: What ``--map`` may name.
+#: The fields of ``--map``.
 FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
 #: Columns of published datasets, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
 CONVERSATIONS = ("conversations", "conversation")
 ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "response", "completion")
-#: What the name of a file ends with, and a system message hardly.
+#: Suffixes of file names that a system message hardly ends with.
 TEXT_FILES = (".txt", ".md", ".jinja", ".j2")
-#: In the names of columns that are not known, for a hint.
+#: Substrings of unknown column names that make good hints.
 _LIKE_PROMPT = ("question", "prompt", "problem", "instruct", "query", "input", "task", "text")
 _LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "label", "response", "completion", "result")
 
@@ -48,7 +48,7 @@ class Shaped(NamedTuple):
     column: str
     value: Any
     system: str | None
-    #: What was recognised, as people read it.
+    #: The recognised columns, for messages.
     read_as: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ class TaskShape:
 
     @cached_property
     def is_given(self) -> bool:
-        """Whether any setting changes what a row says."""
+        """Whether any setting changes how a row is read."""
         return bool(self.columns) or self.system is not None or self.template is not None
 
     def shape(self, source: Row) -> Shaped:
@@ -224,7 +224,7 @@ def _hint(row: Row) -> str | None:
     columns = dict(_leaves(row))
     texts = {name: value for name, value in columns.items() if _is_text(value)}
     chat = next((name for name, value in columns.items() if _is_chat(value)), None)
-    answer = next((name for word in _LIKE_ANSWER for name in columns if word in name.lower() and name != chat), None)
+    answer = _answer_like({name: value for name, value in columns.items() if name != chat})
     others = {name: value for name, value in texts.items() if name != answer} or texts
     near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
     prompt = near or max(others, key=lambda name: len(others[name]), default=None)
@@ -235,6 +235,16 @@ def _hint(row: Row) -> str | None:
     return (
         f"pass {' '.join(f'--map {shlex.quote(text)}' for text in named)}; --prompt-template FILE joins several columns"
     )
+
+
+def answer_hint(row: Row) -> str | None:
+    """The ``--map`` for the answer of a row without a known one, guessed from the names of its columns."""
+    column = _answer_like(dict(_leaves(row)))
+    return None if column is None else f"pass --map {shlex.quote(f'answer={column}')}"
+
+
+def _answer_like(columns: Iterable[str]) -> str | None:
+    return next((name for word in _LIKE_ANSWER for name in columns if word in name.lower()), None)
 
 
 def _leaves(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:

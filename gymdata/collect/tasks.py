@@ -1,9 +1,9 @@
 """Tasks: the rows of task files, or of memory, as conversations to continue.
 
 Invariants: tasks stream, so a file of any length costs one batch of memory plus about 200 bytes per task; a row that
-cannot be used is an error that names file, line and field (or is counted, when asked to skip); two rows never share a
-task_id; a task's content hash depends on every field of its row except ``task_id``, and on no key order; where settings
-say how a row is read, it depends on what they make of it, too.
+cannot be used is an error that names file, line and field (or is counted, with ``skip_bad_rows``); two rows never share
+a task_id; a task's content hash depends on every field of its row except ``task_id``, and on no key order; where
+settings say how a row is read, it depends on what they make of it, too.
 
 A row has one of
 
@@ -24,6 +24,7 @@ A ``reasoning`` item of a Responses-shaped input is the reasoning of the assista
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -42,7 +43,7 @@ from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task
 from gymdata.store import hash_file
 
-#: Speakers of ShareGPT conversations, which have ``from`` and ``value``.
+#: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
 _SHAREGPT = {
     "human": "user",
     "gpt": "assistant",
@@ -52,8 +53,18 @@ _SHAREGPT = {
     "observation": "tool",
 }
 _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "environment"}
-#: In the types of content parts that no policy of ours is shown.
+#: Substrings of the types of content parts that cannot be given to a policy.
 _NOT_TEXT = ("image", "audio", "video", "file")
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The findings of one pass over the rows. ``skipped`` counts the bad ones, and ``first_bad`` is the text of the
+    first; ``recognised`` counts the tasks by what the shape found in columns of other names."""
+
+    skipped: int = 0
+    first_bad: str | None = None
+    recognised: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
 @dataclass
@@ -61,8 +72,7 @@ class TaskFile:
     """The tasks of one path (what ``task_files`` takes), first ``limit`` tasks only when given, and of these a ``shard``.
 
     Iterating again reads the files again. ``skipped`` counts the bad rows of the last full pass (only with
-    ``skip_bad_rows``); ``first_bad`` is the text of the first of them; ``recognised`` counts its tasks by what
-    ``shape`` found in columns of other names.
+    ``skip_bad_rows``); whoever looks at the first tasks only changes nothing of it.
     """
 
     path: Path | str
@@ -72,20 +82,22 @@ class TaskFile:
     #: The prompt may come from elsewhere (a workflow), so an empty ``input`` is one.
     prompt_elsewhere: bool = False
     shape: TaskShape = field(default_factory=TaskShape)
-    recognised: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    skipped: int = 0
-    first_bad: str | None = None
     files: list[Path] = field(init=False)
+    _last: _Pass = field(default_factory=_Pass, init=False)
 
     def __post_init__(self) -> None:
         self.files = task_files(self.path)
 
+    @property
+    def skipped(self) -> int:
+        return self._last.skipped
+
     def __iter__(self) -> Iterator[Task]:
-        self.skipped, self.first_bad, self.recognised = 0, None, Counter()
+        found = _Pass()
         #: Short hash of a task_id → how often, and the file, line and content of the first.
         seen: dict[bytes, tuple[int, Path, int, str]] = {}
         count = 0
-        for file, line, row in self._rows():
+        for file, line, row in self._rows(found):
             if self.limit is not None and count >= self.limit:
                 break
             try:
@@ -93,48 +105,50 @@ class TaskFile:
                 task = _task(row, shaped, self.shape, self.prompt_elsewhere)
                 task = self._unique(task, file, line, seen)
             except FieldError as bad:
-                self._bad(DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
+                self._bad(found, DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
                 continue
             count += 1
             recognised = shaped.read_as
             if "answer" in task.row and "answer" not in shaped.row:
                 recognised = (*recognised, "answer = the last message")
             if recognised:
-                self.recognised[recognised] += 1
+                found.recognised[recognised] += 1
             if self.shard is None or task.task_id in self.shard:
                 yield task
         if count:
-            self.shape.check_found({text for said in self.recognised for text in said}, row)
+            self.shape.check_found({text for texts in found.recognised for text in texts}, row)
         else:
-            why = f" (skipped {counted(self.skipped, 'row')}; the first: {self.first_bad})" if self.skipped else ""
+            why = f" (skipped {counted(found.skipped, 'row')}; the first: {found.first_bad})" if found.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
+        self._last = found
 
-    def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, dict[str, Any]]]:
         for file in self.files:
-            for line, row in rows_of(file, self._bad_line):
+            for line, row in rows_of(file, functools.partial(self._bad_line, found)):
                 yield file, line, row
 
     def facts(self) -> list[dict[str, Any]]:
-        """What run.json says of where the tasks are from: path and hash of each file."""
+        """The source of the tasks for run.json: path and hash of each file."""
         return [{"path": str(file), "xxh3": hash_file(file)} for file in self.files]
 
     def notes(self) -> list[str]:
-        """What the last pass recognised, in one line."""
-        if not self.recognised:
+        """One line on the columns that the last pass recognised."""
+        recognised = self._last.recognised
+        if not recognised:
             return []
-        most = self.recognised.most_common(3)
-        found = [f"{', '.join(said)} ({counted(n, 'task')})" for said, n in most]
-        return [f"{self.path}: {'; '.join(found)}{'; …' if len(self.recognised) > len(most) else ''}"]
+        most = recognised.most_common(3)
+        found = [f"{', '.join(texts)} ({counted(n, 'task')})" for texts, n in most]
+        return [f"{self.path}: {'; '.join(found)}{'; …' if len(recognised) > len(most) else ''}"]
 
-    def _bad(self, error: DataError) -> None:
+    def _bad(self, found: _Pass, error: DataError) -> None:
         if not self.skip_bad_rows:
             error.hint = error.hint or "correct the row, or pass --skip-bad-rows to leave such rows out"
             raise error
-        self.skipped += 1
-        self.first_bad = self.first_bad or error.message
+        found.skipped += 1
+        found.first_bad = found.first_bad or error.message
 
-    def _bad_line(self, file: Path, line: int, got: str, expected: str) -> None:
-        self._bad(DataError.bad_row(file, line, None, got, expected))
+    def _bad_line(self, found: _Pass, file: Path, line: int, got: str, expected: str) -> None:
+        self._bad(found, DataError.bad_row(file, line, None, got, expected))
 
     def _unique(self, task: Task, file: Path, line: int, seen: dict[bytes, tuple[int, Path, int, str]]) -> Task:
         key = hashlib.blake2b(task.task_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
@@ -163,11 +177,11 @@ class TaskRows(TaskFile):
 
     def __post_init__(self) -> None:
         self.files = []
-        # What can be read only once is kept: tasks are counted and hashed before they are sampled.
+        # An iterator is materialised: tasks are counted and hashed before they are sampled.
         if iter(self.rows) is self.rows:
             self.rows = list(self.rows)
 
-    def _rows(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, dict[str, Any]]]:
         # A Dataset gives every row all columns; a null means that it was not there.
         columnar = hasattr(self.rows, "column_names")
         for number, row in enumerate(self.rows, 1):
@@ -178,7 +192,7 @@ class TaskRows(TaskFile):
                 plain: dict[str, Any] = orjson.loads(orjson.dumps(dict(row)))
             except TypeError as error:
                 got = f"a value that JSON has no form for ({error})"
-                self._bad(DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))
+                self._bad(found, DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))
                 continue
             if columnar:
                 plain = {k: drop_nulls(v) for k, v in plain.items() if v is not None}
@@ -186,7 +200,7 @@ class TaskRows(TaskFile):
 
     def facts(self) -> list[dict[str, Any]]:
         digest = xxhash.xxh3_64()
-        for _, _, row in self._rows():
+        for _, _, row in self._rows(_Pass()):
             digest.update(_canonical(row) + b"\n")
         return [{"path": IN_MEMORY, "xxh3": digest.hexdigest()}]
 
@@ -212,8 +226,8 @@ def _task(source: dict[str, Any], shaped: Shaped, shape: TaskShape, prompt_elsew
         if shaped.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": shaped.system}, *messages]
         if shape.template is not None and not isinstance(shaped.value, str):
-            asked = {"prompt": messages[-1]["content"]}
-            messages = [*messages[:-1], {**messages[-1], "content": shape.render({**row, **asked})}]
+            question = {"prompt": messages[-1]["content"]}
+            messages = [*messages[:-1], {**messages[-1], "content": shape.render({**row, **question})}]
     if row.get("tools") is not None:
         tools = _tools(row["tools"], "tools")
     hashed = {k: v for k, v in source.items() if k != "task_id"}

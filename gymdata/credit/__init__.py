@@ -1,8 +1,8 @@
 """Credit: from rewards to the advantage of every generated token. Numpy in, numpy out, masks everywhere.
 
 Invariants: sums and recursions run in float64; a position whose mask is 0 is stepped over and its result is 0, so
-what stands there (tool tokens, padding, NaN) changes nothing; a group of one, or one whose rewards are all equal, gives 0
-and never NaN; a missing or non-finite reward is left out of its group's statistics and its own result is NaN.
+values there (tool tokens, padding, NaN) change nothing; a group of one, or one whose rewards are all equal, gives 0 and
+never NaN; a missing or non-finite reward is left out of its group's statistics and its own result is NaN.
 
 Arrays are (B, A) with a mask (B, A); more leading axes are fine. The ``*_ragged`` forms take flat values and offsets,
 row i being ``values[offsets[i]:offsets[i + 1]]``, all of it valid. Floats of the caller's precision come back: float32

@@ -53,8 +53,8 @@ def _step(
 
 @_compiled
 def returns(rewards: Any, mask: Any, gamma: float, out: Any) -> None:  # pragma: no cover  compiled
-    """Rows (B, A) from end to start. Four rows side by side: a sum waits for the one before it, and the processor has
-    something to do meanwhile."""
+    """Rows (B, A) from end to start. Four rows at a time, because each sum depends on the previous one: independent
+    rows keep the processor busy."""
     rows, width = rewards.shape
     whole = rows - rows % 4
     for row in range(0, whole, 4):

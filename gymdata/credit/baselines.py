@@ -1,4 +1,4 @@
-"""Baselines of tokens and agents: what is expected at a place in the rollout, or of an agent.
+"""Baselines of tokens and agents: what is expected at a position of the rollout, or of an agent.
 
 Invariants: a token that no other rollout of its group reaches, and a group whose returns are equal, have advantage 0;
 an agent's baseline depends on what came before it only, so the order of the rows matters to it and to nothing else here.
@@ -48,11 +48,12 @@ def gradient_energy(logprobs: npt.ArrayLike, sum_pi_squared: npt.ArrayLike) -> A
 
 @dataclass(frozen=True, slots=True)
 class TokenBaseline:
-    """The optimal baseline of every place of a group's rollouts, B_t = Σ G_t·W_t / Σ W_t over the rollouts that reach it,
-    with W_t the sum of ``gradient_energy`` up to t; where all W_t are 0, the mean. Rollouts are added batch by batch.
+    """The optimal baseline of every position of a group's rollouts, B_t = Σ G_t·W_t / Σ W_t over the rollouts that
+    reach it, with W_t the sum of ``gradient_energy`` up to t; where all W_t are 0, the mean. Rollouts are added batch
+    by batch.
 
-    Source: as ``gradient_energy``; verl's estimator ``optimal_token_baseline`` computes it so. A place that one rollout
-    reaches has its own return as the baseline (verl's ``handle_zero_tail=False``).
+    Source: as ``gradient_energy``; verl's estimator ``optimal_token_baseline`` computes it so. A position that one
+    rollout reaches has its own return as the baseline (verl's ``handle_zero_tail=False``).
     """
 
     starts: Array
@@ -100,7 +101,7 @@ class TokenBaseline:
 def optimal_token_baseline(
     returns: npt.ArrayLike, energy: npt.ArrayLike, offsets: npt.ArrayLike, groups: npt.ArrayLike
 ) -> Array:
-    """The advantage of each token of ragged rows, flat: see ``TokenBaseline``. ``groups``: one label a row."""
+    """The advantage of each token of ragged rows, flat: see ``TokenBaseline``. ``groups``: one label per row."""
     g, e = np.asarray(returns, dtype=np.float64), np.asarray(energy, dtype=np.float64)
     bounds = np.asarray(offsets, dtype=np.int64)
     _, code = np.unique(np.asarray(groups), return_inverse=True)

@@ -1,6 +1,6 @@
 """Token-wise parts of credit: KL estimates, placement of rewards, normalisation, clipping, the entropy mask.
 
-Invariants: a result is 0 where the mask is 0, and nothing that stands there is ever read into a statistic.
+Invariants: a result is 0 where the mask is 0, and values there never enter a statistic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def as_floats(*arrays: npt.ArrayLike) -> tuple[list[Array], np.dtype[Any]]:
 
 
 def kl(logp: npt.ArrayLike, ref: npt.ArrayLike, kind: KlKind = "k1", mask: npt.ArrayLike | None = None) -> Array:
-    """KL estimate a token, shape of ``logp``; 0 where ``mask`` is 0.
+    """KL estimate per token, shape of ``logp``; 0 where ``mask`` is 0.
 
     With d = logp − ref: k1 = d; k2 = d²/2; k3 = exp(−d) − 1 + d. Source: Schulman 2020, "Approximating KL Divergence".
     """
@@ -75,7 +75,7 @@ def token_rewards(
     mask: npt.ArrayLike,
     clip: float | tuple[float, float] | None = None,
 ) -> Array:
-    """Rewards a token, (B, A): −max(kl_coef, 0) · kl on valid tokens, plus the row's reward on its last valid one.
+    """Rewards per token, (B, A): −max(kl_coef, 0) · kl on valid tokens, plus the row's reward on its last valid one.
 
     ``reward``: (B,), clipped to ``clip`` (a number c means −c to c) before it is placed; ``kl``: (B, A), or None for none.
     A row without a valid token has no place for its reward: it is all 0.

@@ -19,7 +19,7 @@ from gymdata.errors import DataError, UsageError
 #: Floats that the numpy form works on at a time: a block stays in the cache.
 _BLOCK = 1 << 20
 _MAX_ROWS = 256
-#: Of a padded array: rows and columns that it turns round at a time.
+#: Rows and columns of a padded array that are transposed at a time.
 _ROWS, _COLUMNS = 1024, 32
 
 
@@ -72,7 +72,7 @@ def gae_ragged(
 ) -> tuple[Array, Array]:
     """``gae`` of ragged rows; flat arrays in and out. ``bootstrap`` (rows,): the value after each row's last token.
 
-    ``gamma`` may be one number a token: the discount between it and the next one.
+    ``gamma`` may be one number per token: the discount between it and the next one.
     """
     (r, v), dtype = as_floats(rewards, values)
     _same_shape(r, v)
@@ -90,13 +90,13 @@ def gae_ragged(
 
 
 def cumulative_returns_ragged(rewards: npt.ArrayLike, offsets: npt.ArrayLike, gamma: float | npt.ArrayLike) -> Array:
-    """``cumulative_returns`` of ragged rows; ``gamma`` may be one number a token, as in ``gae_ragged``."""
+    """``cumulative_returns`` of ragged rows; ``gamma`` may be one number per token, as in ``gae_ragged``."""
     (r,), dtype = as_floats(rewards)
     return discounted_sums(r, _bounds(offsets, len(r)), _steps(gamma, len(r))).astype(dtype, copy=False)
 
 
 def discounted_sums(values: npt.ArrayLike, offsets: npt.ArrayLike, step: float | npt.ArrayLike) -> Array:
-    """x_t = b_t + s_t · x_{t+1} in each ragged row, float64; ``step`` is s, one number or one a token."""
+    """x_t = b_t + s_t · x_{t+1} in each ragged row, float64; ``step`` is s, one number or one per token."""
     flat = np.asarray(values, dtype=np.float64)
     bounds = _bounds(offsets, len(flat))
     compiled = kernels()
@@ -153,7 +153,7 @@ def _keep(mask: Array) -> npt.NDArray[np.int64]:
 
 
 def _turned(values: Array, keep: npt.NDArray[np.int64]) -> Array:
-    """``values`` with rows and columns changed, so that a position of all rows lies together: float64, 0 where masked."""
+    """``values`` transposed, so that a position of all rows is contiguous: float64, 0 where masked."""
     whole = values.astype(np.float64, order="C")
     bits = whole.view(np.int64)
     np.bitwise_and(bits, keep, out=bits)
@@ -185,7 +185,7 @@ def _column_blocks(width: int) -> list[slice]:
 
 
 def _sums(flat: Array, offsets: npt.NDArray[np.int64], step: float | npt.ArrayLike) -> Array:
-    """Rows side by side, of similar length, so that one numpy operation serves one position of many rows."""
+    """Rows of similar length side by side, so that one numpy operation handles one position of many rows."""
     lengths = np.diff(offsets)
     result = np.empty(len(flat), np.float64)
     steps = np.asarray(step, dtype=np.float64)
@@ -198,7 +198,7 @@ def _sums(flat: Array, offsets: npt.NDArray[np.int64], step: float | npt.ArrayLi
         first += count
         if not width:
             break
-        # Rows must not lie a power of two apart, or they would share cache lines' places.
+        # The row stride must not be a power of two, or rows would compete for the same cache sets.
         table = np.zeros((len(rows), width + 8 + (width % 16 == 8) * 8))
         here = np.arange(width) < lengths[rows][:, None]
         whole = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())

@@ -3,7 +3,8 @@
 Invariants: missing (NaN) and infinite rewards take no part in their group's statistics and stay NaN; a group with
 fewer than two known rewards, or with equal ones, gives 0; no result depends on the order of the rows.
 
-``rewards`` is (G, n), a group a row; or (N,) with ``groups``, one label a reward; or (N,) alone, which is one group.
+``rewards`` is (G, n), a group per row; or (N,) with ``groups``, one label per reward; or (N,) alone, which is one
+group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEGENERATE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rewards as one flat array with a group code each; the statistics have one entry a group, over known rewards."""
+    """Rewards as one flat array with a group code each; the statistics have one entry per group, over known rewards."""
 
     values: Array
     code: Array
@@ -140,8 +141,9 @@ def maxrl(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 
 def pass_at_k(rewards: npt.ArrayLike, groups: Groups = None, k: int = 4) -> Array:
-    """What a rollout adds to the chance that one of k succeeds. With n rollouts, c of them right, ρ = 1 − C(n−c, k)/C(n, k)
-    and σ = √(ρ(1 − ρ)), (1 − ρ)/(σ + 1e-6) for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/(σ + 1e-6) for a failure.
+    """The contribution of a rollout to the chance that one of k succeeds. With n rollouts, c of them right, ρ = 1 −
+    C(n−c, k)/C(n, k) and σ = √(ρ(1 − ρ)), (1 − ρ)/(σ + 1e-6) for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/(σ +
+    1e-6) for a failure.
 
     A group of fewer than k gives 0. Source: Chen et al. 2025, "Pass@k Training" (arXiv 2508.10751, analytical derivation).
     Raises DataError for a reward that is neither 0 nor 1, UsageError for a k below 1.

@@ -1,6 +1,6 @@
 """The main job on the shipped policy and tasks: measure, (collect, validate, pairs, train-dpo) a few times, measure again.
 
-Beside it one round from the same first rollouts whose pairs come from the shipped judge, which never sees a reward.
+Also one round from the same first rollouts whose pairs come from the shipped judge, which never sees a reward.
 Invariants: every step is a command that a user could type, run as a process of its own, so that engine and trainer
 never hold the machine together; the figures are recomputed from the sealed held-out runs and from nothing else.
 """
@@ -43,14 +43,14 @@ from gymdata.store import read_run_json, read_table, scan_lazy
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 
-#: The rise that the demo must show: held-out rate, after minus before.
+#: The improvement that the demo must show: held-out rate, after minus before.
 MIN_RISE = 0.10
 #: The unseeded default of the demo is a seed too, so that two people see the same figures.
 DEFAULT_SEED = 0
-#: Enough for the judged rise to be clear, and few enough for the demo to stay short: 56 comparisons each.
+#: Enough for the judged improvement to be clear, and few enough for a short demo: 56 comparisons each.
 JUDGED_GROUPS = 300
 JUDGE = "genrm"
-#: What only a demo leaves in its folder: its first step's output, and its figures.
+#: Files that only a demo writes: its first step's output, and its figures.
 _OURS = ("heldout-before", "summary.json")
 
 
@@ -67,7 +67,7 @@ class DemoConfig(Config):
     threshold: bool = pydantic.Field(True, description="Fail unless held-out accuracy improves by 10 points.")
 
 
-#: Extras, and what they bring.
+#: Extras, and what they install.
 _NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
 _Run = Callable[[Sequence[str], Collection[int]], None]
 _HELD_OUT = ["--temperature", "0", "-r", "1"]
@@ -75,8 +75,8 @@ _HELD_OUT = ["--temperature", "0", "-r", "1"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DemoReport(Report):
-    """What ``OUTPUT/summary.json`` holds: held-out rates ``before`` and ``after`` with their Wilson intervals, the paired
-    ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
+    """The content of ``OUTPUT/summary.json``: held-out rates ``before`` and ``after`` with their Wilson intervals, the
+    paired ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
 
     output: Path
     before: dict[str, Any]
@@ -138,8 +138,8 @@ def _shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DemoPlan(Report):
-    """What ``demo`` would do: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of which are there), and
-    ``install``: the command for what the steps need and this environment lacks, None for nothing."""
+    """The plan of ``demo``: ``steps`` (its commands, in order), ``reads`` (the shipped files, all of which are there),
+    and ``install``: the command for what the steps need and this environment lacks, None for nothing."""
 
     steps: list[str]
     reads: list[str]
@@ -202,7 +202,7 @@ def planned(
     judged_groups: int = JUDGED_GROUPS,
     seed: int = DEFAULT_SEED,
 ) -> DemoPlan:
-    """What ``demo`` would do, without doing it.
+    """The plan of ``demo``, without running it.
 
     Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
     """
@@ -362,7 +362,8 @@ def _clear(folder: Path, overwrite: bool) -> None:
         return
     _refuse_foreign(folder)
     if overwrite:
-        # What says that it is the demo's last: the same command finishes a removal that was interrupted.
+        # The files that mark it as the demo's are removed last, so that the same command finishes an interrupted
+        # removal.
         for path in sorted(folder.iterdir(), key=lambda path: path.name in _OURS):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

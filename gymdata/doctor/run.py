@@ -1,4 +1,4 @@
-"""``gymdata doctor``: each check looks at one thing, and says what it found and what to do about it.
+"""``gymdata doctor``: each check reports what it found and what to do about it.
 
 Invariant: neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own program.
 """
@@ -30,15 +30,14 @@ from gymdata.validate.run import validate
 __all__ = ["Check", "DoctorReport", "doctor"]
 
 State = Literal["ok", "note", "fault"]
-#: Bytes below which a disk is worth a word: a small model's checkpoints alone are this large.
+#: Free bytes below which a disk gets a note: a small model's checkpoints alone are this large.
 _LITTLE = 5 * 10**9
 _ENGINES = ("cpu", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and what to do where it is not as it should be. ``note``: it works, but not for
-    everything."""
+    """One check: its subject, its finding, and what to do about a fault. ``note``: it works, but not for everything."""
 
     name: str
     state: State
@@ -127,7 +126,7 @@ def _extras(gpu: bool) -> Iterator[Check]:
         yield Check("extras", "note", "unknown: gymdata runs from a folder that is not installed", "pip install -e .")
         return
     every = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours)}
-    # One engine is enough; which one fits is a matter of the machine.
+    # One engine is enough; which one depends on the machine.
     engines = [extra for extra in _ENGINES if extra in every]
     unused = [e for e in engines if every[e][0]]
     if len(unused) == len(engines):

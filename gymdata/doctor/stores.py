@@ -32,7 +32,7 @@ def tried(place: Place) -> tuple[Literal["ok", "note", "fault"], str, str | None
 
 
 def _write(place: Place) -> str | None:
-    """What the store does wrong, if anything. Raises OutsideError("object store")."""
+    """The store's fault, or None. Raises OutsideError("object store")."""
     name = f".gymdata-doctor-{secrets.token_hex(4)}"
     one = place.at(f"{place.key}/{name}" if place.key else name)
     try:

@@ -31,7 +31,7 @@ def hub_files(text: str) -> list[Path]:
             f"{text}: {_first(error)}", hint="check the name; a private dataset needs a login (`hf auth login`)"
         ) from error
     except ValueError as error:
-        # An unknown split or configuration, or none where there are several; the message lists them.
+        # An unknown split or configuration, or a missing one of several; the message lists them.
         form = f"hf:{name}/CONFIG:SPLIT names both" if config is None else f"hf:{name}/{config}:SPLIT names a split"
         raise UsageError(f"{text}: {_first(error)}", hint=form) from error
     except (OSError, datasets.exceptions.DatasetsError) as error:

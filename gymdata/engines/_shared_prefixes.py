@@ -26,13 +26,13 @@ DENSE_LIMIT = {"cpu": 4_096, "cuda": 16_384}
 #: A tree must cost less than this share of the padded batch, or the batch is run as it is.
 _WORTH = 0.9
 _EXPRESSES = ("sdpa", "eager", "flex_attention")
-#: What a call may say and still be one that is answered here.
+#: Arguments that a call may have and still be handled here.
 _PLAIN = {"input_ids", "attention_mask", "return_dict"}
 
 
 @dataclass
 class Sharing:
-    """Sharing as it is installed on a model: what it did so far, in tokens that the model ran."""
+    """Sharing as it is installed on a model: its account so far, in tokens that the model ran."""
 
     backbone: Any
     mode: Mode
@@ -41,7 +41,8 @@ class Sharing:
 
     @classmethod
     def of(cls, model: Any, mode: Mode = "auto") -> Sharing | str:
-        """What can share for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be expressed."""
+        """The sharing for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be
+        expressed."""
         backbone = model.base_model
         return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
 
@@ -140,7 +141,7 @@ def _share_head(model: Any, sharing: Sharing, backbone_forward: Callable[..., An
 
 
 def _spread(out: Any, scored: torch.Tensor, places: torch.Tensor) -> Any:
-    """What the head says of each target, in the padded layout; 0 where nothing is scored."""
+    """The head's score of each target, in the padded layout; 0 where nothing is scored."""
 
     def padded(values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(scored.shape).masked_scatter(scored, _at(values[0], places))
@@ -191,7 +192,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 def _is_plain(backbone: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call is one over a padded batch whose answer is hidden states and nothing else."""
-    # Without a word on it, many models keep a cache, which is one of the padded batch.
+    # By default many models keep a cache, and it would be one of the padded batch.
     if args or kwargs.get("use_cache") is not False or (backbone.training and _has_dropout(backbone)):
         return False
     odd = [name for name, value in kwargs.items() if name not in _PLAIN and value is not None and value is not False]

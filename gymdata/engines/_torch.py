@@ -53,7 +53,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
     if place.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
     try:
-        with quiet_transformers():  # what its report of weights would say, ``lacking`` says
+        with quiet_transformers():  # ``lacking`` reports missing weights instead
             model, loading_info = getattr(transformers, head).from_pretrained(
                 local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
@@ -74,7 +74,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
 
 
 def checkpoint_dtype(place: Place) -> str | None:
-    """The number format that a checkpoint was saved in, as its config says it."""
+    """The number format that a checkpoint was saved in, by its config."""
     from transformers import AutoConfig
 
     try:
@@ -123,7 +123,7 @@ class ForwardPolicy:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
 
-        ``shift``: score with the output that many places later; NaN where there is none.
+        ``shift``: score with the output this many positions later; NaN beyond the end.
         """
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
@@ -152,7 +152,7 @@ class ForwardPolicy:
         return found
 
     def _head(self, hidden: Any, targets: Any, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
-        """What the model's head makes of hidden states (k, H) that it is handed."""
+        """The model's head applied to hidden states (k, H)."""
         import torch
         from trl.trainer.utils import add_fused_lm_head
 
@@ -233,7 +233,7 @@ class _Chosen:
     place: np.ndarray
 
     def distinct(self, which: np.ndarray) -> tuple[Any, Any, np.ndarray]:
-        """Of the scored tokens ``which``: states (k, H) and targets (k,), without repetition, and where each token is."""
+        """The distinct states (k, H) and targets (k,) of the scored tokens ``which``, and the index of each token."""
         import torch
 
         base = int(self.targets.max()) + 1 if len(self.targets) else 1
@@ -267,7 +267,7 @@ def _passes(
 
 
 def _sharing(model: Any) -> Any:
-    """What runs common beginnings once, or None for a model that cannot express it."""
+    """The sharing of common beginnings, or None for a model that does not support it."""
     from gymdata.engines._shared_prefixes import Sharing
 
     made = Sharing.of(model)

@@ -1,9 +1,9 @@
 """Models and tokenizers that are on this machine: a folder, or a hub name in the local cache; and ids back to text.
 
 Invariants: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
-tokenizer here gets a folder that exists, or DataError says that there is none. In text special tokens are written out, and
-an id that the tokenizer does not know is shown as ``<id N>`` and never left out; for text ``tokenizers`` is loaded when the
-first is asked for, and ``transformers`` only for folders without a tokenizer.json.
+tokenizer here gets a folder that exists, or a DataError. In text special tokens are written out, and an id that the
+tokenizer does not know is shown as ``<id N>`` and never left out; for text ``tokenizers`` is loaded when the first is
+asked for, and ``transformers`` only for folders without a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def local_folder(name: str | Path) -> Path:
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
         near, fetch = nearest_beside(folder), f"give a folder, or fetch it once: hf download {text}"
         if folder.parent.is_dir() and "/" in text:
-            # What lies in a folder of this machine is no name of the hub.
+            # A path that exists on this machine is not a hub name.
             fetch = "give a folder, or the name of a model in that cache"
         raise DataError(
             f"{text}: no such folder, and not in the local Hugging Face cache",
@@ -125,7 +125,7 @@ def _texts(folder: str | Path) -> Reading:
 
 
 def load_reader(folder: str | Path) -> Reading:
-    """What the tokenizer in ``folder`` (or the tokenizer.json itself, or a model's name) tells."""
+    """A reader of ids for the tokenizer in ``folder`` (or of a tokenizer.json, or a model's name)."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
         return _by_transformers(str(folder))
@@ -151,7 +151,7 @@ def _by_transformers(name: str) -> Reading:
 
 def _known(backend: Any) -> Callable[[int], bool]:
     size = backend.get_vocab_size(with_added_tokens=True)
-    # Ids can have gaps; asking for each is slow, so only those beyond the size are asked for.
+    # Ids can have gaps; looking each up is slow, so only those beyond the size are looked up.
     return lambda i: 0 <= i < size or (0 <= i < 2**32 and backend.id_to_token(i) is not None)
 
 

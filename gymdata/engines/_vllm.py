@@ -60,13 +60,13 @@ class EngineLog:
                 os.close(own)
 
     def remove(self) -> None:
-        """The engine ended in order: its log has nothing to say."""
+        """Remove the log of an engine that ended normally."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 DEFAULT_MAX_NUM_SEQS = 256
-#: Settings that this adapter relies on; changing them would break what it promises.
+#: Settings that this adapter relies on; changing them would break its invariants.
 _FIXED = {"model": "give -m/--model"}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -74,10 +74,10 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VllmSampler:
     """A ``Sampler`` on vLLM's asynchronous engine.
 
-    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub name.
-    ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's own seed,
-    used only where a request has none. ``log_probs``: without them generations hold none, and the engine is spared a third
-    of what it does beside the model.
+    ``model``: a folder with weights, a LoRA adapter's folder (its base is loaded and the adapter applied), or a hub
+    name. ``sampling``: see ``Sampling``. ``engine_args``: any field of vLLM's AsyncEngineArgs. ``seed``: the engine's
+    own seed, used only where a request has none. ``log_probs``: without them generations hold none, and the engine is
+    spared a third of its work besides the model's.
     """
 
     prefers_groups = False
@@ -112,16 +112,16 @@ class VllmSampler:
         set_environment()
         loop = asyncio.get_running_loop()
         with needs("engine"):
-            # Takes seconds; in the thread, so that Ctrl-C is heard meanwhile.
+            # Takes seconds; in the thread, so that Ctrl-C is handled meanwhile.
             await loop.run_in_executor(self._thread, importlib.import_module, "vllm")
         self._starting = loop.run_in_executor(self._thread, self._start_engine)
         self._engine = await asyncio.shield(self._starting)
-        # What is loaded by now stays: it need not be searched for cycles again and again.
+        # Objects that are loaded by now stay, so the garbage collector need not scan them again.
         gc.freeze()
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the engine; empty before ``start``."""
+        """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
@@ -129,7 +129,7 @@ class VllmSampler:
         return await self._sample(request, self._params, self.sampling, log_probs=self.log_probs)
 
     async def fingerprint(self) -> Fingerprint:
-        """What this engine shows of its policy; after ``start``. Hashes the weights."""
+        """The fingerprint of this engine's policy; after ``start``. Hashes the weights."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
         made = partial(self._params_of, sampling=sampling, log_probs=True)
         drawn = [
@@ -189,7 +189,7 @@ class VllmSampler:
         answer = None
         try:
             async for output in self._engine.generate(
-                # Of this form vLLM does not send every prompt through a thread that would tokenise it.
+                # For this form vLLM does not use its tokenizer thread.
                 tokens_input(prompt),
                 params,
                 request_id,
@@ -234,15 +234,15 @@ class VllmSampler:
             # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
             engine.shutdown = _nothing
         self._thread.shutdown(wait=True)
-        # At the end of the process libraries look for what was never freed, and say so.
+        # At exit, libraries report what was never freed.
         gc.unfreeze()
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _runs_at_once(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
-        # Half more: where an answer ends, the next request waits in the engine already, and no step runs with free slots
-        # while this process makes a row of the answer.
+        # Half more than it runs at once: when a generation ends, the next request already waits in the engine, so no
+        # step has free slots while this process stores the rollout.
         self.default_concurrency = max_num_seqs + (max_num_seqs + 1) // 2
 
     def _params(self, request: SampleRequest) -> Any:
@@ -251,7 +251,8 @@ class VllmSampler:
     def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        # Most requests differ in nothing but their seeds: making and checking the others takes 20 times as long as a copy.
+        # Most requests differ only in their seeds, and a copy takes a twentieth of the time of validated new
+        # parameters.
         shape = (sampling, request.n, request.max_tokens, log_probs)
         seed = request.seed if self._facts["request_seeds"] else None
         if self._last_made is None or self._last_made[0] != shape:
@@ -264,7 +265,7 @@ class VllmSampler:
                 flat_logprobs=log_probs,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                # vLLM's own copy of them need not be a deep one.
+                # These are never changed, so vLLM need not copy them deeply.
                 skip_clone=True,
             )
             self._last_made = shape, made
@@ -398,7 +399,7 @@ def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:
 
 
 def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """(what vLLM needs to sample ``model`` for collecting on this machine, beside ``given``; adapter folder or None).
+    """(what vLLM needs to sample ``model`` for collecting on this machine, besides ``given``; adapter folder or None).
 
     Raises DataError or UsageError for a model that is not here or cannot be loaded.
     """
@@ -421,14 +422,14 @@ def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def set_environment() -> None:
     """Settings that vLLM reads from the environment, here and in the processes that it starts. The user's own win."""
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for data
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is reserved for data
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # The model is on this machine, or was refused: nothing is to be looked up.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ[ENGINE_OF] = str(os.getpid())
-    # What vLLM says while it is imported, before it reads its own level.
+    # vLLM's messages during import, before it reads its own log level.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
@@ -478,7 +479,7 @@ def _executor_class(config: Any) -> Any:
 
 
 def _nothing() -> None:
-    """What a closed engine's shutdown does."""
+    """Replaces the shutdown of an engine that is closed already."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,13 +21,13 @@ from gymdata.engines._transformers import local_folder
 from gymdata.errors import DataError, RefusedError, require
 from gymdata.progress import Progress
 
-#: Up to here weights are read whole; above, places are sampled.
+#: Up to this many bytes weights are hashed whole; above, samples of them.
 FULL_HASH_BYTES = 2 << 30
 _PLACES = 256
 _PLACE_BYTES = 64 << 10
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
-#: Says nothing about what the model computes.
+#: Keys that do not affect what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "torch_dtype", "dtype")
 
 
@@ -90,7 +90,7 @@ def served_facts(name: str) -> dict[str, Any]:
 
 
 def policy_hash(folder: Path) -> str:
-    """xxh3-128 hex over the weight files and what config.json says of the architecture.
+    """xxh3-128 hex over the weight files and the architecture in config.json.
 
     Below 2 GiB every byte counts. Above: names, sizes, safetensors headers and 64 KiB at 256 evenly spaced places; such a
     hash begins with ``sampled:``, because a change elsewhere would not be seen.
@@ -125,7 +125,7 @@ def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str |
 
 
 def hash_of_tokenizer(tokenizer: Any) -> str:
-    """What a transformers tokenizer's ids mean, as ``tokenizer_hash`` has it."""
+    """The ``tokenizer_hash`` of a transformers tokenizer."""
     added = {int(i): str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     pieces = {int(i): piece for piece, i in tokenizer.get_vocab().items()}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -153,7 +153,7 @@ def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[st
 
 
 def template_hash(text: str | None) -> str:
-    """BLAKE2b-128 hex of a chat template's text; of the empty text when there is none."""
+    """BLAKE2b-128 hex of a chat template's text; of the empty text for None."""
     return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
 
 
@@ -205,7 +205,7 @@ def _joined(*parts: str) -> str:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the training stage must know of the model, measured by whoever can load it.
+    """The facts about a model that the training stage needs.
 
     ``max_length`` None: the model names no limit. The hashes are those of gymdata.rollouts.turns.
     """
@@ -240,7 +240,7 @@ def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, 
 
 
 def model_facts(model: str) -> Any:
-    """What the training stage must know of a model folder. Raises DataError when there is no such model."""
+    """``ModelFacts`` of a model folder. Raises DataError when there is no such model."""
     from gymdata.engines._transformers import load_tokenizer, local_folder
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")

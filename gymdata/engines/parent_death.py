@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies. Does nothing in the command's own process.
+    """Have the kernel kill this process when its parent dies. Does nothing in the command's own process.
 
     Linux only: elsewhere an orphaned engine must be ended by hand.
     """

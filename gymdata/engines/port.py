@@ -31,7 +31,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt to continue. ``n`` > 1 asks for that many independent continuations, seeded ``seed + i``. ``group``:
+    """One prompt to continue. ``n`` > 1 requests that many independent continuations, seeded ``seed + i``. ``group``:
     requests with the same one begin alike, so the server that had the last of them has their beginning in its cache."""
 
     request_id: str
@@ -47,10 +47,9 @@ class SampleRequest:
 class Generation:
     """One continuation, exactly as the engine sampled it.
 
-    ``token_ids`` keeps the stop token when one was sampled; ``log_probs`` has one entry a token;
-    ``prompt_token_ids`` is what the engine reports that it read, which may differ from what was sent;
-    ``top_log_probs`` has, a token, the (id, log-prob) alternatives when they were asked for. ``server``: which of several
-    servers sampled it.
+    ``token_ids`` keeps the stop token when one was sampled; ``log_probs`` has one entry per token; ``prompt_token_ids``
+    is what the engine reports that it read, which may differ from what was sent; ``top_log_probs`` has the (id,
+    log-prob) alternatives per token, when they were requested. ``server``: which of several servers sampled it.
     """
 
     prompt_token_ids: Sequence[int]
@@ -112,8 +111,8 @@ class Chat(Protocol):
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
-        """The assistant message that these generated ids spell: content, reasoning, tool_calls. Never raises on what a
-        model wrote: text that does not parse is content."""
+        """The assistant message in these generated ids: content, reasoning, tool_calls. Never raises on what a model
+        wrote: text that does not parse is content."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -130,8 +129,8 @@ class PolicyModel(Protocol):
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
     ) -> tuple[Any, Any]:
         """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
-        (None unless asked for): float32 (given.n_scored,). ``shift``: scored with the output that many places later; NaN
-        where there is none. Raises RefusedError for ids that it cannot read."""
+        (None unless requested): float32 (given.n_scored,). ``shift``: scored with the output this many positions later;
+        NaN beyond the end. Raises RefusedError for ids that it cannot read."""
         ...
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> Any:

@@ -1,7 +1,7 @@
 """Sequences that begin alike as trees: each common beginning once, so that a model reads it once.
 
-Invariants: every token of every sequence has exactly one node, and a node stands for one prefix: two tokens share it only
-if everything before them is equal too. Nodes lie in depth-first order, so token ``k`` comes before token ``j`` in some
+Invariants: every token of every sequence has exactly one node, and a node is one prefix: two tokens share it only if
+everything before them is equal too. Nodes are in depth-first order, so token ``k`` comes before token ``j`` in some
 sequence, or is it, exactly when ``k <= j < ends[k]``: that is the attention mask.
 """
 
@@ -26,7 +26,7 @@ class PrefixTree:
     """R rows of at most T nodes each, every one int64 (R, T): ``ids``, ``positions`` in their sequence, and ``ends``, the
     end of each node's subtree in its row. A place that only fills up a row has id 0, position 0 and no descendant.
 
-    ``nodes``: one array a sequence, the node of each of its tokens as a number in 0 … R·T − 1.
+    ``nodes``: one array per sequence, the node of each of its tokens as a number in 0 … R·T − 1.
     """
 
     ids: Ints
@@ -35,12 +35,12 @@ class PrefixTree:
     nodes: list[Ints]
 
     def cost(self, width: int) -> float:
-        """What a model of hidden size ``width`` computes for it, in tokens: see ``padded_cost``."""
+        """The cost for a model of hidden size ``width``, in tokens: see ``padded_cost``."""
         rows, length = self.ids.shape
         return padded_cost(rows, length, width)
 
     def padded_nodes(self, shape: tuple[int, int]) -> Ints:
-        """The node of each place of the padded batch (B, L); what only fills up stands at node 0."""
+        """The node of each place of the padded batch (B, L); padding is at node 0."""
         nodes = np.zeros(shape, np.int64)
         for line, own in enumerate(self.nodes):
             nodes[line, : len(own)] = own
@@ -48,12 +48,13 @@ class PrefixTree:
 
     @property
     def tokens(self) -> int:
-        """Nodes that stand for a token."""
+        """Nodes that are a token."""
         return len(np.unique(np.concatenate(self.nodes)))
 
 
 def padded_cost(rows: int, length: int, width: int) -> float:
-    """What a model of hidden size ``width`` computes for (rows, length) tokens with dense attention, counted in tokens."""
+    """The cost of (rows, length) tokens with dense attention, for a model of hidden size ``width``, counted in
+    tokens."""
     return rows * (length + length**2 / (_WIDTHS_PER_PAIR * width))
 
 

@@ -1,4 +1,4 @@
-"""What all engines share: the sampling settings, the alternatives to a sampled token, and the checks of a generation.
+"""Shared by all engines: the sampling settings, the alternatives to a sampled token, and the checks of a generation.
 
 Invariants: every setting is sent explicitly, so that neither a server's nor a checkpoint's own defaults can bend the
 distribution that the log-probabilities are recorded under. A generation that passes can be stored, trained and compared with
@@ -82,7 +82,7 @@ _MOST_IDS = 2**31
 
 
 class AnswerFaultError(OutsideError):
-    """The engine answered, and what it says cannot be kept. ``fault`` names the rule that it breaks."""
+    """The engine answered, and the answer cannot be stored. ``fault`` names the rule that it breaks."""
 
     def __init__(self, fault: Fault, message: str, *, hint: str | None = None) -> None:
         super().__init__("engine", message, hint=hint, retryable=True)
@@ -138,7 +138,7 @@ def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
         raise AnswerFaultError(
             "shape", f"got {len(log_probs):,} log-probabilities for {n:,} generated ids, expected one each"
         )
-    # A sum shows NaN and infinity, wherever they stand; of so few numbers a list's own functions are quicker than arrays.
+    # The sum is not finite if any number is not. For so few numbers Python's functions are faster than numpy's.
     plain = n > 0 and set(map(type, log_probs)) == {float} and math.isfinite(sum(log_probs))
     if plain and min(log_probs) > PLACEHOLDER and max(log_probs) <= POSITIVE_TOLERANCE:
         return

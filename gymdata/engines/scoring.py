@@ -20,8 +20,8 @@ from gymdata.rollouts.sequences import RolloutSequences
 
 @dataclass(frozen=True)
 class ToScore:
-    """n sequences: of ``token_ids`` (int32), those with ``mask`` (bool, a list a sequence) are scored at ``temperature``
-    (above 0), one entry a sequence."""
+    """n sequences: of ``token_ids`` (int32), those with ``mask`` (bool, a list per sequence) are scored at ``temperature``
+    (above 0), one entry per sequence."""
 
     token_ids: Ragged
     mask: Ragged
@@ -29,7 +29,8 @@ class ToScore:
 
     @classmethod
     def of(cls, sequences: RolloutSequences, temperature: Array) -> ToScore:
-        """What is trained of ``sequences``; ``temperature`` has one entry per rollout of their batch, as the rows say it."""
+        """The trained tokens of ``sequences``; ``temperature`` has one entry per rollout of their batch, from its
+        row."""
         mask = sequences.loss_mask.like(sequences.is_trained)
         return cls(sequences.token_ids, mask, sampled_at(temperature[sequences.rollout]).astype(np.float64))
 
@@ -80,8 +81,8 @@ class ToScore:
             at += size
 
     def refuse_unscorable(self, vocab_size: int, max_length: int | None, model: str) -> None:
-        """Raises RefusedError for what ``model`` cannot read: an id that is not in its vocabulary (T206), a sequence that
-        is longer than it reads, or a scored token that nothing stands before (T205)."""
+        """Raises RefusedError for what ``model`` cannot read: an id that is not in its vocabulary (T206), a sequence
+        that is longer than it reads, or a scored token with nothing before it (T205)."""
         ids = self.token_ids.values
         if not len(ids):
             return

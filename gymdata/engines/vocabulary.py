@@ -1,7 +1,7 @@
-"""What token ids mean, for people: the pieces of a tokenizer.json, without loading a tokenizer.
+"""Token ids as text, for people: the pieces of a tokenizer.json, without loading a tokenizer.
 
-Invariants: a piece is the bytes that the id stands for; nothing is encoded here, and no library but json is needed. A file
-of a kind that is not understood gives no vocabulary, never a guess.
+Invariants: a piece is the bytes of an id; nothing is encoded here, and no library but json is needed. A file of a kind
+that is not understood gives no vocabulary, never a guess.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Id → bytes. ``special``: ids that stand for no text of a message, such as the ends of turns."""
+    """Id → bytes. ``special``: ids that are no text of a message, such as the ends of turns."""
 
     pieces: Mapping[int, bytes]
     special: frozenset[int] = field(default_factory=frozenset)

@@ -19,7 +19,7 @@ class ByName:
         self.identity: Mapping[str, Any] = {"name": "by_name", "environments": named}
 
     def check(self, task: Task) -> Environment:
-        """The task's environment. Raises DataError naming the task when there is none."""
+        """The task's environment. Raises DataError naming the task for an unknown one."""
         name = task.row.get("env")
         if name is None and len(self.environments) == 1:
             return next(iter(self.environments.values()))
@@ -37,7 +37,7 @@ class ByName:
         return await self.check(task).start(task, rollout_index)
 
     async def close(self) -> None:
-        """All of them, whatever becomes of the others."""
+        """Close all of them, also when one fails to close."""
         faults = []
         for environment in self.environments.values():
             try:

@@ -12,7 +12,8 @@ from gymdata.rollouts.messages import Message, Task
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answers to an assistant message: messages to go on with, or none when the episode is over."""
+    """What an environment answers to an assistant message: messages to continue with, or none when the episode is
+    over."""
 
     messages: list[Message] = field(default_factory=list)
     done: bool = False
@@ -22,8 +23,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an environment says of a whole rollout. ``reward`` None: it would not score it; ``extra``: all else it says.
-    ``last_step``: it speaks of the last turn only, and this is added to that turn's reward."""
+    """An environment's verdict on a rollout. ``reward`` None: it did not score it; ``extra``: all other fields.
+    ``last_step``: the verdict is on the last turn only, and its reward is added to that turn's."""
 
     reward: float | None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -37,14 +38,14 @@ class Episode(Protocol):
     messages: list[Message]
 
     # Environments that are given as objects may lack ``user: Talk | None`` (who answers in its place where no tool is
-    # called) and ``rewards_steps`` (without another reward, a rollout has the sum of its steps, 0 where there is none).
+    # called) and ``rewards_steps`` (without another reward, a rollout has the sum of its steps, 0 without any).
 
     async def step(self, message: Message) -> StepResult:
         """Raises OutsideError("environment", …) when the environment, not the policy, is at fault."""
         ...
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:
-        """Asked once about a rollout that ended, whole or truncated (``stop_reason``: the limit); None: says nothing.
+        """Called once when a rollout ended, completed or truncated (``stop_reason``: the limit); None: no verdict.
 
         ``messages``: the whole conversation. Raises OutsideError("environment", …): then the rollout failed."""
         ...
@@ -75,7 +76,7 @@ class Talk(Protocol):
 
 
 class User(Protocol):
-    """Whoever answers the policy where it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
+    """Answers the policy when it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
 
     #: Whether its answers have rewards, so that a rollout without one has the sum 0.
     rewards_steps: bool
@@ -84,7 +85,7 @@ class User(Protocol):
     def identity(self) -> Mapping[str, Any]: ...
 
     async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
-        """``messages``: the conversation, which grows as it goes on; to be read only."""
+        """``messages``: the conversation so far, which grows; read-only."""
         ...
 
     async def close(self) -> None: ...

@@ -26,7 +26,7 @@ from typing import Any
 
 from gymdata.engines._transformers import schema_of
 from gymdata.environments.port import StepResult, Talk, Verdict
-from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, said
+from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, user_answer
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
@@ -180,15 +180,15 @@ class ToolEpisode:
         return result
 
     async def respond(self, message: Message) -> StepResult:
-        """What the user says to a message without tool calls."""
+        """The user's answer to a message without tool calls."""
         if self.user is not None:
             return await self.user.reply(message)
         if not self._environment.responds:
             return StepResult(done=True)
-        return said(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
+        return user_answer(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - the port's
-        """Of a rollout that a limit ended, ``get_reward``, which of others was in the last step; and the attribute
+        """``get_reward`` of a rollout that a limit ended (otherwise it was called at the last step); and the attribute
         ``stdout`` of the instance, where it is text."""
         reward = None if stop_reason is None else await self._reward()
         stdout = getattr(self._instance, "stdout", None)

@@ -1,4 +1,4 @@
-"""Environments behind HTTP, as NeMo Gym's resource servers speak it: ``--env http://host:port``.
+"""Environments behind HTTP, with the protocol of NeMo Gym's resource servers: ``--env http://host:port``.
 
 | request | when | body | answer |
 | --- | --- | --- | --- |
@@ -64,8 +64,8 @@ class ResourceServer:
         pause_s: float = 0.5,
         step_reward_field: str | None = None,
     ) -> None:
-        asked = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
-        self.identity: Mapping[str, Any] = {"name": "resource_server", **asked}
+        step_field = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
+        self.identity: Mapping[str, Any] = {"name": "resource_server", **step_field}
         self.step_reward_field = step_reward_field
         self.task_body, self.verify_body, self.model = task_body, verify_body, model
         self.verify_timeout_s = verify_timeout_s
@@ -93,7 +93,7 @@ class ResourceServer:
         await self.http.close()
 
     def _seeded(self, reply: Reply) -> None:
-        """What is answered does not matter, only its cookies."""
+        """The content of the answer does not matter, only its cookies."""
         if reply.status == 404:
             raise OutsideError(
                 "environment",
@@ -106,7 +106,7 @@ class ResourceServer:
 class ServerEpisode:
     """One rollout's session."""
 
-    #: The server says what the whole is worth.
+    #: The server scores the rollout.
     rewards_steps = False
 
     def __init__(self, server: ResourceServer, task: Task, cookies: dict[str, str]) -> None:
@@ -133,7 +133,7 @@ class ServerEpisode:
         return StepResult(answers, reward=reward)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
-        """What /verify says. A sample that the server masks (``mask_sample``) has no reward."""
+        """The verdict of /verify. A sample that the server masks (``mask_sample``) has no reward."""
         body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
@@ -143,7 +143,7 @@ class ServerEpisode:
             dict,
             timeout_s=self._server.verify_timeout_s,
             cookies=self._cookies,
-            # It may send back all that it was sent.
+            # The answer may repeat the whole request.
             most_bytes=ORDINARY_BYTES + 4 * len(repr(body)),
         )
         return read_verdict(answer, body, f"{http.base}{_VERIFY}")
@@ -175,7 +175,7 @@ class ServerEpisode:
         )
 
     def _read(self, reply: Reply, name: str) -> Step:
-        """The tool message, and the reward where one was asked for and given. A refusal has none."""
+        """The tool message, and the step's reward if it was requested and given. A refusal has none."""
         field = self._server.step_reward_field
         if field is None or reply.status >= 300:
             return Step(as_text(reply.text))
@@ -221,5 +221,5 @@ def _is_seeded(status: int) -> bool:
 
 
 def _is_verdict(status: int) -> bool:
-    """What the policy gets: the tool's answer, or what was wrong with the call."""
+    """The message for the policy: the tool's answer, or the fault of the call."""
     return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

@@ -1,4 +1,5 @@
-"""The Responses shape as resource servers and agents speak it: what a rollout is verified by, and one that comes back.
+"""The Responses shape of resource servers and agents: the body that a rollout is verified with, and a rollout in an
+answer.
 
 Invariants: the task's own row is sent whole, with ``responses_create_params`` made from its messages and tools where
 the row has none; every call has an id and every tool message names the call that it answers.
@@ -22,7 +23,7 @@ from gymdata.rollouts.messages import (
     written_by_model,
 )
 
-#: Limits that cut the last generation itself; at the others it is whole.
+#: Limits that cut the last generation itself; with the others it is complete.
 _CUT = ("max_tokens", "max_context")
 
 

@@ -1,7 +1,8 @@
-"""What user code answers at a step of a rollout: text, messages, or a ``Step`` with a reward, made into the port's terms.
+"""Converts what user code returns at a step of a rollout (text, messages, or a ``Step`` with a reward) to the port's
+types.
 
-Invariants: a message is one that a chat template can render and a file can hold; nothing but the policy speaks as the
-assistant; what is none of this is the environment's fault and never a message or a reward.
+Invariants: a message is one that a chat template can render and a file can hold; only the policy writes assistant
+messages; any other value is the environment's fault and never a message or a reward.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gymdata.errors import OutsideError
 from gymdata.rollouts.messages import Message
 from gymdata.user_code import in_thread
 
-#: Why a rollout stopped whose environment said ``done`` and no more.
+#: The stop reason when an environment returns ``done`` without one.
 DONE = "environment_done"
-#: Who may speak between two turns of the policy, beside tools, which answer calls.
+#: Roles of messages between two turns of the policy, besides tool results.
 _SPEAKERS = ("user", "system", "environment")
 
 
@@ -45,7 +46,7 @@ class Step:
 
 
 def gives_steps(function: Any) -> bool:
-    """Whether it is written down that a function returns a ``Step``."""
+    """Whether a function's annotations say that it returns a ``Step``."""
     return "Step" in str(getattr(function, "__annotations__", {}).get("return", ""))
 
 
@@ -64,13 +65,13 @@ def reward_of(value: Any, what: str) -> float | None:
 
 
 def plus(*rewards: float | None) -> float | None:
-    """The sum of those that are there; None when none is."""
+    """The sum of the rewards that are not None; None without any."""
     there = [reward for reward in rewards if reward is not None]
     return sum(there) if there else None
 
 
-def said(value: Any, what: str) -> StepResult:
-    """What a user's answer amounts to: text, a message, a list of them, a ``Step`` of these, or None to end.
+def user_answer(value: Any, what: str) -> StepResult:
+    """A user's answer as a ``StepResult``: text, a message, a list of them, a ``Step`` of these, or None to end.
 
     Raises OutsideError when it is something else."""
     step = as_step(value)
@@ -95,8 +96,8 @@ def _message(value: Any, what: str) -> Message:
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What user code of the environment's own returns; whatever it raises, and a hang, is the environment's fault. Async
-    functions run in the loop, others in a thread."""
+    """The result of the environment's user code; any exception, and a hang, is the environment's fault. Async functions
+    run in the loop, others in a thread."""
     work = function(*arguments) if inspect.iscoroutinefunction(function) else in_thread(function, *arguments)
     try:
         return await asyncio.wait_for(work, timeout_s)

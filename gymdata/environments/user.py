@@ -1,10 +1,10 @@
 """Users beside an environment: ``--user path.py:NAME``. Tools stay the environment's; the user answers when none is called.
 
-``NAME`` is a function ``NAME(messages, task)``, or a class with ``respond(self, message)``, one instance per rollout, and
-``reset(**task)`` and ``close()`` where it has them. Both may be async, and return what ``step.said`` takes.
+``NAME`` is a function ``NAME(messages, task)``, or a class with ``respond(self, message)``, one instance per rollout,
+and ``reset(**task)`` and ``close()`` where it has them. Both may be async, and return what ``step.user_answer`` takes.
 
-Invariants: a user that raises or hangs is the environment's fault, and the attempt is no rollout; what a user may read is
-a copy, so that nothing already sampled can change under its hands.
+Invariants: a user that raises or hangs is the environment's fault, and the attempt fails; what a user may read is a
+copy, so that nothing already sampled can change under its hands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from gymdata.environments.port import Environment, Episode, StepResult, Talk, User, Verdict
 from gymdata.environments.python_tools import PythonTools
-from gymdata.environments.step import gives_steps, guarded, said
+from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
 from gymdata.rollouts.messages import Message, Task
 from gymdata.user_code import in_memory, load_symbol
@@ -76,7 +76,7 @@ class _FunctionTalk:
         user = self._user
         name = str(getattr(user.function, "__name__", type(user.function).__name__))
         messages, row = copy.deepcopy((list(self._messages), self._task.row))
-        return said(await guarded(name, user.function, messages, row, timeout_s=user.timeout_s), name)
+        return user_answer(await guarded(name, user.function, messages, row, timeout_s=user.timeout_s), name)
 
     async def close(self) -> None: ...
 
@@ -123,7 +123,7 @@ class WithUser:
         return _Conversation(inner, messages, getattr(inner, "rewards_steps", False) or self.user.rewards_steps)
 
     async def close(self) -> None:
-        """Both, whatever becomes of the other."""
+        """Close both, also when one fails to close."""
         try:
             await self.environment.close()
         finally:
@@ -131,17 +131,17 @@ class WithUser:
 
 
 class _Conversation:
-    """An episode whose user reads ``said``."""
+    """An episode that keeps the conversation up to date for its user."""
 
     def __init__(self, inner: Any, messages: list[Message], rewards_steps: bool) -> None:
-        self._inner, self._said, self.rewards_steps = inner, messages, rewards_steps
+        self._inner, self._conversation, self.rewards_steps = inner, messages, rewards_steps
         self.messages: list[Message] = inner.messages
         self.tools: list[dict[str, Any]] | None = inner.tools
 
     async def step(self, message: Message) -> StepResult:
-        self._said.append(message)
+        self._conversation.append(message)
         result: StepResult = await self._inner.step(message)
-        self._said += result.messages
+        self._conversation += result.messages
         return result
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:

@@ -1,7 +1,7 @@
 """A user that a model plays behind an OpenAI-compatible chat endpoint: ``--user-model URL``.
 
-To that model the roles are the other way about: the policy's messages are the user's, and what the user said so far is its
-own. Tool calls, tool results, reasoning and the policy's system message are the policy's affair and are not shown.
+For that model the roles are swapped: the policy's messages are the user's, and the user's messages so far are its own.
+Tool calls, tool results, reasoning and the policy's system message are the policy's affair and are not shown.
 
 Invariants: a request that fails in passing is tried again with growing pauses, no earlier than the server asks, and is then
 the environment's fault; what is no answer, or an empty one, is such a fault and never ends a conversation or scores it.
@@ -99,7 +99,7 @@ class _ModelTalk:
         }
         text = ""
         for attempt in range(_TRIES):
-            # With the same seed a model says the same again.
+            # With the same seed a model would return the same answer again.
             if user.seed is not None:
                 key = f"{user.seed} {self._task.task_id} {self._index} {len(self._messages)} {attempt}"
                 digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
@@ -110,8 +110,8 @@ class _ModelTalk:
         else:
             raise user.http.garbage("text", text)
         ends = user.stop in text
-        said: Message = {"role": "user", "content": text}
-        return StepResult([said], done=ends, stop_reason=USER_STOP if ends else None)
+        reply: Message = {"role": "user", "content": text}
+        return StepResult([reply], done=ends, stop_reason=USER_STOP if ends else None)
 
     async def close(self) -> None: ...
 
@@ -127,8 +127,8 @@ class _ModelTalk:
 
 
 def as_the_user_sees(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with the roles the other way about. Several messages of one speaker in a row are one, as chat
-    templates want it."""
+    """The conversation with the roles swapped. Consecutive messages of one role are merged, as chat templates
+    require."""
     seen: list[Message] = []
     for message in messages:
         role, content = _SHOWN.get(str(message.get("role"))), message.get("content")

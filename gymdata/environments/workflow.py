@@ -1,8 +1,8 @@
-"""Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the conversation that came of it.
+"""Whole rollouts from elsewhere: ``--workflow-url URL`` is sent a task and answers with the resulting conversation.
 
-The request, a POST for each rollout: the task's row and, beside its own fields, ``responses_create_params``, ``task_id``,
-``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature, max_tokens and
-the like). The answer is a JSON object with either
+The request, a POST for each rollout: the task's row and, in addition, ``responses_create_params``, ``task_id``,
+``messages``, ``tools``, ``rollout_id``, ``rollout_index``, ``seed``, ``model`` and ``sampling`` (temperature,
+max_tokens and the like). The answer is a JSON object with either
 
 * ``messages``: the conversation as chat messages. One that begins with an assistant message follows on the task's own. An
   assistant message that is one model call may carry ``prompt_token_ids`` (the whole prompt of that call),
@@ -43,11 +43,11 @@ _ADVICE = Advice(
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer", "environment"})
 _READ = frozenset({"messages", "response", "responses_create_params", "reward", "status", "stop_reason", "tools"})
 _MAX_ID = 2**31
-#: Of an answer: its messages and what else it says; an id or log-probability.
+#: Bytes of an answer: its messages and other fields; an id or log-probability.
 _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
 TaskBody = Callable[[Task], dict[str, Any]]
-#: What a Responses answer holds: chat messages, the item with token lists of each model call, why it is incomplete.
+#: The parts of a Responses answer: chat messages, the item with token lists of each model call, why it is incomplete.
 Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
 
 
@@ -131,7 +131,7 @@ class HttpWorkflow:
         await self._http.close()
 
     def _result(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What stands at ``result_json_path``."""
+        """The value at ``result_json_path``."""
         found: Any = answer
         for step in self._path:
             try:
@@ -214,7 +214,7 @@ def _ids(values: Any) -> TypeGuard[list[int]]:
 
 
 def _numbers(values: Any) -> Sequence[float] | None:
-    """As floats; NaN and the infinities may come by name. ``validate`` says what is wrong with them (L302)."""
+    """The numbers as floats; NaN and the infinities may be strings. ``validate`` reports them (L302)."""
     names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if not isinstance(values, list):
         return None

@@ -1,8 +1,8 @@
 """Experiences as tensors, for people with their own training loop: ``Experience``, ``Samples``, and what fills them.
 
 Invariants: a batch holds its rows' tokens as they are in the file; padding is on the left and masked everywhere; no
-token is added, so a truncated response has no end token that was not sampled; a field whose column the file lacks is None.
-Fields, their order and shapes are those that LightRFT publishes; what gymdata adds stands after them.
+token is added, so a truncated response has no end token that was not sampled; a field whose column the file lacks is
+None. Fields, their order and shapes are those that LightRFT publishes; gymdata's additions come after them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Experience:
     packed_seq_lens: torch.Tensor | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
-        """The batch with every tensor on ``device``, in place; fields that are None stay None."""
+        """The batch with every tensor on ``device``, in place; None stays None."""
         return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
 
     to = to_device
@@ -117,7 +117,7 @@ class Samples:
     pad_len: int | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Samples:
-        """The tensors on ``device``, in place; fields that are None stay None."""
+        """The tensors on ``device``, in place; None stays None."""
         return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
 
     to = to_device
@@ -219,7 +219,7 @@ class _Rows:
         if index not in self._held:
             self._held[index] = _opened(self._groups[index].load())
             self._recent.append(index)
-            # Two groups: a batch may lie across their border.
+            # Two row groups, because a batch may cross their border.
             while not self._keep and len(self._recent) > 2:
                 del self._held[self._recent.popleft()]
         group, at = self._held[index], row - int(self._starts[index])

@@ -32,11 +32,11 @@ from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.store import scan_batches
-from gymdata.store.lineage import keys_of, vocabulary
+from gymdata.store.lineage import keys_of, unscored_hint, vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 BATCH_ROWS = 4_096
-#: The part of a rollout's rewards that stands for the sum of its steps, as ``collect`` writes it.
+#: The name under which ``collect`` stores the sum of a rollout's step rewards.
 SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
@@ -46,7 +46,7 @@ _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_grou
 class ExperiencesReport(Report):
     """What ``gymdata.experience`` wrote. ``left_out``: rollouts by reason; ``dropped_groups``: reason → group ids;
     ``advantage``: mean and spread before normalisation; ``kl``: where there is a reference, the mean per token and the
-    coefficient, with ``kl_target`` also ``next_coef``; ``notes``: what a reader of the numbers must know."""
+    coefficient, with ``kl_target`` also ``next_coef``; ``notes``: caveats for the reader."""
 
     path: Path
     estimator: str
@@ -115,7 +115,7 @@ class Crediting:
         if config.token_columns is not None:
             assert rollouts.named is not None
             self.evidence = read_evidence(config.token_columns, rollouts.named["rollout_id"].combine_chunks())
-        # Texts of all rollouts: they are not needed any more.
+        # Frees the texts of all rollouts.
         self._of_steps = rollouts.reward_names == {SUM_OF_STEPS}
         rollouts.named = None
         #: The value after each rollout's last token, where a critic gave one.
@@ -194,7 +194,7 @@ class Crediting:
     def _shape_settings(self) -> ShapeSettings:
         config = self.config
         same = {name: getattr(config, name) for name in ShapeSettings.__dataclass_fields__ if name != "zero_variance"}
-        # Turns of equal outcomes still differ in how far from the end they are, where that counts.
+        # With a discount, turns of equal outcomes still differ by their distance from the end.
         drop = self.comparing and not (config.estimator == "gigpo" and config.gamma < 1)
         return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if drop else "keep"))
 
@@ -222,7 +222,7 @@ class Crediting:
             raise RefusedError(
                 f"none of the {n:,} rollouts has a score {self.score!r}",
                 code="R501",
-                hint="score them with `gymdata score RUN --reward …`",
+                hint=unscored_hint(self.sources),
             )
         if not generated.any():
             raise RefusedError(
@@ -281,7 +281,7 @@ class Crediting:
             yield row, sequences, given, batch
 
     def _baseline_of(self, shaped: Shaped) -> credit.TokenBaseline:
-        """What is expected at each place of each group's rollouts."""
+        """The baseline of each position of each group's rollouts."""
         made = credit.TokenBaseline.of(self.groups, self.rollouts.generated * shaped.kept)
         for row, sequences, batch, given in self._with_returns(shaped):
             sampled, kept = sequences.sampled, shaped.kept[row : row + batch.num_rows]
@@ -337,7 +337,7 @@ class Crediting:
         return self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
-        """Of all advantages of kept rollouts, where they are to be normalised."""
+        """The moments of all advantages of kept rollouts, if they are normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
         settings = self.settings
@@ -386,8 +386,8 @@ def refuse_short_horizon(rollouts: int, config: ExperienceConfig) -> None:
 
 
 def kl_account(seen: credit.Moments, rollouts: int, config: ExperienceConfig) -> dict[str, float]:
-    """For the report: ``seen`` are the KLs of all sampled tokens, of so many rollouts. As LightRFT's trainer steers, whose
-    KL is a mean over tokens and whose n are samples."""
+    """For the report. ``seen``: the KLs of all sampled tokens, of ``rollouts`` rollouts. The coefficient is adapted as
+    by LightRFT's trainer, whose KL is a mean over tokens and whose n counts samples."""
     if not seen.count:
         return {}
     found = {"mean": seen.mean, "coef": config.kl_coef}

@@ -1,7 +1,7 @@
 """Rewards of a file's rollouts, group by group: which groups can teach, what each rollout is worth, and the account of it.
 
-Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; whoever is left out is named
-with one reason.
+Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; every rollout that is left out
+has one reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ShapeSettings:
 
 @dataclass(slots=True)
 class Shaped:
-    """One entry a rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
+    """One entry per rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
     whether it is ``kept``. ``dropped``: reason → codes of the groups that were dropped for it."""
 
     outcome: Array | None
@@ -97,7 +97,7 @@ def shape(
 
 
 def _raw(groups: Array, outcome: Array | None, steps: Array | None, owner: Array | None) -> tuple[Array, Array]:
-    """One number a rollout, NaN where it has no reward, and which groups have rewards without variance."""
+    """One number per rollout, NaN where it has no reward, and which groups have rewards without variance."""
     parts = []
     if outcome is not None:
         parts.append(np.where(np.isfinite(outcome), outcome, np.nan))

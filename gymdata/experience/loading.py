@@ -32,11 +32,11 @@ def load_experiences(
 ) -> Iterator[Experience]:
     """One pass over saved experiences, as ``Experience`` batches of ``batch_size`` rows for each of ``world_size`` ranks.
 
-    In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that only
-    depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to go on where a run stopped.
+    In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that
+    only depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to resume a run.
     ``columns``: the token columns to load (logprobs, advantages, returns, ref_logprobs, values, entropy, kl, rl_weight,
-    ce_weight, ref_kl_weight, teacher_logprobs), all that are there when not given; ids and masks always come. The result
-    has ``len``: its steps, equally many on every rank.
+    ce_weight, ref_kl_weight, teacher_logprobs), all that are there when not given; ids and masks always come. The
+    result has ``len``: its steps, equally many on every rank.
 
     Raises DataError for a path without experiences and UsageError for numbers that make no sense.
     """

@@ -107,7 +107,7 @@ def _build(
 def _scores(
     sources: Sequence[str | Path], rollouts: Scalars, config: ExperienceConfig
 ) -> tuple[str, np.ndarray, list[Path], dict[str, np.ndarray] | None]:
-    """The score's name, one score a rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
+    """The score's name, one score per rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
     if config.estimator != "gdpo":
         if config.reward is None:
             return "reward", rollouts.reward, [], None
@@ -165,13 +165,13 @@ def _write(
                 progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
             yield table
 
-    # Compressing leaves Python's lock alone, so the next batches are made meanwhile.
+    # Compression releases the GIL, so the next batches are prepared meanwhile.
     tables = ahead(made())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
     table = EXPERIENCES
     if work.has_plain_credit:
-        # Long runs of one number: written as they are, they take less time and less room than split into their bytes.
+        # Long runs of equal numbers: plain encoding is faster and smaller than byte-stream split.
         leaves = {f"{name}.list.element" for name in ("advantages", "returns")}
         table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
     out.batches(name, _batches(first, tables, schema), table, schema)
@@ -224,7 +224,7 @@ def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
 
 
 def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], progress: Progress | None) -> None:
-    """A teacher has no other opinion of what it sampled itself."""
+    """Warn of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones."""
     batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
     of = sum(map(len, batches))
     mine = sum(pc.sum(pc.equal(policies, teacher["policy_hash"])).as_py() or 0 for policies in batches)
@@ -243,7 +243,7 @@ def _score(
     sources: Sequence[str | Path],
     progress: Progress | None,
 ) -> None:
-    """Run the models over the sampled tokens; ``models`` learns what they were computed in."""
+    """Run the models over the sampled tokens; ``models`` gets the number format and device."""
     from gymdata.engines.forward import load_critic, load_policy
     from gymdata.engines.model_identity import check_tokenizer, model_facts
     from gymdata.store.lineage import lineage

@@ -1,7 +1,7 @@
-"""What is kept of every rollout while the tokens of all are read: a few numbers each, and no text.
+"""The scalars of all rollouts, kept in memory while tokens are read batch by batch: a few numbers each, and no text.
 
 Invariants: rollouts are in the order of their files, and their tokens are read in the same order later; a rollout that is
-listed twice is refused; memory is about 30 bytes a rollout and the names of the groups.
+listed twice is refused; memory is about 30 bytes per rollout and the names of the groups.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _NAMED = ("rollout_id", "rewards")
 
 @dataclass(slots=True)
 class Scalars:
-    """One entry a rollout. ``keys``: hashes of the ids (see ``keys_of``); ``groups``: places in ``group_ids``; ``reward``:
-    NaN where there is none; ``generated``: sampled tokens; ``named``: ids and rewards by name, where they were requested."""
+    """One entry per rollout. ``keys``: hashes of the ids (see ``keys_of``); ``groups``: indices into ``group_ids``;
+    ``reward``: NaN for none; ``generated``: number of sampled tokens; ``named``: ids and rewards by name, if
+    requested."""
 
     keys: npt.NDArray[np.uint64]
     groups: npt.NDArray[np.int32]
@@ -42,8 +43,8 @@ class Scalars:
 
     @classmethod
     def read(cls, sources: Sequence[str | Path], *, named: bool = False) -> Scalars:
-        """Of all rollouts under ``sources``. Raises DataError when there are none, RefusedError (D701) for one that is
-        there twice."""
+        """The scalars of all rollouts under ``sources``. Raises DataError when there are none, RefusedError (D701) for
+        a duplicate."""
         columns = [*_COLUMNS, "rewards"] if named else _COLUMNS
         batches = (batch for source in sources for batch in scan_batches(source, ROLLOUTS, columns))
         found = cls._of(batches, named)
@@ -90,7 +91,7 @@ class Scalars:
 
 
 def _joined(parts: list[np.ndarray], kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The parts are not needed afterwards: they go one by one."""
+    """Frees each part once it is copied."""
     whole, at = np.empty(sum(map(len, parts)), kind), 0
     parts.reverse()
     while parts:

@@ -19,9 +19,9 @@ from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 
-#: Columns of the rollout, beside its id, that every one of its sequences carries as they are.
+#: Columns of the rollout, besides its id, that are copied to each of its sequences.
 CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
-#: Token columns that may come from outside: one number a sampled token, in turn order.
+#: Token columns that may come from other files: one number per sampled token, in turn order.
 EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")
 
 
@@ -50,7 +50,7 @@ class CreditSettings:
 
 @dataclass(slots=True)
 class Credited:
-    """One number a sampled token: float64 advantages and returns, and what else was asked for."""
+    """One number per sampled token: float64 advantages and returns, and other columns that were requested."""
 
     advantages: Array
     returns: Array
@@ -75,9 +75,9 @@ def give_credit(
     """Advantages before whitening and clipping.
 
     ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each kept turn (NaN
-    where it has none); ``evidence``: any of ``EVIDENCE``, one number a sampled token; ``bootstrap``: a value for each
-    rollout after its last token; ``turns``: the advantage of each kept turn, of all its tokens. Raises UsageError when a
-    KL is asked for without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
+    where it has none); ``evidence``: any of ``EVIDENCE``, one number per sampled token; ``bootstrap``: a value for each
+    rollout after its last token; ``turns``: the advantage of each kept turn, of all its tokens. Raises UsageError when
+    a KL is asked for without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
     """
     known, by_rollout = dict(evidence or {}), sampled.logprobs
     result = Credited(np.empty(0), np.empty(0), evidence=known)
@@ -214,7 +214,7 @@ def rows(
 
 
 def _refuse_beyond_float32(what: str, values: Array) -> None:
-    """A number that float32 cannot hold would become infinite in the file without a word."""
+    """Raises DataError for a number beyond float32, which would silently become infinite in the file."""
     # NaN compares as false.
     fits = np.abs(values) <= np.finfo(np.float32).max
     if not bool(fits.all()):
@@ -227,7 +227,7 @@ def _refuse_beyond_float32(what: str, values: Array) -> None:
 
 
 def evidence_of(sampled: SampledTokens, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
-    """Token columns of a batch (one list a rollout, one number a sampled token in turn order), flat."""
+    """Token columns of a batch (one list per rollout, one number per sampled token in turn order), flat."""
     result = {}
     for name, column in columns.items():
         lists, wanted = Ragged.of(column), sampled.logprobs.lengths

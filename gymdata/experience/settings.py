@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
 
-#: Estimators that compare the rollouts of a group: one whose rewards are equal has nothing to say to them.
+#: Estimators that compare the rollouts of a group: a group with equal rewards gives no signal.
 COMPARING = frozenset(
     {"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo", "otb"}
 )
@@ -72,7 +72,7 @@ class ExperienceConfig(Config):
         1.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Weight of the advantage of a turn beside that of the rollout, in gigpo.",
+        description="Weight of a turn's advantage relative to its rollout's, in gigpo.",
     )
     baseline_decay: float = pydantic.Field(
         0.95, ge=0.0, lt=1.0, description="Decay of the running baseline of each agent, in rae."

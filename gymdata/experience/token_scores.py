@@ -1,6 +1,6 @@
 """Token columns from models: reference log-probs and entropies of a policy, values of a critic.
 
-Invariants: there is one number a sampled token, in turn order, scored under the prompts that were really read;
+Invariants: there is one number per sampled token, in turn order, scored under the prompts that were really read;
 rollouts that are not kept are not scored, and hold zeros.
 """
 
@@ -21,7 +21,7 @@ from gymdata.rollouts.sequences import RolloutSequences
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """``columns``: name → lists, one a rollout; ``after``: the value after each rollout's last sampled token."""
+    """``columns``: name → lists, one per rollout; ``after``: the value after each rollout's last sampled token."""
 
     columns: dict[str, pa.ListArray]
     after: np.ndarray | None
@@ -37,7 +37,7 @@ def score_tokens(
     teacher: PolicyModel | None = None,
 ) -> TokenScores:
     """Score the rollouts of ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one
-    entry a rollout of all. Raises RefusedError for ids that a model cannot read."""
+    entry per rollout of all. Raises RefusedError for ids that a model cannot read."""
     lists: dict[str, list[pa.ListArray]] = {}
     after = np.zeros(len(kept)) if critic is not None else None
     if progress is not None:
@@ -65,7 +65,7 @@ def _scored(
     critic: Critic | None,
     teacher: PolicyModel | None,
 ) -> dict[str, np.ndarray]:
-    """Name → one number a sampled token; ``after`` is the value of the state after it."""
+    """Name → one number per sampled token; ``after`` is the value of the state after it."""
     whole = ToScore.of(sequences, temperature)
     rows = np.flatnonzero(kept[sequences.rollout])
     given, place = whole.take(rows), whole.scores.take(rows).values

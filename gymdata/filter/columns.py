@@ -1,8 +1,8 @@
 """What a condition can name: columns of rollouts, their rewards, fields of their tasks, and facts of their groups.
 
-Invariants: only what is named is read, and token ids never; a number is a double (a float32 by its shortest
-spelling, so ``temperature == 0.7`` is true of what was sampled at 0.7), and one that is NaN is missing; a group column
-describes the group as it was given.
+Invariants: only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
+so ``temperature == 0.7`` is true of what was sampled at 0.7), and NaN is missing; a group column describes the group as
+in the input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str
 
 @dataclass
 class RolloutColumns:
-    """One entry a rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
+    """One entry per rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
 
     table: pa.Table
     values: dict[str, pa.Array] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Loaded:
 
 
 def loaded_from(sources: Sequence[str | Path]) -> Loaded:
-    """The rollouts under path arguments, read when they are asked for."""
+    """The rollouts under path arguments, read when they are needed."""
     return Loaded(
         lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
         lambda column: (batch for path in sources for batch in scan_batches(path, ROLLOUTS, [column])),
@@ -181,7 +181,7 @@ def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
 
 
 class _TaskFields:
-    """Fields of the tasks' rows, read once, all that are asked for together."""
+    """Fields of the tasks' rows, all requested ones read in one pass."""
 
     def __init__(self, rollouts: Loaded, paths: Iterable[str]) -> None:
         self._rollouts = rollouts

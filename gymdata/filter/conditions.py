@@ -1,7 +1,7 @@
 """The small language of ``gymdata filter``: conditions over columns, read with Python's grammar and nothing of its power.
 
 Invariants: only what is listed here can be written; a name that is not a known column is an error that names the
-nearest; a condition is checked whole before any row is looked at. Nothing of the text is ever run: what comes out is a
+nearest; the whole condition is checked before any row is read. Nothing of the text is ever run: what comes out is a
 tree that an evaluator turns into its own operations.
 
 ==================  ==========================================================================================
@@ -36,7 +36,7 @@ from gymdata.errors import UsageError, counted
 Kind = Literal["number", "text", "boolean"]
 _MOST_CHARACTERS = 10_000
 _DEEPEST = 100
-#: What Python counts exactly as a float, and so does every column.
+#: Integers up to here are exact as floats, as in every column.
 _LARGEST = 2**53
 
 _COMPARISONS: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
@@ -104,7 +104,7 @@ class Expression:
 
 
 def parse(text: str, where: str) -> Expression:
-    """The expression that ``text`` spells. ``where`` names it in errors. Raises UsageError for anything not listed above."""
+    """Parse ``text``. ``where`` names it in errors. Raises UsageError for anything not listed above."""
     if not text.strip():
         raise UsageError.bad_value(where, text, 'a condition, such as "reward > 0.5"')
     if len(text) > _MOST_CHARACTERS:
@@ -147,7 +147,7 @@ def unknown_column(
 
 
 class _Reader:
-    """Python's syntax tree to ours; whatever is not listed is refused with its place."""
+    """Converts Python's syntax tree to conditions; anything not listed is refused, with its position."""
 
     def __init__(self, where: str, text: str) -> None:
         self._where = where
@@ -247,7 +247,7 @@ class _Reader:
         kinds, _ = FUNCTIONS[name]
         open_ended = kinds[-1].endswith("…")
         if node.keywords or (len(node.args) < 2 if open_ended else len(node.args) != len(kinds)):
-            expected = "two or more values" if open_ended else f"{counted(len(kinds), 'value')}"
+            expected = "two or more values" if open_ended else counted(len(kinds), "value")
             raise self._refuse(node, f"{name} takes {expected}", None)
         return Operation(name, tuple(map(self.read, node.args)))
 
@@ -338,7 +338,7 @@ def _at(offset: int | None) -> str:
 
 
 def _foreign_habits(text: str) -> str | None:
-    """What people write who come from SQL or C."""
+    """Hints for habits from SQL or C."""
     words = text.split()
     if any(word in ("AND", "OR", "NOT", "IN", "IS", "NULL") for word in words):
         return "and, or, not, in, is null are written in small letters"

@@ -1,7 +1,7 @@
 """Conditions as Polars expressions, evaluated column by column.
 
-Invariant: the expressions are built from a checked tree, never from a user's text. Columns have names of ours (``c0``,
-``c1``, …), for Polars reads ``*`` and ``^…$`` in a name as patterns, and every value is a literal of its own type.
+Invariant: the expressions are built from a checked tree, never from a user's text. Columns get neutral names (``c0``,
+``c1``, …), because Polars reads ``*`` and ``^…$`` in a name as patterns, and every value is a literal of its own type.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(expression: Expression, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """One value a row, null where it is not known. ``expression`` has passed ``conditions.check``.
-
-    ``columns``: those that it names, each of ``rows`` values: double, string or bool. Raises UsageError for a regular
-    expression that is none.
+    """One value per row, null where it is not known. ``expression`` has passed ``conditions.check``. ``columns``: those
+    that it names, each with ``rows`` values: double, string or bool. Raises UsageError for an invalid regular
+    expression.
     """
     import polars as pl
 

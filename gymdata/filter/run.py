@@ -217,7 +217,7 @@ def _generations(sources: Sequence[str | Path], rows: int) -> Any:
         for source in sources
         for batch in scan_batches(source, ROLLOUTS, ["turns"], _BATCH_ROWS)
     ]
-    # More rows may have been collected since; these were not chosen from.
+    # More rows may have been collected since the choice was made.
     return np.concatenate(keys)[:rows]
 
 
@@ -300,8 +300,8 @@ def _write(
         "identity": common_identity(sources),
         "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }
-    # Whoever reads the folder, or the test side of a file, would take an earlier choice for this one: such files go, but
-    # not those that are filtered now.
+    # Files of an earlier filter in the folder would be read as part of this one: they are removed, unless they are the
+    # input.
     in_folder = out.run_json.name == RUN_JSON
     out.finish(facts, keep=_read_by(sources), copies=() if in_folder else out.names[1:])
 
@@ -311,7 +311,7 @@ def _read_by(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.ChunkedArray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
-    """Batches of the rollouts that are true in ``kept``, one a row of ``ids``."""
+    """Batches of the rollouts that are true in ``kept``, one per row of ``ids``."""
     at = 0
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):

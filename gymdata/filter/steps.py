@@ -1,8 +1,8 @@
 """Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``.
 
 Invariants: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
-under one reason; what is drawn is drawn by a seeded hash of its id. Group columns are over finite values only: a missing
-reward is never counted as 0.
+under one reason; random draws are seeded hashes of the ids. Group columns are over finite values only: a missing reward
+is never counted as 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import xxhash
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
-#: Ids that are Python objects at a time.
+#: Ids that are converted to Python objects at a time.
 _TEXTS = 65_536
 
 
@@ -38,7 +38,7 @@ class Step:
 
 
 class Funnel:
-    """Rows going through steps. ``alive``: which are left; ``steps``: what became of the others."""
+    """Rows that go through steps. ``alive``: which are left; ``steps``: how many each step dropped, and why."""
 
     def __init__(self, rollout_ids: pa.ChunkedArray, groups: Array) -> None:
         """``groups``: each row's group as a code from 0."""
@@ -48,7 +48,7 @@ class Funnel:
         self._groups = groups
 
     def drop(self, name: str, detail: str, reasons: dict[str, Mask], notes: Sequence[str] = ()) -> None:
-        """Drop the living rows that any reason names; the first one that does is what is counted."""
+        """Drop the remaining rows that any reason matches; each is counted under the first that does."""
         rows_in, groups_in = int(self.alive.sum()), self._n_groups()
         dropped = {}
         for reason, bad in reasons.items():
@@ -64,8 +64,8 @@ class Funnel:
         self.drop(name, text, {"a value is missing": unknown, "not true": ~true})
 
     def dedupe(self, keys: Array, index: Array, score: Array | None = None) -> None:
-        """Keep, of the rows of a group with one ``key``, that with the highest finite ``score``, if there are scores; of
-        equal ones that with the lowest ``index``. A key of 0 is nobody's double."""
+        """Of the rows of a group with equal ``keys``, keep the one with the highest finite ``score`` (if given), of
+        equals the one with the lowest ``index``. A row with key 0 duplicates no other row."""
         ranked = [] if score is None else [np.where(np.isfinite(score), -score + 0.0, np.inf)]
         double = self._after_first(1, keys != 0, of=[self._groups, keys], order=[*ranked, index])
         self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
@@ -77,7 +77,7 @@ class Funnel:
         self.drop("best-n", f"{n} by {by}", {f"no {by}": ~finite, f"not among the best {n}": beyond})
 
     def balance(self, by: str, categories: Array, names: Sequence[str], seed: int) -> None:
-        """Keep as many rows of every category as the rarest living one has, drawn by a seeded hash of their ids.
+        """Keep as many rows of every category as the rarest one has left, drawn by a seeded hash of their ids.
 
         ``categories``: each row's place in ``names``, -1 for none."""
         known = categories >= 0
@@ -92,7 +92,7 @@ class Funnel:
         self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
 
     def _drawn(self, seed: int) -> Array:
-        """A number for each rollout that its id and the seed say."""
+        """A random number per rollout, determined by its id and the seed."""
         found = np.empty(len(self.alive), np.uint64)
         at = 0
         for chunk in self._ids.chunks:

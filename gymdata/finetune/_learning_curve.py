@@ -18,8 +18,9 @@ _GREYS = ("#c3ccd6", "#e2e7ec", "#d3c9b8", "#efe9dd")
 
 
 def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    """Write a PNG of three panels over the epochs: reward and held-out rate; what became of the groups, with the
-    curriculum's share; loss and KL. A policy stands where its epoch ended, what happened in an epoch in its middle."""
+    """Write a PNG of three panels over the epochs: reward and held-out rate; used and left-out groups, with the
+    curriculum's share; loss and KL. A policy's point is at the end of its epoch, what happened in an epoch in its
+    middle."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,7 +64,7 @@ def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _reward(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    # The rollouts of an epoch are of the policy that it began with, so they stand where the epoch before ended.
+    # The rollouts of an epoch are of the policy that it began with, so they are drawn where the epoch before ended.
     points = [(row["epoch"] - 1, row["reward_mean"], row["reward_ci95"]) for row in rows if _number(row["reward_mean"])]
     if not points:
         return

@@ -1,7 +1,7 @@
 """Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found.
 
-Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check; a
-key is checked against the section that it stands in, with its dotted path in the message; all faults are reported at once.
+Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check;
+a key is checked against its section, with its dotted path in the message; all faults are reported at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gymdata.finetune.settings import (
     UNSUPPORTED_KEYS,
     CollectBuilder,
     FinetuneConfig,
+    FinetuningSection,
     Part,
 )
 from gymdata.judge.settings import JudgeConfig
@@ -36,11 +37,11 @@ Overrides = Sequence[tuple[str, Any]]
 _OF_VALIDATION = {
     f"finetuning.{key}" for key in ("trajectory_builder", "reward_function", "validation", "endpoint_timeout")
 }
-#: Keys of ``llms`` that say who is trained; the others say how it is sampled.
+#: Keys of ``llms`` that identify the trained model; the others are for sampling.
 _POLICY = ("_type", "model_name", "model", "base_url")
 _MISSING: Any = object()
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-#: What else is wrong with a configuration whose keys are right.
+#: Further checks of a configuration whose keys are valid.
 More = Callable[[FinetuneConfig], Iterable[UsageError]]
 
 
@@ -197,11 +198,11 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find(path: str, beside: Path) -> str:
-    """``path`` as it stands when absolute, else beside the config file (absolute), else as the working directory has it."""
+    """``path`` itself when absolute, else beside the config file (absolute), else as the working directory has it."""
     if Path(path).is_absolute():
         return path
     near = beside.absolute() / path
-    # A glob has no file of its own name; its folder tells.
+    # A glob has no file of its own name; its folder decides.
     exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
     return str(near) if exists else path
 
@@ -234,7 +235,7 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
     """Keys of a validation file that change nothing of validation."""
     known, trained = config.model_dump(mode="json", by_alias=True), target_of(config)
-    loop = [f"finetuning.{key}" for key in FinetuneConfig.model_fields["finetuning"].annotation.model_fields]  # type: ignore[union-attr]
+    loop = [f"finetuning.{key}" for key in FinetuningSection.model_fields]
     paths = {"trainers", "trainer_adapters", *loop, *(f"llms.{trained}.{key}" for key in _POLICY)} - _OF_VALIDATION
     paths |= {f"llms.{name}" for name in _mapping(over.get("llms")) if name != trained}
     for path in sorted(paths):
@@ -258,7 +259,7 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
 
 
 def _part_faults(section: str, name: str, kind_name: str, keys: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    """What is wrong with a part of a shipped kind; nothing is known of other kinds."""
+    """The faults of a part of a shipped kind; other kinds are not checked."""
     kind = KINDS[section].get(kind_name)
     if kind is None:
         return
@@ -329,7 +330,7 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
 
 
 def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
-    """What the training command would refuse after the first rollouts were sampled."""
+    """Faults that the training command would find only after the first rollouts were sampled."""
     from gymdata.train.settings import TRAINERS
     from gymdata.train.trainer_settings import check_settings
 
@@ -386,11 +387,12 @@ def _each_known(values: Mapping[str, Any], known: typing.Iterable[str], where: s
 def _explained(
     error: pydantic.ValidationError, where: str, path: str, misspelt: Collection[str] = ()
 ) -> Iterator[UsageError]:
-    """What pydantic found, once per place. ``misspelt``: places with unknown keys, which are why others seem missing."""
+    """The faults that pydantic found, once per key. ``misspelt``: places with unknown keys, which are why others seem
+    missing."""
     seen = set()
     for fault in error.errors():
         words = [str(word) for word in fault["loc"]]
-        # Of a union pydantic names the member too.
+        # For a union pydantic also names the member.
         words = [word for word in words if not word.endswith("Section") and word not in ("str", "list[str]")]
         place = ".".join([path, *words]).strip(".")
         inside = place.rpartition(".")[0] if fault["type"] == "missing" else place
@@ -419,7 +421,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _at(values: Any, path: str) -> Any:
-    """What stands at a dotted path, or _MISSING."""
+    """The value at a dotted path, or _MISSING."""
     for word in path.split("."):
         if not isinstance(values, Mapping) or word not in values:
             return _MISSING

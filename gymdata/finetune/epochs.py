@@ -1,8 +1,8 @@
 """The shipped trainer, ``_type: epochs``: collect, select, make data, train, validate, and the same again.
 
-Invariants: each stage is begun only when those before it are done and what it made is on disk before the state
-says so; sampling, judging and training are processes of their own and never two at a time; a job that did not complete
-ends the loop.
+Invariants: a stage starts only when those before it are done, and its output is on disk before the state says so;
+sampling, judging and training are processes of their own and never two at a time; a job that did not complete ends the
+loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EpochLoop:
     """Implements ports.Trainer."""
 
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
-        """Run or go on; returns what result.json holds."""
+        """Run or resume; returns the content of result.json."""
         adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
         state = State.open(plan.output, plan.identity, plan.loop.run_id, overwrite=plan.overwrite)
         try:
@@ -77,7 +77,7 @@ class _Run:
         return result
 
     def _stage(self, epoch: int, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What the stage gave, from the state when it is done, else by doing it."""
+        """The stage's result: from the state when it is done, else by running it."""
         known = self.state.done(epoch, name)
         if known is not None:
             return known
@@ -139,7 +139,8 @@ class _Run:
         return {"path": str(run), "missing": figures.missing(run)}
 
     def _check(self, epoch: int) -> dict[str, Any]:
-        """Rollouts with faults are not trained on. One without a score is no fault: the selection counts it."""
+        """Raises for rollouts with faults, which are not trained on. A missing score is no fault: the selection counts
+        it."""
         run = self.plan.folder(epoch) / "rollouts"
         log = self.plan.folder(epoch) / "logs" / "check.log"
         result = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
@@ -166,7 +167,7 @@ class _Run:
             sources, self.plan.folder(epoch), epoch, version, loop.max_policy_lag, self.plan.curriculum
         )  # fmt: skip
         lost = (self.state.done(last, "collect") or {}).get("missing")
-        # What the epoch learns from may be more than it collected; its reward is that of its own rollouts.
+        # The epoch may train on more than it collected; its reward is that of its own rollouts.
         return {**counts, **figures.rewards(sources[0].scores()), "missing": lost, "collected_in_epoch": last}
 
     def _kl_coef(self, epoch: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What a finetuning run measures of its epochs: rewards with intervals, held-out rates, and what a training left behind."""
+"""Figures of a finetuning run's epochs: rewards with intervals, held-out rates, and figures of each training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rewards(scores: pa.Table) -> dict[str, Any]:
 
 
 def missing(run: Path) -> int:
-    """Rollouts that were wanted of a run and are not there."""
+    """Rollouts that a run should have and lacks."""
     import polars as pl
 
     extent = read_run_json(run).get("extent") or {}
@@ -45,7 +45,7 @@ def missing(run: Path) -> int:
 
 
 def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> dict[str, Any]:
-    """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout a task, else
+    """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout per task, else
     by bootstrap over tasks."""
     table = read_table(run, ROLLOUTS, ["task_id", "reward"]) if scores is None else scores
     known = _known(table)
@@ -77,7 +77,8 @@ def rise(first: Path, last: Path, threshold: float) -> dict[str, Any]:
 
 
 def trained(policy: Path) -> dict[str, Any]:
-    """What a training left in its folder: the proof of its tokens, its loss, and how far it began from the sampler."""
+    """A training's figures from its folder: the proof of its tokens, its loss, and how far it began from the
+    sampler."""
     facts = read_run_json(policy) if (policy / "run.json").is_file() else {}
     proof = (facts.get("trained_tokens") or {}).get("batches") or {}
     ratio = facts.get("ratio") or {}

@@ -1,9 +1,9 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
-Invariants: a job is a child process and a file beside its output that says how it stands; a job whose process is gone
-without a recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model. A
-child ends when the loop's process ends, however that ends, so that the loop started again finds nobody at work in its
-folders; its output is in its log, and its failure shows the last lines of it.
+Invariants: a job is a child process and a file beside its output with its status; a job whose process is gone without a
+recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model. A child ends
+when the loop's process ends, however that ends, so that a restarted loop finds no process at work in its folders; its
+output is in its log, and its failure shows the last lines of it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeout_s: float | None = None) -> int:
-    """The exit code, once it has ended; ``progress`` hears the log's last line meanwhile. Ctrl-C is passed on
-    to the child. Raises subprocess.TimeoutExpired."""
+    """The exit code, once it has ended; ``progress`` gets the log's last line meanwhile. Ctrl-C is passed on to the
+    child. Raises subprocess.TimeoutExpired."""
     left = timeout_s
     with interruptions_passed_to(process):
         while True:
@@ -89,7 +89,7 @@ def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeou
 
 
 def follow_log(log: Path, progress: Progress) -> None:
-    """Pass on how far the log's last line says that the work is, and its loss, as in ``training 12/40  loss 0.31``."""
+    """Report the progress and the loss in the log's last line, as in ``training 12/40 loss 0.31``."""
     lines = last_lines(log, 1)
     if lines and (found := re.search(r"(\d[\d,]*)/(\d[\d,]*)", lines[-1])):
         done, total = (int(number.replace(",", "")) for number in found.groups())
@@ -197,7 +197,7 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 class ProcessJobs:
-    """Jobs that are child processes. A reference is the path of the file that says how the job stands."""
+    """Jobs that are child processes. A reference is the path of the file with the job's status."""
 
     def __init__(self) -> None:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -311,7 +311,7 @@ class TrlJobs(ProcessJobs):
             return
         # Killed while its first file was written: nothing was trained, and nothing could be resumed.
         begun = _read(job.output / "job" / "job.json") is not None
-        # Mended settings cannot go on from what the others trained.
+        # A training with other settings cannot be resumed.
         same = _read(job.output.parent / "train.yaml") == plain(self._settings(job))
         if not (begun and same):
             shutil.rmtree(job.output)
@@ -376,7 +376,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None when there is none, or it was not written to its end."""
+    """A JSON object; None when it is missing or incomplete."""
     try:
         facts = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):

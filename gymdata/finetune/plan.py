@@ -115,7 +115,7 @@ FREE_OF_COLLECTING = {
 
 
 class Watch(Progress, Protocol):
-    """Who watches the loop: a table on a terminal, or a line an epoch. Never raises."""
+    """Displays the loop: a table on a terminal, or a line per epoch. Never raises."""
 
     def stage(self, epoch: int, name: str) -> None:
         """A stage begins."""

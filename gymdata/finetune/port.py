@@ -1,4 +1,4 @@
-"""What trains, and the loop around it."""
+"""The protocols of training: adapters, builders, and the loop around them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ JobState = Literal["pending", "running", "completed", "failed", "canceled"]
 class TrainingJob:
     """One epoch's training. ``job_id`` is the same for every try of the epoch, so a remote trainer can refuse a second.
 
-    ``data``: the file or run folder that ``TrainerAdapter.data`` asked for. ``output``: the folder that must be a model for
-    the next epoch's collecting when the job has completed.
+    ``data``: the file or run folder, of the kind that ``TrainerAdapter.data`` returned. ``output``: the folder that
+    must be a model for the next epoch's collecting when the job has completed.
     """
 
     job_id: str
@@ -40,7 +40,8 @@ class JobStatus:
 
 
 class TrainerAdapter(Protocol):
-    """Runs training jobs somewhere. A reference stays good after this process has ended, so that a later one can ask."""
+    """Runs training jobs somewhere. A reference remains valid after this process has ended, so that a later one can use
+    it."""
 
     def data(self, algorithm: str) -> str:
         """What a job reads: ``rollouts``, ``pairs``, ``experiences``, or ``export:FORMAT`` of ``gymdata export``.
@@ -94,7 +95,7 @@ class Trainer(Protocol):
     """The loop over epochs. ``plan`` is a ``gymdata.finetune.plan.Plan``."""
 
     def run(self, plan: Any, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Any) -> Mapping[str, Any]:
-        """Run or go on with the plan; returns the final result. Raises what ended it early."""
+        """Run or resume the plan; returns the final result. Raises what ended it early."""
         ...
 
 
@@ -102,6 +103,6 @@ class Commands(Protocol):
     """Runs commands of gymdata, each as a process of its own that ends when this one does."""
 
     def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
-        """``gymdata WORDS --json``; what it printed. Its stderr goes to ``log``. Raises a GymdataError that carries its
-        exit code and last words."""
+        """``gymdata WORDS --json``; what it printed. Its stderr goes to ``log``. Raises a GymdataError that has its
+        exit code and its last lines of output."""
         ...

@@ -22,7 +22,7 @@ from typing import Any
 
 from gymdata.finetune.settings import IGNORED_KEYS, KINDS
 
-#: Hyperparameters of theirs → settings of ``gymdata train-rl``.
+#: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
 _ART = {
     "learning_rate": "learning_rate", "per_device_train_batch_size": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps", "num_train_epochs": "num_train_epochs",
@@ -35,7 +35,7 @@ _CUSTOMIZER = {
 }
 _PAIRS = {"min_score_diff": "min_margin", "max_pairs_per_turn": "max_pairs_per_task"}
 _NOT_USED = "the service that it describes is not used"
-#: A part of theirs as a part of ours: (its keys, the whole document, a note for each key that is left out).
+#: Translates a part of the toolkit: (its keys, the whole document, a note for each key that is left out).
 _Reader = Callable[["_Document", str, dict[str, Any]], dict[str, Any]]
 
 
@@ -69,16 +69,16 @@ def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False)
 
 
 class _Document:
-    """A document that is being read, and what is said about it."""
+    """A document that is being translated, and the notes on it."""
 
     def __init__(self, values: dict[str, Any], beside: Path) -> None:
         self.values, self.beside, self.notes = values, beside, list[str]()
         self.refused: list[tuple[str, str, str]] = []
-        #: The policy is served by a backend of theirs.
+        #: Whether the policy is served by a backend of the toolkit.
         self.art = False
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of parts; empty where there is none, or something else."""
+        """A section of parts; empty if it is missing or not a mapping."""
         found = self.values.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -104,7 +104,7 @@ class _Document:
             self.default("finetuning", "reward_function", {"name": next(iter(evaluators))})
 
     def workflow(self) -> None:
-        """Sections of a workflow: what stands in their place must be there, or they are refused later."""
+        """Sections of a workflow: their replacement must be present, or they are refused later."""
         chosen = self.section("finetuning").get("trajectory_builder")
         builders = self.section("trajectory_builders")
         part = builders.get(chosen) if chosen else next(iter(builders.values()), None)
@@ -119,7 +119,8 @@ class _Document:
                 self.leave(section, f"trajectory_builders' {stands_in} stands in for the workflow")
 
     def llms(self) -> None:
-        """Models that only a workflow calls; and a policy that is a folder here although a backend of theirs serves it."""
+        """Models that only a workflow calls; and a policy that is a folder here although a backend of the toolkit
+        serves it."""
         llms, trained = self.section("llms"), self.section("finetuning").get("target_model")
         ours = [name for name, llm in llms.items() if not isinstance(llm, Mapping) or llm.get("_type") != "nim"]
         for name in list(llms):
@@ -165,7 +166,8 @@ def _art_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[s
 
 
 def _dpo_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Pairs come of several rollouts per task, not of candidates within one: what says how pairs are chosen is kept."""
+    """Pairs come of several rollouts per task, not of candidates within one: settings of how pairs are chosen are
+    kept."""
     _reward(document, keys)
     pairs = {ours: keys.pop(theirs) for theirs, ours in _PAIRS.items() if keys.get(theirs) is not None}
     if (exhaustive := keys.pop("exhaustive_pairs", None)) is not None:
@@ -228,7 +230,7 @@ def _reward(document: _Document, keys: dict[str, Any]) -> None:
         document.default("finetuning", "reward_function", dict(reward))
 
 
-#: Trainers first, so that what a builder says of pairs has a place.
+#: Trainers first, so that a builder's pair settings have a section.
 _READERS: dict[str, dict[str, _Reader]] = {
     "trainers": {"openpipe_art_trainer": _trainer, "nemo_customizer_trainer": _trainer},
     "trajectory_builders": {"openpipe_art_traj_builder": _art_builder, "dpo_traj_builder": _dpo_builder},

@@ -1,7 +1,7 @@
 """``gymdata finetune``: joins one YAML file to a trajectory builder, a trainer adapter and a loop over epochs.
 
 Invariants: everything that can be wrong with the configuration is found before a folder is made or a process is
-started; what a run must keep on a resume is named by content, not by path.
+started; inputs that must not change on a resume are identified by content, not by path.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from gymdata.user_code import from_here, load_symbol, place_in, place_of
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FinetuneReport(Report):
-    """What a finetuning run ended with: ``result`` is all of it, as result.json holds it. The rest is None where a loop of
-    the user's own says nothing of it; ``validation``: the ``first`` and ``last`` held-out rate and their ``difference``."""
+    """The result of a finetuning run: ``result`` is the content of result.json. Other fields are None when a user's own
+    loop does not report them; ``validation``: the ``first`` and ``last`` held-out rate and their ``difference``."""
 
     result: dict[str, Any]
     epochs: int | None = None
@@ -87,7 +87,7 @@ class FinetuneReport(Report):
         return [*rows, ("report", from_here(self.result["report"]))]
 
 
-#: What a part must be able to do, by section.
+#: The methods that a part must have, by section.
 _METHODS = {
     "trajectory_builders": ("collect",),
     "trainer_adapters": ("data", "submit", "status", "wait", "cancel"),
@@ -105,7 +105,7 @@ def builder_of(
         from gymdata.finetune.jobs import CollectingBuilder
 
         found = in_place(settings.settings, beside)
-        if found.get("workflow_url") is not None:  # what samples is the workflow's
+        if found.get("workflow_url") is not None:  # the workflow samples
             base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
         return CollectingBuilder(settings.model_copy(update={"settings": found}), commands, base)
     made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
@@ -178,7 +178,8 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
 
 
 def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
-    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that nobody awaits."""
+    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that is never
+    awaited."""
     missing = [name for name in names if not callable(getattr(made, name, None))]
     if missing:
         raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
@@ -290,7 +291,7 @@ def finetune(
 
 
 def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
-    """What the configuration names and is not there, so that it is reported with everything else."""
+    """Files that the configuration names and that are missing, to be reported with all other faults."""
     where, beside = str(file), file.parent
     name, loop = target_of(config), config.finetuning
     evaluator = config.eval.evaluators.get(loop.reward_function.name)
@@ -505,7 +506,7 @@ def _validation(
         section, llm = own.finetuning.validation, _llm(own)
         builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
         scoring = _scoring(own, beside)
-        # What the file says of these is meant for validation; what the main one says is meant for training.
+        # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
         name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
         stated = {**((document.get("llms") or {}).get(target_of(own)) or {}),
@@ -540,9 +541,9 @@ def _trainer(config: FinetuneConfig, file: Path) -> Trainer:
 
 
 def _identity(config: FinetuneConfig) -> dict[str, Any]:
-    """The sections without what is free on a resume, and without where things lie: contents are hashed."""
+    """The sections without settings that may change on a resume, and without paths: contents are hashed."""
     sections = config.model_dump(mode="json", by_alias=True)
-    # A trainer that failed must be mendable; every epoch keeps the settings that it was trained with.
+    # The settings of a failed trainer may be corrected; every epoch records the settings that it was trained with.
     sections.pop("trainer_adapters")
     sections["finetuning"] = {k: v for k, v in sections["finetuning"].items() if k not in FREE}
     for key in ("dataset", "interval", "config"):
@@ -575,7 +576,7 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
 
 
 def _served_name(endpoint: str) -> str:
-    """What the server calls its model. Raises UsageError when it has several."""
+    """The name of the server's model. Raises UsageError when it has several."""
     from gymdata.engines.servers.vllm_server import served_names
 
     names = served_names(endpoint)

@@ -118,7 +118,7 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
 
     parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
     file = folder / "rollouts.parquet"
-    # A stage that was stopped is begun again, so what is there may be replaced.
+    # A stopped stage is run again, so existing files may be replaced.
     with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
         rows = out.batches(file.name, chosen(), ROLLOUTS, schema).rows or 0
         out.finish(

@@ -1,7 +1,7 @@
 """Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes.
 
-Invariants: every key is known or an error that names the nearest; what a part of the loop does not read is never
-accepted in silence. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
+Invariants: every key is known or an error that names the nearest; a key that no part of the loop reads is never
+silently accepted. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymdata.pairs.settings import PairsConfig
 from gymdata.settings import Config
 from gymdata.urls import ENGINE_KEYS, refuse_userinfo
 
-#: What the loop decides of a collection; a builder cannot.
+#: Keys of a collection that the loop decides, not a builder.
 _DECIDED = {
     "tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward", "run_id", "policy_version",
     "overwrite", "concurrency",
@@ -115,7 +115,7 @@ class EvalSection(Config):
 
 
 class CollectBuilder(Config):
-    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts a task) every
+    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts per task) every
     key of its configuration that the loop does not decide. ``allow_missing``: the share of rollouts that may be lost for
     good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
 
@@ -225,7 +225,7 @@ class RewardFunction(Config):
 
 class ValidationSection(Config):
     """Held-out tasks, sampled before the first epoch, after every ``interval`` epochs and after the last. ``settings``: keys
-    of ``gymdata collect`` (greedy and one rollout a task unless they say otherwise). A reward above ``threshold`` is a
+    of ``gymdata collect`` (greedy and one rollout per task unless they say otherwise). A reward above ``threshold`` is a
     success. ``config``: a YAML file of the same sections, merged over this one for validation alone: the policy's sampling,
     tasks, evaluators, builder, reward function and this section; what it says of training is refused."""
 
@@ -324,8 +324,8 @@ EVALUATORS = ("reward", "genrm", "path.py:Class")
 #: Keys of ``gymdata judge`` that an evaluator may have; the loop decides the others.
 JUDGE_KEYS = set(JudgeConfig.model_fields) - {"path", "output", "name", "limit", "aggregate_only", "retry_unparsed",
                                               "overwrite"}  # fmt: skip
-#: Sections of the NeMo Agent Toolkit that nothing here reads, and what does their work. They may stay in the file where an
-#: environment or a workflow's server stands in for the workflow.
+#: Sections of the NeMo Agent Toolkit that are not read here, and what replaces them. They may stay in the file when an
+#: environment or a workflow's server replaces the workflow.
 IGNORED_KEYS = (
     "workflow", "functions", "function_groups", "general", "embedders", "retrievers", "memory", "object_stores",
     "authentication", "middleware", "ttc_strategies", "optimizer", "logging", "telemetry",

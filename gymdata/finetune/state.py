@@ -1,4 +1,4 @@
-"""state.json: which stages of which epochs are done, and what they gave.
+"""state.json: which stages of which epochs are done, and their results.
 
 Invariants: a stage is done when the file says so, and it says so only after what the stage made is on disk; the file
 is replaced whole; a stage that is done is never begun again, and one that was stopped is begun again as often as needed.
@@ -34,7 +34,8 @@ class State:
 
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], run_id: str | None, *, overwrite: bool = False) -> State:
-        """Begin or go on. Raises StoreError when the folder is somebody else's, in use, or was begun with other settings."""
+        """Start or resume. Raises StoreError when the folder belongs to something else, is in use, or was begun with
+        other settings."""
         refuse_other_kind(folder / RUN_JSON, "finetune")
         if folder.is_dir() and not (folder / STATE).is_file():
             inside = sorted(
@@ -75,7 +76,7 @@ class State:
         return str(self._facts["run_id"])
 
     def done(self, epoch: int, stage: str) -> dict[str, Any] | None:
-        """What a finished stage gave; None when it is pending."""
+        """The result of a finished stage; None when it is pending."""
         entry = self._facts["epochs"].get(str(epoch), {}).get(stage, {})
         return dict(entry.get("result", {})) if entry.get("state") == "completed" else None
 

@@ -1,4 +1,5 @@
-"""Pairwise judging, without the judge: which comparisons are made, what a judge's text says, and what it adds up to.
+"""Pairwise judging, without the judge: which comparisons are made, how a judge's text is parsed, and how verdicts
+become rewards.
 
 Invariants: a comparison that failed is missing and never a number; swapping the positions of every comparison changes
 no reward; the order of the rows changes nothing. "As published" names the reference behaviour that users know; where

@@ -1,7 +1,7 @@
-"""Judged comparisons to one reward a response, over many groups at once.
+"""Judged comparisons to one reward per response, over many groups at once.
 
-Invariants: a response without a valid comparison has no reward (NaN) unless a default is asked for; sums are exact
-in fixed point (2⁻⁴⁰), so neither the order of the rows nor the positions change a reward; bonuses and weights act within a
+Invariants: a response without a valid comparison has no reward (NaN) unless a default is given; sums are exact in fixed
+point (2⁻⁴⁰), so neither the order of the rows nor the positions change a reward; bonuses and weights act within a
 group.
 """
 
@@ -24,7 +24,7 @@ _FIXED = float(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """What is added to a group's means, with the published names and defaults."""
+    """Adjustments of a group's means, with the published names and defaults."""
 
     reasoning_bonus: float = 0.0
     answer_bonus: float = 0.0
@@ -36,7 +36,7 @@ class Adjustments:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One entry a response: characters of the stripped reasoning and answer, and style density."""
+    """One entry per response: characters of the stripped reasoning and answer, and style density."""
 
     reasoning: npt.NDArray[np.int64]
     answer: npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """One entry a response. ``reward`` = ``base`` + ``bonus``, NaN where nothing was judged.
+    """One entry per response. ``reward`` = ``base`` + ``bonus``, NaN where nothing was judged.
 
     ``judged`` and ``missing`` count its comparisons; ``error`` is the standard error where the aggregator has one.
     ``metrics``: mean and population deviation of the individual scores before tie-breaks, and the share of ties.

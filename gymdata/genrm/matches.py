@@ -25,7 +25,7 @@ MIDPOINT = 3.5
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """One entry a comparison in every array."""
+    """One entry per comparison in every array."""
 
     first: Ints
     second: Ints

@@ -1,4 +1,4 @@
-"""What the comparisons say about each two responses directly, beside what the aggregate says.
+"""Direct preferences between two responses from their comparisons, in addition to the aggregate.
 
 Invariants: the order of the rows changes nothing; a pair whose winner depends on the positions is no preference.
 """
@@ -29,10 +29,9 @@ class Preferences:
     mixed: Bools
 
     def rejections(self, chosen: Ints, rejected: Ints, *, both_positions: bool = True) -> list[tuple[str, Bools]]:
-        """Why the comparisons do not bear out that each ``chosen`` beats its ``rejected``, reason by reason.
-
-        A winner that changes with the positions is never borne out. With ``both_positions`` the two must have been judged in
-        both, and the judge must have preferred ``chosen``; without, it is enough that it did not prefer ``rejected``.
+        """Why the comparisons do not confirm that each ``chosen`` beats its ``rejected``, by reason. A winner that
+        changes with the positions is never confirmed. With ``both_positions`` the two must have been judged in both,
+        and the judge must have preferred ``chosen``; without, it is enough that it did not prefer ``rejected``.
         """
         room = int(max(self.high.max(initial=0), chosen.max(initial=0), rejected.max(initial=0))) + 1
         keys = self.low * room + self.high

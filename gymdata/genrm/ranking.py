@@ -17,7 +17,7 @@ _CELLS = 2_000_000
 
 
 def points(matches: Matches) -> Floats:
-    """What the first position got of each comparison: 1, ½ or 0; NaN where nothing was judged."""
+    """The points of the first position in each comparison: 1, ½ or 0; NaN where nothing was judged."""
     got = (winners(matches) + 1.0) / 2.0
     a, b, flipped = position_inconsistency(matches)
     got[a[flipped]] = got[b[flipped]] = 0.5

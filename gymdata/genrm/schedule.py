@@ -1,4 +1,4 @@
-"""Which responses of a group are compared, and who sits where.
+"""Which responses of a group are compared, and in which positions.
 
 A match (i, j, judge_idx) shows response i in the first position and j in the second.
 """
@@ -35,7 +35,7 @@ def all_pairs(n: int) -> list[tuple[int, int]]:
 
 
 def both_orders(n: int) -> list[tuple[int, int]]:
-    """Every two responses in both positions: n(n−1) comparisons, the two of a pair after each other."""
+    """Every two responses in both positions: n(n−1) comparisons, the two of a pair consecutively."""
     return [positions for i, j in all_pairs(n) for positions in ((i, j), (j, i))]
 
 

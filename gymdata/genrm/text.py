@@ -1,4 +1,4 @@
-"""What a judge is shown of a response, and the sizes by which length and style are weighed.
+"""The text of a response for a judge, and the sizes by which length and style are weighted.
 
 Responses come in the Responses API's shape: ``{"output": [{"type": "reasoning" | "message" | …}]}``.
 """
@@ -51,7 +51,7 @@ def response_texts(response: Any) -> tuple[str, str]:
 
 
 def shown(text: str) -> str:
-    """What the judge sees of an answer: itself, or ``None`` in words when it is blank."""
+    """An answer as the judge sees it: unchanged, or the word ``None`` when it is blank."""
     return text if text.strip() else EMPTY
 
 

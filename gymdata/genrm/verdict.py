@@ -1,4 +1,4 @@
-"""What a judge's text says: two scores from 1 to 5 and a ranking from 1 (the first is much better) to 6.
+"""Parses a judge's text: two scores from 1 to 5 and a ranking from 1 (the first is much better) to 6.
 
 Invariants: reading takes time proportional to the text, whatever the text is; strict reading never invents a
 number. Both readings look for the same object: the first in a json fence, else the last anywhere; an ``overall`` object
@@ -20,7 +20,7 @@ SCORES = (1.0, 5.0)
 RANKINGS = (1.0, 6.0)
 _KEYS = ("score_1", "score_2", "ranking")
 
-#: For engines that can hold a judge to a schema.
+#: For engines with guided decoding.
 VERDICT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -42,7 +42,7 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judged comparison. A missing number is None; with both scores missing, ``ranking`` is there."""
+    """A judged comparison. A missing number is None; without both scores there is a ``ranking``."""
 
     score_1: float | None
     score_2: float | None
@@ -71,9 +71,9 @@ def parse_published(
 def parse_strict(text: str) -> Verdict | None:
     """The verdict, or None when it cannot be relied on.
 
-    A value that is not finite, is a boolean or lies outside its scale makes the whole answer unparsed, and so does one
-    score without the other. Two scores without a ranking are a verdict; so is a ranking alone. What stands before
-    ``</think>`` is not the answer.
+    A value that is not finite, is a boolean or is outside its scale makes the whole answer unparsed, and so does one
+    score without the other. Two scores without a ranking are a verdict; so is a ranking alone. Text before ``</think>``
+    is not the answer.
     """
     answer = text.rpartition("</think>")[2]
     for found in _candidates(answer):
@@ -107,7 +107,7 @@ def _number(value: Any) -> float | None:
 
 
 def _candidates(text: str) -> Iterator[dict[str, Any]]:
-    """Objects in the order in which they are asked: those in json fences from the first, then all from the last."""
+    """Objects in the order in which they are tried: those in json fences from the first, then all from the last."""
     for inside in _fenced(text):
         for start, end in _objects(inside):
             if (found := _load(inside[start:end])) is not None:

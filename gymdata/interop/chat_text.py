@@ -1,8 +1,10 @@
-"""Messages as lines of JSON, a batch at a time: texts are spelled a column at once, and lines put together from numbered
-pieces of what that gives.
+"""Chat messages as JSON lines, built a batch at a time from Arrow columns.
 
-Invariants: a line says what orjson would write of its messages as dicts; no Python object is made of a message or of its
-text, only of what differs (roles, tool calls, tools). What JSON cannot hold raises what orjson and Python's json raise.
+A column of texts is JSON-escaped by one call. A line is the concatenation of numbered *pieces*: escaped texts, and
+fragments of JSON such as ``,"content":"``.
+
+Invariants: a line has the bytes that orjson writes for its messages as dicts; Python objects are made of distinct roles,
+tool calls and tools, never of each message. Values that JSON cannot hold raise the errors of orjson and Python's json.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ import orjson
 
 from gymdata.rollouts.messages import has_long_number, parsed
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
-from gymdata.store.lines import encode_finite, spelled
+from gymdata.store.lines import encode_finite, name_non_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
-#: What stands before a message: nothing, another one, or the end of the prompt.
+#: What precedes a message in its line: nothing, another message, or the end of the prompt.
 FIRST, NEXT, COMPLETION = range(3)
 _LEADS = (b"", b",", b'],"completion":[')
-#: JSON's spelling of NUL, which hardly any text has; as a text of its own it separates others.
+#: NUL as JSON escapes it. Hardly any text contains it, so a string of it separates JSON values that are parsed together.
 _NUL = "\\u0000"
-_BETWEEN = f',"{_NUL}",'
-#: Content: a text, null beside calls, or nothing.
+_SEPARATOR = f',"{_NUL}",'
+#: How the value of "content" begins: with a text; null, before tool calls; an empty text, with neither.
 _CONTENTS = (b'"', b'null,"tool_calls":', b'""')
 
 
 class Lines(NamedTuple):
-    """``text``: JSON lines with their ends, of so many ``rows``."""
+    """``text``: the JSON lines of ``rows`` rows, UTF-8, each with its newline."""
 
     rows: int
     text: pa.Buffer
@@ -44,8 +46,8 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a format has messages. ``texts``: the columns of texts that a message may lack, and their keys; ``roles``: those
-    that it knows, others become "user" (None: all); ``calls``: what it makes of the value of tool calls."""
+    """The fields that a format gives a message. ``texts``: (column, key) of texts that a message may lack; ``roles``: the
+    roles of the format, others become "user" (None: any role); ``calls``: converts a list of tool calls."""
 
     texts: Sequence[tuple[str, str]]
     roles: frozenset[str] | None = None
@@ -55,8 +57,8 @@ class Shape:
         return self.roles is not None and role not in self.roles
 
 
-class Heap:
-    """Pieces of JSON, numbered as they are added."""
+class Pieces:
+    """Pieces of JSON text, numbered from 0 as they are added."""
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
@@ -65,25 +67,25 @@ class Heap:
         self._short: list[bytes] = []
 
     def add(self, texts: Sequence[bytes]) -> int:
-        """Pieces as they are; returns the number of the first."""
+        """Add each text as one piece; returns the number of the first."""
         first = self._count + len(self._short)
         self._short += texts
         return first
 
-    def spelled(self, column: pa.StringArray) -> Numbers:
-        """The texts of a column without their quotation marks; returns the number of each, −1 where it is null."""
+    def add_column(self, column: pa.StringArray) -> Numbers:
+        """Add each text of a column, JSON-escaped, without quotation marks. Returns the piece of each, (n,), −1 for null."""
         if column.null_count == len(column):
             return np.full(len(column), -1, np.int32)
-        first = self._append(*_spelled(column))
+        first = self._append(*_escape(column))
         number = np.arange(first, first + len(column), dtype=np.int32)
-        return only(_mask(column.is_valid()), number)
+        return where(_mask(column.is_valid()), number)
 
     def joined(self, order: Numbers) -> pa.Buffer:
-        """The pieces with these numbers, one after the other."""
+        """The pieces numbered ``order``, (k,), as one text."""
         import pyarrow as pa
 
         self._flush()
-        # 64 bits: the texts of several columns are here, each of up to 2³¹ bytes.
+        # 64-bit offsets: several columns are joined, each of up to 2³¹ bytes.
         offsets, data = np.concatenate(self._offsets), b"".join(self._data)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         made = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).take(pa.array(order))
@@ -101,158 +103,167 @@ class Heap:
         self._data.append(data)
         self._offsets.append(offsets + self._size)
         self._size += len(data)
-        # What lies between the last piece of these and the next one's has a number, too.
+        # One more than there are pieces: the gap before the next append has a number, too, which is never used.
         self._count += len(offsets)
         return first
 
 
 class Chat:
-    """A column of messages: n rows with m messages."""
+    """A column of messages: n rows with m messages in all; ``offsets``: where each row's messages begin, (n + 1,)."""
 
     def __init__(self, column: pa.ListArray, shape: Shape) -> None:
         self.offsets, self._flat = list_parts(column)
         self._shape = shape
-        self._roles, self._role = distinct(self._flat.field("role"))
-        self._calls, self._call = distinct(self._flat.field("tool_calls"))
+        self._roles, self._role_codes = distinct(self._flat.field("role"))
+        self._calls, self._call_codes = distinct(self._flat.field("tool_calls"))
 
     def of_role(self, chosen: Callable[[str], bool]) -> Mask:
-        """(m,) the messages whose role is ``chosen``."""
-        return np.array([*map(chosen, self._roles), False])[self._role]
+        """(m,) the messages for whose role ``chosen`` returns True."""
+        return np.array([*map(chosen, self._roles), False])[self._role_codes]
 
     def sampled(self) -> Mask:
-        """(m,) the messages with tool calls that a turn wrote."""
-        return np.array([*map(bool, self._calls), False])[self._call] & self.known("turn")
+        """(m,) the messages with tool calls that the policy generated in a turn."""
+        return np.array([*map(bool, self._calls), False])[self._call_codes] & self.known("turn")
 
     def known(self, name: str) -> Mask:
-        """(m,) the messages in which a column is not null."""
+        """(m,) the messages whose column ``name`` is not null."""
         return _mask(self._flat.field(name).is_valid())
 
     def rows(self, messages: Mask) -> Mask:
-        """(n,) the rows with one of these messages."""
+        """(n,) the rows with at least one of ``messages``, (m,)."""
         return np.asarray(Ragged(messages, self.offsets).sums(messages) > 0)
 
     def leads(self) -> Numbers:
-        """(m,) what stands before each message where a row's are one list."""
+        """(m,) FIRST or NEXT: what precedes each message when the messages of a row are one list."""
         leads = np.full(len(self._flat), NEXT, np.int32)
         leads[self.offsets[:-1][np.diff(self.offsets) > 0]] = FIRST
         return leads
 
-    def pieces(self, heap: Heap, leads: Numbers) -> Ragged:
-        """The pieces of each row's messages."""
+    def pieces(self, pieces: Pieces, leads: Numbers) -> Ragged:
+        """Adds the messages to ``pieces``; returns the numbers of each row's pieces, n lists. ``leads``: (m,), FIRST, NEXT
+        or COMPLETION per message."""
         content, *texts = (
-            heap.spelled(self._flat.field(name)) for name in ("content", *(n for n, _ in self._shape.texts))
+            pieces.add_column(self._flat.field(name)) for name in ("content", *(n for n, _ in self._shape.texts))
         )
-        calls = written(heap, self._calls, self._call, self._shape.calls)
+        calls = add_lists(pieces, self._calls, self._call_codes, self._shape.calls)
         has_text, has_calls = content >= 0, calls >= 0
         roles = ["user" if self._shape.lacks(role) else role for role in self._roles]
-        heads = heap.add([
-            lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begun
-            for lead, role, begun in product(_LEADS, roles, _CONTENTS)
+        heads = pieces.add([
+            lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begins
+            for lead, role, begins in product(_LEADS, roles, _CONTENTS)
         ])  # fmt: skip
-        # Of `_CONTENTS`: nothing, calls alone, text alone, text and calls.
-        begun = np.array([2, 1, 0, 0], np.int32)[2 * has_text.view(np.uint8) + has_calls.view(np.uint8)]
-        head = heads + (leads * len(roles) + self._role) * len(_CONTENTS) + begun
-        columns = [head, content, only(has_text & has_calls, heap.add([b'","tool_calls":'])), calls]
+        # Indices into `_CONTENTS` of a message with neither, with calls alone, with text alone, with both.
+        begins = np.array([2, 1, 0, 0], np.int32)[2 * has_text.view(np.uint8) + has_calls.view(np.uint8)]
+        head = heads + (leads * len(roles) + self._role_codes) * len(_CONTENTS) + begins
+        columns = [head, content, where(has_text & has_calls, pieces.add([b'","tool_calls":'])), calls]
         quoted = has_text & ~has_calls
         for text, (_, key) in zip(texts, self._shape.texts, strict=True):
             has = text >= 0
             if has.any():
                 opened = b',"%b":"' % key.encode()
-                columns += [only(has, heap.add([opened, b'"' + opened]) + quoted.astype(np.int32)), text]
+                columns += [where(has, pieces.add([opened, b'"' + opened]) + quoted.astype(np.int32)), text]
                 quoted |= has
-        columns.append(heap.add([b"}", b'"}']) + quoted.astype(np.int32))
-        return present(columns, self.offsets)
+        columns.append(pieces.add([b"}", b'"}']) + quoted.astype(np.int32))
+        return by_message(columns, self.offsets)
 
 
-def only(has: Mask, numbers: Array | int) -> Numbers:
-    """``numbers`` where ``has`` is true, else −1."""
+def where(has: Mask, numbers: Array | int) -> Numbers:
+    """(k,) ``numbers`` where ``has``, (k,), is True, else −1."""
     made = np.full(len(has), -1, np.int32)
     np.copyto(made, numbers, where=has)
     return made
 
 
-def present(columns: Sequence[Array], offsets: Ints) -> Ragged:
-    """The numbers that are not −1, message by message; ``offsets``: where lists of messages begin and end."""
+def by_message(columns: Sequence[Array], offsets: Ints) -> Ragged:
+    """The numbers of all ``columns``, each (m,), message by message and without −1. List i of the result has those of the
+    messages ``offsets[i]`` to ``offsets[i + 1]``."""
     made = np.stack(columns, axis=1).ravel()
     at = np.flatnonzero(made >= 0)
     return Ragged(made[at], np.searchsorted(at, offsets * len(columns)))
 
 
 def distinct(column: pa.StringArray) -> tuple[list[str], Numbers]:
-    """The different texts of a column, and which of them each row has; −1 where it is null."""
+    """The distinct texts of a column, and the index of each row's, (n,), −1 where it is null."""
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_numpy(zero_copy_only=False).tolist(), encoded.indices.fill_null(-1).to_numpy()
 
 
-def written(heap: Heap, texts: list[str], code: Numbers, make: Callable[[list[Any]], Any] = list) -> Numbers:
-    """The piece of each row of a ``distinct`` column of JSON: what is made of its list, −1 where that is none, or empty."""
-    # Looked for in all of them at once, what hardly any has.
+def add_lists(pieces: Pieces, texts: list[str], codes: Numbers, convert: Callable[[list[Any]], Any] = list) -> Numbers:
+    """Adds JSON lists, each ``convert``-ed, as pieces. ``texts``, ``codes``: a column of JSON texts as ``distinct`` returns
+    it. Returns the piece of each row, (n,), −1 where its text is not a list of JSON, or an empty one."""
+    # One search of all texts: hardly any has such a number.
     long = has_long_number("".join(texts).encode())
-    made = None if long else _together(texts, make)
+    made = None if long else _convert_all(texts, convert)
     if made is None:
-        values = map(finite if long else _plain, texts)
-        made = [encode_finite(make(value)) if isinstance(value, list) and value else b"" for value in values]
-    first = heap.add(made)
-    return np.array([first + k if text else -1 for k, text in enumerate(made)] + [-1], np.int32)[code]
+        values = map(parse if long else _parse_short, texts)
+        made = [encode_finite(convert(value)) if isinstance(value, list) and value else b"" for value in values]
+    first = pieces.add(made)
+    return np.array([first + k if text else -1 for k, text in enumerate(made)] + [-1], np.int32)[codes]
 
 
-def _together(texts: list[str], make: Callable[[list[Any]], Any]) -> list[bytes] | None:
-    """What is made of each text, by one call of orjson each way. None where one is no JSON, or has what separates them."""
-    joined = _BETWEEN.join(texts)
+def _convert_all(texts: list[str], convert: Callable[[list[Any]], Any]) -> list[bytes] | None:
+    """The converted list of each text (empty where it has none), parsed and written by one call of orjson each. None when a
+    text is not JSON or contains the separator."""
+    joined = _SEPARATOR.join(texts)
     if joined.count(_NUL) != len(texts) - 1:
         return None
     try:
         values = orjson.loads(f"[{joined}]")
-        # So each text is one value: in a longer one a separator would lie inside.
+        # Each text must be exactly one value: no separator may be inside a longer one.
         if values[1::2] != ["\0"] * (len(texts) - 1) or len(values) != 2 * len(texts) - 1:
             return None
-        values[::2] = [make(value) if isinstance(value, list) and value else None for value in values[::2]]
-        made = orjson.dumps(values)[1:-1].split(_BETWEEN.encode())
+        values[::2] = [convert(value) if isinstance(value, list) and value else None for value in values[::2]]
+        made = orjson.dumps(values)[1:-1].split(_SEPARATOR.encode())
     except (ValueError, TypeError):
         return None
     return [b"" if text == b"null" else text for text in made]
 
 
-def finite(text: str) -> Any:
-    """The value of JSON text, numbers that are not finite spelled; None when it is no JSON."""
+def parse(text: str) -> Any:
+    """The value of a JSON text, with non-finite numbers as strings; None when it is not JSON."""
     try:
         value, plain = parsed(text)
     except (ValueError, RecursionError):
         return None
     try:
-        return value if plain else spelled(value)
+        return value if plain else name_non_finite(value)
     except RecursionError:
-        # Too deep for any writer, which then names its row.
+        # Nested too deeply for every writer, whose error then names the row.
         return value
 
 
-def _plain(text: str) -> Any:
-    """The same of a text without long numbers."""
+def _parse_short(text: str) -> Any:
+    """``parse`` for a text without long numbers."""
     try:
         return orjson.loads(text)
     except ValueError:
-        return finite(text)
+        return parse(text)
 
 
-def _spelled(column: pa.StringArray) -> tuple[bytes, Ints]:
-    """JSON's spelling of all texts as one, and where each is in it. Raises ValueError for what is not UTF-8."""
+def _escape(column: pa.StringArray) -> tuple[bytes, Ints]:
+    """The texts of a column as one JSON string, and where each begins in it and the last ends, (n + 1,).
+
+    Raises ValueError for text that is not UTF-8.
+    """
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
     at = offsets.astype(np.int64) - offsets[0]
     text = str(raw.data, "utf-8")
     if not text.isascii() and (raw[at[at < len(raw)]] & 0xC0 == 0x80).any():
-        raise ValueError("text that is not UTF-8: a character that begins in another text")
+        raise ValueError("text that is not UTF-8: it begins inside a character")
     made = orjson.dumps(text)
     if len(made) != len(raw) + 2:
-        spelled = np.frombuffer(made, np.uint8)
-        slash = np.flatnonzero(spelled == ord("\\"))
-        # One escapes what follows it, and what it escapes may be another one: of those side by side, every other one.
-        number = np.arange(len(slash))
-        begins = np.maximum.accumulate(np.where(np.diff(slash, prepend=-2) > 1, number, 0))
-        slash = slash[np.flatnonzero((number - begins) % 2 == 0)]
-        longer = offsets_of(np.where(spelled[slash + 1] == ord("u"), 5, 1))
-        # What is escaped stands before the text's own places by what was added until then, and the quotation mark.
-        at += longer[np.searchsorted(slash - longer[:-1] - 1, at)]
+        escaped = np.frombuffer(made, np.uint8)
+        slash = np.flatnonzero(escaped == ord("\\"))
+        # A backslash may itself be escaped: in a run of them, every other one begins an escape.
+        index = np.arange(len(slash))
+        run_start = np.maximum.accumulate(np.where(np.diff(slash, prepend=-2) > 1, index, 0))
+        slash = slash[np.flatnonzero((index - run_start) % 2 == 0)]
+        added = offsets_of(np.where(escaped[slash + 1] == ord("u"), 5, 1))
+        # A position moves by what the escapes before it added. In raw positions, escape k is at slash − added − 1, for the
+        # quotation mark.
+        at += added[np.searchsorted(slash - added[:-1] - 1, at)]
+    # Past the opening quotation mark.
     return made, at + 1
 
 

@@ -1,6 +1,6 @@
-"""Rows of a table as rows of another project's format, in this process or in parts in several.
+"""Converts the rows of a table to another project's format, in this process or in several.
 
-Invariants: what is made of a row does not depend on the rows beside it; a row that a writer cannot take is named.
+Invariants: the result of a row does not depend on its neighbours; a row that a writer cannot convert is named.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 DIGITS = "digits of log-probabilities beyond float32"
 _BATCH_ROWS = 1024
-#: Of rows that are made into text at once.
+#: Bytes of rows that are converted at once.
 _TEXT_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
 class Export:
-    """The rows under ``path`` in a format, and the account of those that were made so far.
+    """An export of the rows under ``path``, and its counts so far.
 
-    ``seen``: rows; ``lost``: what has no place in the format → in how many; ``turns``, ``turns_lost``: of NeMo Gym rows.
+    ``seen``: rows read; ``lost``: what the format cannot hold → number of rows; ``turns``, ``turns_lost``: of NeMo Gym
+    rows.
     """
 
     path: str
@@ -48,16 +49,16 @@ class Export:
     turns: int = 0
     turns_lost: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    #: The row that is being made or written.
+    #: ID of the row that is being converted or written.
     current: str | None = None
 
     def made(self, sources: Sequence[Source], workers: int) -> Iterator[Any]:
-        """What ``formats.write`` takes, row by row."""
+        """Converted rows for ``formats.write``; of text formats ``Lines``."""
         table = TABLES[formats.table_of(self.format)]
         if workers == 1:
             yield from self._made(batch for source in sources for batch in self._batches(source))
             return
-        # A JSON file says with its first row which columns it has, so it is one piece.
+        # A JSON file is one piece, because its first row determines its columns.
         cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
         with contextlib.closing(in_order(self, cut, workers, name_of)) as done:
             for rows, account in done:
@@ -70,7 +71,7 @@ class Export:
                     yield row
 
     def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
-        """A piece, in a worker: what was made of each row, with its id, and the account."""
+        """Convert a piece, in a worker: (ID, result) per row, and the counts."""
         mine = replace(self, lost=Counter())
         with rare_collections():
             try:
@@ -82,7 +83,7 @@ class Export:
         return rows, mine
 
     def unwritable(self, error: Exception) -> DataError:
-        """What odd JSON in messages, tools and extra does to a writer is the fault of its row."""
+        """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
         kind = "pair" if formats.table_of(self.format) == PAIRS.name else "rollout"
         return DataError.unwritable_row(f"{self.path}: {kind} {self.current}", self.format, reason_of(error))
 
@@ -106,7 +107,7 @@ class Export:
             return
         if self.format in WRITERS:
             for batch in self._checked(batches):
-                # A batch of rows with long texts would take much memory.
+                # Smaller batches of rows with long texts, to bound memory.
                 size = max(1, batch.num_rows * _TEXT_BYTES // max(1, _texts(batch)))
                 for start in range(0, batch.num_rows, size):
                     yield from self._text(batch.slice(start, size))
@@ -118,7 +119,8 @@ class Export:
                 yield made
 
     def _text(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """What the writer of a format of text makes of a batch: of each row by itself where one has something odd."""
+        """The lines of a batch in a text format. When a row cannot be converted, each row is converted alone, to name
+        that row."""
         lost: Counter[str] = Counter()
         try:
             made = WRITERS[self.format][0](batch, lost)

@@ -1,6 +1,6 @@
 """Which foreign format a file is in, how it is read, and how rows are written in it.
 
-Invariants: a file is looked at before anything is written; several files are of one format; a format's module is
+Invariants: files are checked before anything is written; all files of an import have one format; a format's module is
 loaded when it is used.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
     from gymdata.store.stage_output import Part
 
-#: Formats that are read, and what they give.
+#: Formats that can be imported, and the table that they become.
 SOURCES = {
     "nemo-gym": "rollouts",
     "nat-trajectories": "rollouts",
@@ -32,7 +32,7 @@ SOURCES = {
     "nat-dpo": "pairs",
     "nat-dpo-items": "pairs",
 }
-#: Formats that are written.
+#: Formats that can be exported.
 FORMATS = (
     "nemo-gym", "nat-trajectories", "nat-dpo", "nat-dpo-items", "atif", "trl-messages", "trl-prompt-completion",
     "trl-preference", "openai", "verl",
@@ -45,15 +45,16 @@ SUFFIXES = {
     "atif": (".jsonl", ".json"),
 }
 _EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
-#: Bytes of lines that are written at once.
+#: Write buffer in bytes.
 _BUFFER = 1 << 20
-#: Of a row group of verl's table.
+#: Rows per row group of verl's table.
 _ROWS = 8_192
 Row = Mapping[str, Any]
 
 
 def detect(sources: Sequence[Source]) -> str:
-    """The format that all of ``sources`` are in. Raises UsageError or DataError when there is none, or several."""
+    """The format that all of ``sources`` are in. Raises UsageError or DataError when they have no known format, or
+    several."""
     if not sources:
         raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
     found: dict[str, Path] = {}
@@ -120,8 +121,8 @@ def table_of(name: str) -> str:
 
 
 def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
-    """What makes of a row what ``write`` takes, or None where it has no place; counts what is lost. Not for ``nemo-gym``
-    and the formats of text, whose rows are made in modules of their own."""
+    """The function that converts a row to what ``write`` takes, or to None when the format cannot hold it, and counts
+    what is lost. Not for ``nemo-gym`` and the text formats, which have writers of their own."""
     if name in ("nat-trajectories", "nat-dpo-items"):
         return partial(_trajectory, name)
     from gymdata.store.lines import encode_any
@@ -138,7 +139,7 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
 
 
 def write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: Sequence[Any]) -> int:
-    """Write ``rows``, as ``Export.made`` gives them, to ``part``, which becomes ``target``; returns how many."""
+    """Write ``rows``, as ``Export.made`` yields them, to ``part``, which becomes ``target``; returns their number."""
     path = part.path
     if name == "verl":
         return _parquet(chain.from_iterable(rows), path)
@@ -159,12 +160,12 @@ def write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: S
         part.xxh3 = digest.hexdigest()
         return count
     as_list = target.suffix == ".json"
-    # Lines of NeMo Gym rows have their ends.
+    # NeMo Gym lines include their newlines.
     end = b"" if as_list or name == "nemo-gym" else b"\n"
     with path.open("wb", buffering=_BUFFER) as file:
         for row in rows:
             if as_list and count:
-                # One trajectory is the document itself, as its users have it; several are a list.
+                # A single trajectory is the document itself; several are a list.
                 file.write(b",\n")
             file.write(row)
             file.write(end)
@@ -234,7 +235,7 @@ def _parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
 
 
 def shapes_of(path: str | Path, name: str) -> list[Any]:
-    """The documents that an import was read from, when it is exported in its own format again."""
+    """The shapes of the documents that the rows were imported from, when they are exported to the same format."""
     found = find_run_json(path)
     facts = read_run_json(found) if found is not None else {}
     if facts.get("stage") != "import" or facts.get("format") != name:

@@ -1,4 +1,5 @@
-"""What every importer shares: the documents of a file, rows that cannot be rollouts, and which rollout a row is.
+"""Shared by all importers: the documents of a file, rows that cannot be rollouts, and the identity of each row's
+rollout.
 
 Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for
 byte, is the same rollout and gets the same place, so that the imported run
@@ -22,9 +23,9 @@ from gymdata.errors import DataError
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
-#: What odd JSON values raise where nobody foresaw them: the fault of their row, never of the whole import.
+#: What unforeseen JSON values raise: the fault of their row, never of the whole import.
 ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
-#: Of a hash.
+#: Bytes of a hash.
 _HALVES = struct.Struct("<QQ")
 
 
@@ -105,12 +106,12 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
 
 
 def first_value(source: Source) -> Any:
-    """The first document that is JSON; None when there is none."""
+    """The first document that is JSON, or None."""
     return next((value for _, value, _ in documents(source) if not isinstance(value, BadItem)), None)
 
 
 class Unnumbered:
-    """Stands for ``Numbering`` where only a part of the rows is known: keeps what it takes to give them their places."""
+    """Replaces ``Numbering`` when only a part of the rows is known: records what is needed to number them later."""
 
     def __init__(self) -> None:
         self.keys: list[tuple[bytes, str | None]] = []
@@ -122,7 +123,7 @@ class Unnumbered:
 
 
 class Keys:
-    """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes a key; a dict takes
+    """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes per key; a dict takes
     300."""
 
     def __init__(self) -> None:
@@ -152,7 +153,7 @@ class Keys:
         return True
 
     def _clear(self, size: int) -> None:
-        # A number is kept as one more; where there is none stands 0.
+        # Numbers are stored plus one; 0 means empty.
         self._lows, self._highs, self._numbers = (array("Q", bytes(8 * size)) for _ in range(3))
 
     def _slot(self, low: int, high: int) -> int:
@@ -177,14 +178,14 @@ def _digest(text: str) -> bytes:
 
 
 class Numbering:
-    """Places of the rows of one import, given in the order of the rows."""
+    """Indices of the rows of one import, assigned in the order of the rows."""
 
     def __init__(self) -> None:
         self._next, self._known = Keys(), Keys()
         self._rows = 0
 
     def place(self, content: bytes, group: str | None) -> tuple[str, int]:
-        """(group, index in it) of a row, whose ``group`` its content tells. Without one the row is a group of its own."""
+        """(group, index in it) of a row. Without a ``group`` the row is a group of its own."""
         return self.of_key(xxhash.xxh3_128_digest(content), group)
 
     def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:

@@ -43,7 +43,7 @@ def fits(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
 
 
 def chat_of(tokenizer: str) -> TransformersChat:
-    """What rebuilds prompts, from the policy's folder."""
+    """The tokenizer and template that rebuild prompts, from the policy's folder."""
     from gymdata.engines.chat.template import TransformersChat
 
     return TransformersChat.load(tokenizer, tool_parser="none")
@@ -53,9 +53,9 @@ def chat_of(tokenizer: str) -> TransformersChat:
 class _Imported:
     """The rows of a piece, without places."""
 
-    #: Of ``workers.arrow``; empty without a row.
+    #: Packed by ``workers.arrow``; empty without a row.
     data: bytes
-    #: Of each row that was read, rejected ones as well: what gives it its place.
+    #: For each row that was read, rejected ones as well: what its index is determined by.
     keys: list[tuple[bytes, str | None]]
     #: Which of these became rows.
     taken: list[int]

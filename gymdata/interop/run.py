@@ -45,8 +45,9 @@ NOT_REBUILT = "not_rebuilt.jsonl"
 
 @dataclass(slots=True, repr=False)
 class ImportSummary(Report):
-    """What came in. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons`` counts rejected
-    rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the run as well).
+    """Summary of an import. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons``
+    counts rejected rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the
+    run as well).
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
@@ -101,8 +102,8 @@ class ImportSummary(Report):
 
 @dataclass(slots=True, repr=False)
 class ExportSummary(Report):
-    """What went out: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many rows;
-    ``skipped``: rows without a place in it."""
+    """Summary of an export: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many
+    rows; ``skipped``: rows without a place in it."""
 
     output: str
     format: str
@@ -114,7 +115,7 @@ class ExportSummary(Report):
 
     @property
     def ok(self) -> bool:
-        """Not when the format could hold nothing: a script must not go on with an empty file."""
+        """False when the format could hold no row: a script must not continue with an empty file."""
         return self.rows_out > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +143,8 @@ def import_rollouts(
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
-    """Bring files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run ``output``.
+    """Import files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run
+    ``output``.
 
     ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
@@ -150,11 +152,11 @@ def import_rollouts(
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
     the run is of other files and not ``overwrite``.
 
-    ``tokenizer``: the policy's folder. Prompts that calls of NeMo Gym rows lack beside captured generations are then
-    rebuilt with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them.
-    What cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the run
-    is the same.
+    ``tokenizer``: the policy's folder. Missing prompts of NeMo Gym calls with captured generations are then rebuilt
+    with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them. What
+    cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
+    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the
+    run is the same.
     """
     if source is not None and source not in SOURCES:
         raise UsageError.unknown_choice("--from", source, SOURCES)
@@ -273,7 +275,7 @@ def _write_rollouts(
 
 
 def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
-    """The same of rows that are batches."""
+    """The same for batches of rows."""
     skip, seen = run.sealed_rows, Keys()
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -367,7 +369,7 @@ def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
 
 
 def _unicode(text: str) -> str:
-    """A reason may quote a lone surrogate, which no file of ours can hold."""
+    """A reason may quote a lone surrogate, which no output file can hold."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -403,7 +405,7 @@ def export(
     ``nemo-gym``, ``nat-trajectories`` and ``atif`` keep ids and log-probabilities, with whole prompts; the others are text.
     ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
     that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
-    trajectory a line to ``.jsonl``; ``atif`` a trajectory a line, or one to ``.json``; the others JSON lines. Raises
+    trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises
     UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
     ids or log-probabilities that no consumer may take (T206, L301 to L303). ``workers``: processes that make rows of parts
     of the files; what is written is the same.
@@ -459,7 +461,7 @@ def _export(
 
 
 def _nothing_there(path: str | Path, table: Table) -> DataError:
-    """Why there is not one row to export, and what would give some."""
+    """Why there is no row to export, and what to do."""
     found = find_run_json(path)
     facts = read_run_json(found) if found is not None else {}
     counts = facts.get("counts") or {}

@@ -26,7 +26,7 @@ class ImportConfig(Config):
 
 
 class ExportConfig(Config):
-    """What ``gymdata export`` writes."""
+    """Settings of ``gymdata export``."""
 
     given_as: ClassVar[Mapping[str, str]] = {"format": "--format"}
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from gymdata.interop.chat_text import COMPLETION, Chat, Heap, Lines, Mask, Shape, distinct, present, written
+from gymdata.interop.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
 from gymdata.rollouts.messages import json_text, loads
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.store.lines import spelled
+from gymdata.store.lines import name_non_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Losses = Counter[str]
-#: The rows of a batch in another format, without those that have no place there.
+#: Converts a batch of rows, counting what is lost; rows that the format cannot hold are left out.
 Writer = Callable[["pa.RecordBatch", Losses], Lines | list[dict[str, Any]]]
 
 IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
@@ -44,7 +44,7 @@ def _arguments_as_text(calls: list[Any]) -> list[Any]:
 
 
 _NAMES = (("tool_call_id", "tool_call_id"), ("name", "name"))
-#: The shape of chat templates: no nulls, calls as objects.
+#: As chat templates read messages: no nulls, arguments of calls as objects.
 _TRL = Shape((("reasoning", "reasoning_content"), *_NAMES))
 _OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
 _OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
@@ -57,63 +57,67 @@ def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
         np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
         for what in ("ids", "logprobs")
     )
-    _add(lost, {
+    _add_counts(lost, {
         IDS: has_ids, LOG_PROBS: has_log_probs, ENDS: has_ids,
         CALL_TEXT: np.logical_or(*(side.rows(side.sampled()) for side in sides)),
         "weights other than 1": batch.column("weight").to_numpy(zero_copy_only=False) != 1,
     })  # fmt: skip
-    heap = Heap()
-    # Of imported pairs nobody said it; TRL reads a number.
-    margins = [b"" if m != m else b',"margin":' + orjson.dumps(spelled(m)) for m in batch.column("margin").to_pylist()]
+    pieces = Pieces()
+    # Imported pairs may have no margin; TRL expects a number, so the key is left out.
+    margins = [
+        b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in batch.column("margin").to_pylist()
+    ]
     lists = [
-        (begin, chat.pieces(heap, chat.leads()))
+        (begin, chat.pieces(pieces, chat.leads()))
         for begin, chat in zip((b'{"prompt":[', b'],"chosen":[', b'],"rejected":['), (prompt, *sides), strict=True)
     ]
-    return _lines(heap, lists, batch, heap.add(margins) + np.arange(len(margins)))
+    return _lines(pieces, lists, batch, pieces.add(margins) + np.arange(len(margins)))
 
 
 def _conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False) -> Lines:
-    """Lines of the rollouts with an assistant message. ``split``: what begins ends before the first of them."""
+    """A line per rollout with an assistant message. ``begin``: the JSON up to the first message; ``split``: the messages
+    from the first assistant message on are in ``completion``."""
     import pyarrow as pa
 
     chat = Chat(batch.column("messages"), shape)
-    spoken = chat.of_role("assistant".__eq__)
-    speaks = chat.rows(spoken)
-    _count(batch, chat, lost)
-    thought = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
-    _add(lost, {REASONING: thought, ROLES: chat.of_role(shape.lacks), EMPTY: ~speaks})
-    if not speaks.all():
-        batch = batch.filter(pa.array(speaks))
+    is_assistant = chat.of_role("assistant".__eq__)
+    has_assistant = chat.rows(is_assistant)
+    _count_common(batch, chat, lost)
+    lost_reasoning = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
+    _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
+    if not has_assistant.all():
+        batch = batch.filter(pa.array(has_assistant))
         chat = Chat(batch.column("messages"), shape)
-        spoken = chat.of_role("assistant".__eq__)
-    heap, leads = Heap(), chat.leads()
+        is_assistant = chat.of_role("assistant".__eq__)
+    pieces, leads = Pieces(), chat.leads()
     if split:
-        first = np.flatnonzero(spoken)
+        first = np.flatnonzero(is_assistant)
         leads[first[np.searchsorted(first, chat.offsets[:-1])]] = COMPLETION
-    return _lines(heap, [(begin, chat.pieces(heap, leads))], batch)
+    return _lines(pieces, [(begin, chat.pieces(pieces, leads))], batch)
 
 
-def _lines(heap: Heap, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBatch, *more: Ints) -> Lines:
-    """A line for each row: what begins each list, and its messages, tools, and the pieces ``more``."""
+def _lines(pieces: Pieces, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBatch, *more: Ints) -> Lines:
+    """A line per row of ``batch``: each list's opening text and messages (n lists of pieces), then the tools, and of each
+    array of ``more``, (n,), the row's piece."""
     n = batch.num_rows
     each = np.arange(n + 1)
-    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, heap.add([begin]), np.int32), each), chat)]
-    tools = written(heap, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
-    end = heap.add([b"]", b'],"tools":', b"}\n"])
-    parts.append(present([end + (tools >= 0), tools, *more, np.full(n, end + 2)], each))
-    return Lines(n, heap.joined(Ragged.interleaved(parts)[0].values))
+    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, pieces.add([begin]), np.int32), each), chat)]
+    tools = add_lists(pieces, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
+    end = pieces.add([b"]", b'],"tools":', b"}\n"])
+    parts.append(by_message([end + (tools >= 0), tools, *more, np.full(n, end + 2)], each))
+    return Lines(n, pieces.joined(Ragged.interleaved(parts)[0].values))
 
 
-def _add(lost: Losses, what: Mapping[str, Mask]) -> None:
+def _add_counts(lost: Losses, what: Mapping[str, Mask]) -> None:
     for name, found in what.items():
         lost[name] += int(found.sum())
 
 
 def verl(batch: pa.RecordBatch, lost: Losses) -> list[dict[str, Any]]:
-    """Rows of verl's prompt table: the first prompt, and what the task knows of its answer."""
+    """Rows of verl's prompt table: the first prompt, and the task's ground truth."""
     from gymdata.store.columns import to_rows
 
-    _count(batch, Chat(batch.column("messages"), _TRL), lost)
+    _count_common(batch, Chat(batch.column("messages"), _TRL), lost)
     return [_verl_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
 
 
@@ -122,7 +126,7 @@ def _verl_row(row: Mapping[str, Any], lost: Losses) -> dict[str, Any]:
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
-    # verl gives a model the tools of its own configuration.
+    # verl takes tools from its own configuration.
     lost[TOOLS] += has_tools(row)
     task = loads(row["task"])
     task = task if isinstance(task, dict) else {}
@@ -150,24 +154,24 @@ def has_tools(row: Mapping[str, Any]) -> bool:
     return isinstance(tools, list) and bool(tools)
 
 
-#: Many rollouts are given the same.
+#: Many rollouts have the same tools.
 _known_tools = lru_cache(16)(loads)
 
 
-def _count(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
-    """What no format of text has of rollouts."""
+def _count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
+    """Count what none of the text formats can hold of rollouts."""
     of_turns, broken = (batch.column(name).to_numpy(zero_copy_only=False) > 0 for name in ("n_turns", "n_breaks"))
     rewarded = batch.column("reward").is_valid().to_numpy(zero_copy_only=False)
-    _add(lost, {
+    _add_counts(lost, {
         IDS: of_turns, LOG_PROBS: of_turns, ENDS: of_turns, CALL_TEXT: chat.rows(chat.sampled()), REWARDS: rewarded,
         "which turn wrote which message": of_turns, "breaks and branches": broken,
     })  # fmt: skip
 
 
-#: What the writers of rollouts read; turns are looked at before, for what no consumer may take. verl's knows the task, too.
+#: Columns that the writers of rollouts read; turns are checked before (``refuse_unsound_rows``). verl's reads the task, too.
 COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
 VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
-#: Fields that none of them looks at: also where nothing is in it, reading one takes time.
+#: Fields that no writer uses. They are not read from Parquet: even an empty one takes time.
 UNREAD = (
     "messages.extra", "turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs", "turns.server",
     "turns.weight_versions",

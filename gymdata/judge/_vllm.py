@@ -1,4 +1,4 @@
-"""A judge in this process: its own chat template renders the roles, vLLM samples, its words are the answer."""
+"""A judge in this process: its chat template renders the roles, and vLLM samples the answer."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _on_ray(
 class EngineJudge:
     """A ``Judge`` on the model in a folder, in this process or ``replicated``.
 
-    ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; a judge that
-    reasons first needs its freedom, so otherwise it has it. Raises UsageError for a template that leaves out what it
-    should show.
+    ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; otherwise
+    it is free, as a judge that reasons first must be. Raises UsageError for a template that leaves out what it should
+    show.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class EngineJudge:
 
     @property
     def default_concurrency(self) -> int:
-        """Twice what the engine runs side by side: verdicts are short, so many slots fall free at each step, and the
-        engine should find the next question there. That of replicas is doubled already."""
+        """Twice what the engine runs at once: verdicts are short, so many slots become free at each step, and the next
+        requests should be waiting. For replicas the default is doubled already."""
         if isinstance(self.sampler, VllmSampler):
             return 2 * self.sampler.max_num_seqs
         return self.sampler.default_concurrency
@@ -172,7 +172,7 @@ class ReplicaJudge(EngineJudge):
         super().__init__(model, replicated=replicated, **settings)
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """How long it is waited when every replica is gone; ``say`` hears of every loss and return."""
+        """How long to wait when every replica is gone; ``say`` is called for every loss and return."""
         self.sampler.wait_for_server(seconds, say)
 
     def facts(self) -> dict[str, Any]:

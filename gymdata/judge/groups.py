@@ -1,6 +1,6 @@
 """Rollouts to comparisons, and judged comparisons to rewards, tables and a report.
 
-Invariants: the judge sees the conversation before the policy's first word, and of a rollout only its final answer or
+Invariants: the judge sees the conversation before the policy's first message, and of a rollout only its final answer or
 its transcript; reasoning is never shown; neither the order of rollouts nor of comparisons changes anything.
 """
 
@@ -31,14 +31,14 @@ MATCH_COLUMNS = ("rollout_i", "rollout_j", "judge_idx", "score_1", "score_2", "r
 
 @dataclass(frozen=True, slots=True)
 class JudgeGroups:
-    """All rollouts as comparisons, one per group. ``alone``: groups of one, which nobody can be compared in."""
+    """All rollouts as comparisons, one per group. ``alone``: groups of one, which have nothing to compare."""
 
     comparisons: list[Comparison]
     alone: int
     rollouts: int
 
     def numbered(self) -> tuple[list[Candidate], list[str], np.ndarray]:
-        """Every entrant, its run, and the number of its group; in the order in which responses are numbered."""
+        """Every candidate, its run, and the number of its group; in the order in which responses are numbered."""
         candidates = [e for c in self.comparisons for e in c.candidates]
         runs = [c.run_id for c in self.comparisons for _ in c.candidates]
         sizes = [len(c.candidates) for c in self.comparisons]
@@ -80,7 +80,7 @@ def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages, calls and results, one paragraph a message; without reasoning."""
+    """Messages, calls and results, one paragraph per message; without reasoning."""
     parts = []
     for message in messages:
         text = message.get("content") or ""
@@ -153,7 +153,7 @@ class Aggregation:
 def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
     """Rewards by candidate (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
 
-    Comparisons of rollouts that are not in the field are left out.
+    Comparisons of rollouts that are not among the candidates are left out.
     """
     candidates, _, groups = field.numbered()
     matches = matches_in(comparisons, {e.rollout_id: n for n, e in enumerate(candidates)})
@@ -181,9 +181,8 @@ def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
 
 
 def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.ndarray, where: str | Path) -> None:
-    """Raises DataError, naming file and row, for comparisons (``MATCH_COLUMNS``) that no judge of ours makes.
-
-    That is an unknown status, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
+    """Raises DataError, naming file and row, for comparisons (``MATCH_COLUMNS``) that gymdata never writes: an unknown
+    status, a rollout with itself, or rollouts of two groups (``groups``: that of each id).
     """
     table = comparisons
     strange = pc.invert(pc.is_in(table["status"], value_set=pa.array(STATUSES)))
@@ -194,7 +193,7 @@ def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.
         got = f"{table['rollout_i'][row].as_py()!r}, which is rollout_i as well"
         raise DataError.bad_row(where, row + 1, "rollout_j", got, "another rollout of its group")
     one, two = (pa.array(groups).take(pc.index_in(table[n], value_set=rollout_ids)) for n in ("rollout_i", "rollout_j"))
-    # A rollout that is not there has no group: its comparisons are left out.
+    # An unknown rollout has no group: its comparisons are left out.
     if (row := _first(pc.not_equal(one, two))) is not None:
         got = f"{table['rollout_j'][row].as_py()!r}, which is of another group than {table['rollout_i'][row].as_py()!r}"
         raise DataError.bad_row(where, row + 1, "rollout_j", got, "a rollout of the same group")

@@ -22,7 +22,7 @@ from gymdata.rollouts.messages import Message
 from gymdata.urls import JUDGE_KEYS, Address, address
 
 _CHAT = "/v1/chat/completions"
-#: Of an answer: beside its text, and for a token of it, twice (content and reasoning).
+#: Bytes of an answer: besides its text, and per token of it, twice (content and reasoning).
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 256
 _RESPONSE_FORMAT = {
     "type": "json_schema",
@@ -35,15 +35,15 @@ _ADVICE = Advice(
 
 
 def judge_address(endpoint: str) -> Address:
-    """Where a judge is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    """The base URL of a judge, given with or without ``/v1``. Raises UsageError for an invalid URL."""
     return address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
 
 
 class HttpJudge:
     """A ``Judge`` on ``endpoint`` (base URL, with or without /v1).
 
-    ``model`` may be left out when one is served. ``constrain``: ``auto`` asks for the verdict's schema until the endpoint
-    refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.
+    ``model`` may be left out when one is served. ``constrain``: ``auto`` requests the verdict's schema until the
+    endpoint refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class HttpJudge:
                 await self._http.close()
 
     async def start(self) -> Mapping[str, Any]:
-        """Open connections; asks the endpoint for its model only when none was named."""
+        """Open connections; requests the served model's name only when none was given."""
         await self._http.open()
         if self.model is None:
             self.model = await self._only_model()
@@ -115,11 +115,12 @@ class HttpJudge:
         return []
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """Once it has answered, the server is waited for when it cannot be reached; ``say`` hears of it, once an outage."""
+        """From the first answer on, wait for the server when it cannot be reached; ``say`` is called once per
+        outage."""
         self._patience = lambda: self._http.wait_for_server(seconds, say)
 
     async def fingerprint(self) -> Fingerprint:
-        """What this server shows of its model, which is at least that it lists it, where it lists any; after ``start``.
+        """The fingerprint of this server's model, or just its name when the server shows no more; after ``start``.
         Raises UsageError for a server of other models, OutsideError("judge")."""
         assert self.model is not None
         try:
@@ -150,7 +151,7 @@ class HttpJudge:
         except OutsideError as error:
             if self.constrain == "on" or error.retryable or error.fatal:
                 raise
-        # Refused: because of the schema, or for what was asked. Only an answer without it tells.
+        # Refused because of the schema, or for another reason: only an answer without the schema shows which.
         answer = await self._answer(body)
         self._schema = False
         return answer
@@ -192,12 +193,12 @@ class HttpJudges(Pool[HttpJudge]):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """That of each of them."""
+        """The identity that all of them share."""
         model = self._proof.model if self._proof is not None else self._served
         return {**self.servers[0].sampler.identity, **({} if model is None else {"model": f"served:{model}"})}
 
     async def find_model(self) -> None:
-        """That of the first server that answers."""
+        """The model of the first server that answers."""
         for server in self.servers:
             try:
                 await server.sampler.find_model()

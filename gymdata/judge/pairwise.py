@@ -61,7 +61,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one match. ``verdict`` is there exactly when ``status`` is judged; ``reason`` when it is not."""
+    """The result of one match. There is a ``verdict`` exactly when ``status`` is judged, and a ``reason`` otherwise."""
 
     match: Match
     status: str
@@ -81,7 +81,7 @@ class VerdictParser:
     default_ranking: float = 3.5
     retries: int = 3
     retry_sleep_s: float = 0.2
-    #: Ask again for what is kept as unparsed.
+    #: Retry matches whose saved answer is unparsed.
     retry_unparsed: bool = False
 
     def read(self, text: str) -> Verdict | None:
@@ -90,7 +90,7 @@ class VerdictParser:
 
 @lru_cache(maxsize=1024)
 def _read(reading: VerdictParser, text: str) -> Verdict | None:
-    """Each answer is read when it comes and when it is counted, and judges say few different things."""
+    """Cached, because each answer is parsed on arrival and when it is counted, and judges give few distinct answers."""
     if reading.strict:
         return genrm.parse_strict(text)
     return genrm.parse_published(text, reading.default_score, reading.default_ranking)
@@ -98,7 +98,7 @@ def _read(reading: VerdictParser, text: str) -> Verdict | None:
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals. ``asked`` counts calls of the judge, ``cached`` matches answered from what was kept."""
+    """Running totals. ``asked`` counts calls of the judge, ``cached`` matches with a saved verdict."""
 
     asked: int = 0
     cached: int = 0
@@ -138,7 +138,7 @@ class PairwiseJudge:
         shown = [tidy(genrm.shown(e.answer)) for e in comparison.candidates]
         conversation = [{**m, "content": tidy(genrm.plain_text(m.get("content")))} for m in comparison.conversation]
         principle = None if comparison.principle is None else tidy(comparison.principle)
-        # Asked for now: a served judge knows its model only once it has started.
+        # Read here, because a served judge knows its model only once it has started.
         identity = _canonical({**self.judge.identity, "seed": self.seed})
         context = digest(identity, _canonical(conversation), principle or "")
         seen: Counter[str] = Counter()
@@ -187,13 +187,13 @@ class PairwiseJudge:
         return verdict if finite else None
 
     async def _shared(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
-        """One call for all who ask the same thing at the same time."""
+        """One call for all identical requests in flight."""
         under_way = self._under_way.get(key)
         if under_way is None:
             under_way = asyncio.ensure_future(self._ask(key, question))
             self._under_way[key] = under_way
             under_way.add_done_callback(lambda done: self._forget(key, done))
-        # Whoever stops waiting does not take the answer from the others.
+        # One caller's cancellation must not cancel the call for the others.
         return await asyncio.shield(under_way)
 
     def _forget(self, key: str, done: asyncio.Future[dict[str, Any]]) -> None:
@@ -225,7 +225,7 @@ class PairwiseJudge:
         return record
 
     async def close(self) -> None:
-        """Drop what is under way."""
+        """Cancel the calls in flight."""
         for task in list(self._under_way.values()):
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
@@ -248,7 +248,7 @@ async def judge_all(
             comparison = comparisons[place]
             done(place, await pairwise_judge.compare(comparison, plan(len(comparison.candidates))))
 
-    # Enough comparisons side by side that those which wait for a last answer leave no slot empty.
+    # More comparisons at once than calls, so that those waiting for a last answer leave no slot empty.
     await _all([worker() for _ in range(min(len(comparisons), 2 + 2 * concurrency // max(size, 1)))])
 
 
@@ -313,7 +313,7 @@ def _canonical(value: Any) -> str:
 
 
 def digest(*parts: str) -> str:
-    """Of the parts with their lengths, so that moving text from one to another changes it."""
+    """A hash of the parts with their lengths, so that moving text from one to another changes it."""
     whole = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""What compares rollouts."""
+"""The protocol of judges."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Served(Protocol):
         ...
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """How long servers that stop answering are waited for; ``say`` hears of every loss and return."""
+        """How long to wait for servers that stop answering; ``say`` is called for every loss and return."""
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ much better, 2 better, 3 slightly better, 4 when response 2 is slightly better, 
 
 
 class Form(Protocol):
-    """Makes the messages of one comparison. ``identity`` tells forms apart."""
+    """Makes the messages of one comparison. ``identity`` distinguishes forms."""
 
     identity: Mapping[str, Any]
 

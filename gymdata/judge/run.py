@@ -47,7 +47,7 @@ from gymdata.workers.tuning import rare_collections
 
 @dataclass(frozen=True, slots=True, repr=False)
 class JudgeSummary(Report):
-    """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge in this run."""
+    """What was judged and how far the judge can be trusted. ``asked`` counts calls of the judge by this command."""
 
     path: str
     name: str
@@ -160,11 +160,11 @@ def judge(
 
 
 def _silent(text: str) -> None:
-    """Where nobody watches."""
+    """The message callback when there is no progress display."""
 
 
 class _StartedWhenAsked:
-    """A judge that is brought up by its first question, so that a run with nothing to ask starts no engine."""
+    """A judge that starts with its first call, so that a run with nothing to judge starts no engine."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge

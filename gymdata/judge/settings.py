@@ -16,7 +16,7 @@ DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked
 
 
 class GenrmConfig(Config):
-    """What judging is made of. Times are seconds, lengths are tokens."""
+    """Settings of the judge and of aggregation. Times are seconds, lengths are tokens."""
 
     key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine", "replica"})
     only_with: ClassVar[OnlyWith] = {
@@ -132,8 +132,8 @@ class GenrmConfig(Config):
         return {name: getattr(self, name) for name in names}
 
     def principle_for(self, given: str | None) -> str | None:
-        """The principle that the judge is shown for a request that brought ``given``. As published, none unless the
-        settings ask for one; then the request's own comes first."""
+        """The principle that the judge is shown for a request that brought ``given``. As published: none unless the
+        settings enable principles; then the request's own has precedence."""
         shown = self.principle is not None if self.use_principle is None else self.use_principle
         return (given or self.principle or DEFAULT_PRINCIPLE) if shown else None
 

@@ -1,4 +1,4 @@
-"""What was paid for and must not be paid for twice: records kept by key, and rows added to a file one by one.
+"""Results of judge calls, which must not be paid for twice: records by key, and rows appended to a file.
 
 Invariants: a record that ``put`` returned for survives a killed process; a power cut may take the last second; a
 torn line is put aside on opening and everything before it is kept; one process writes at a time.

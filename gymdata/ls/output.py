@@ -1,4 +1,4 @@
-"""What ``gymdata ls`` says of one output."""
+"""One output as ``gymdata ls`` shows it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Rows that an import could not take, which are beside what it made.
+#: Rows that an import rejected, in a file beside its output.
 _REJECTED = "rejected.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one run.json describes. ``path`` and ``parents``: below the folder that was listed, where they are; ``rows``: of
-    a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC; ``state``: complete,
-    being written, interrupted, rollouts pending, parents missing, or damaged."""
+    """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
+    are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
+    ``state``: complete, being written, interrupted, rollouts pending, parents missing, or damaged."""
 
     path: str
     kind: str
@@ -26,6 +26,6 @@ class Output:
 
 
 def row_counts(facts: Mapping[str, Any]) -> list[int]:
-    """Rows of each file that a run.json names, where it has rows of the output."""
+    """The row counts of the output's files, from its run.json; files without rows of the output are left out."""
     entries = facts.get("files") or []
     return [one["rows"] for one in entries if one.get("rows") is not None and one.get("path") != _REJECTED]

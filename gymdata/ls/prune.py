@@ -1,8 +1,8 @@
 """``gymdata prune``: which outputs below a folder no trained model was made from, and their removal.
 
-Invariants: without ``delete`` nothing changes; what a trained model's lineage names stays, found by path, by run ID or by
-the hash of its run.json, and so does what lies around it, and everything where a lineage is not known; only files that a
-run.json names, or that only gymdata writes, are removed, and what else lies beside them stays; run.json goes last, so that a
+Invariants: without ``delete`` nothing changes; everything in a trained model's lineage stays, found by path, by run ID
+or by the hash of its run.json, and so does any output that contains it, and everything where a lineage is not known; only
+files that a run.json names, or that only gymdata writes, are removed, and other files stay; run.json goes last, so that a
 killed removal is continued by the next.
 """
 
@@ -31,16 +31,16 @@ from gymdata.store.stage_output import kind_of_stage
 
 __all__ = ["PruneReport", "Pruned", "prune"]
 
-#: Outputs that are wanted for themselves.
+#: Outputs that are kept for their own sake.
 _ROOTS = ("train", "finetune")
 _TEMPORARY = re.compile(r"\.(.+)\.tmp|(.+)\.torn")
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None where
-    nothing needs it; ``bytes``: of its files that gymdata wrote; ``left``: files beside them that it did not write;
-    ``state``: as ``gymdata ls`` has it."""
+    """An output below the folder. ``needed_by``: the trained model (or what ``keep`` names) whose lineage has it, None
+    where nothing needs it; ``bytes``: as ``gymdata ls`` has it where it stays, else of the files that would go; ``left``:
+    other files in the folder; ``state``: as ``gymdata ls`` has it."""
 
     path: str
     kind: str
@@ -63,7 +63,7 @@ class PruneReport(Report):
 
     @property
     def idle(self) -> list[Pruned]:
-        """What nothing needs."""
+        """The outputs that nothing needs."""
         return [output for output in self.outputs if output.needed_by is None]
 
     def rows(self) -> list[Row]:
@@ -80,13 +80,13 @@ class PruneReport(Report):
 
 
 def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> PruneReport:
-    """What below the folder ``path`` no trained model was made from; with ``delete`` it is removed.
+    """The outputs below the folder ``path`` that no trained model was made from; with ``delete`` they are removed.
 
     ``keep``: more outputs, or folders of them, here or elsewhere, that stay with all that they were made from. A
-    finetuning run stays whole, and spools of object stores are left alone. Models that lie neither below ``path`` nor
-    below ``keep`` are not seen; what links to folders lead to is, and stays. Raises DataError when ``path`` is no folder or
-    one below it cannot be read, UsageError for a spool and when there is nothing that anything could be needed by,
-    StoreError while something below is written or a training is not finished.
+    finetuning run stays whole, and spools of object stores are left alone. Models outside ``path`` and ``keep`` are not
+    seen, but what links to folders lead to is, and stays. Raises DataError when ``path`` is no folder or one below it cannot
+    be read, UsageError for a spool and when there is no trained model or ``keep``, StoreError while something below is
+    written or a training is not finished.
     """
     # Before anything is fetched.
     top = local_output(path if is_url(path) else path_of(path, "prune", "the path of a folder"), "prune")
@@ -99,9 +99,9 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
         )
     wanted = [Path(one) for one in (paths_of(keep, "prune") if keep != () else [])]
     _refuse_open(top)
-    # Once, and with an error for a folder that cannot be looked into: a model may be in it.
+    # Once, and with an error for a folder that cannot be read: a model may be in it.
     seen = list(below(top, _unreadable))
-    begun = [one for one in seen if isinstance(one, Unfinished)]
+    unfinished = [one for one in seen if isinstance(one, Unfinished)]
     found = {one: output_of(top, one) for one in seen if isinstance(one, Path)}
     needed, lost = _needed(top, found, wanted)
     if not needed:
@@ -109,17 +109,17 @@ def prune(path: str | Path = ".", *, keep: Paths = (), delete: bool = False) -> 
             f"{top}: no trained model is below it, so all of its outputs would count as not needed",
             hint="name a folder with trained models, or what is to stay with --keep",
         )
-    kept = {one.run_json: _kept(one, found, needed, wanted) for one in begun}
+    kept = {one.run_json: _kept_by(one, found, needed, wanted) for one in unfinished}
     if (unknown := next((file for file, one in found.items() if _may_have_parents(file, one)), None)) is not None:
         why = f"not known: {below_top(top, unknown)} is damaged"
         needed = dict.fromkeys((file for file in found if found[file].state != "damaged"), why) | needed
     outputs = [_pruned(run_json, output, needed) for run_json, output in found.items()]
-    outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in begun]
+    outputs += [_pruned_unfinished(top, one, kept[one.run_json]) for one in unfinished]
     if delete:
-        for one in begun:
+        for one in unfinished:
             if kept[one.run_json] is None:
                 _delete_unfinished(one)
-        # Inner ones first: a folder goes when nothing is left in it.
+        # Inner ones first: a folder is removed when it is empty.
         for run_json in sorted(found.keys() - needed.keys(), key=lambda file: -len(file.parts)):
             if found[run_json].state != "damaged":
                 _delete(run_json)
@@ -131,7 +131,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _may_have_parents(run_json: Path, output: Output) -> bool:
-    """Whether what the output was made from is not known; rollouts that were collected were made from nothing here."""
+    """Whether the output's parents are not known; collected rollouts have none."""
     whole = run_json.name == RUN_JSON
     return output.state == "damaged" and not (whole and (run_json.parent / ROLLOUTS_FOLDER).is_dir())
 
@@ -183,7 +183,7 @@ def _needed(top: Path, found: Mapping[Path, Output], wanted: Iterable[Path]) -> 
                 waiting += there
                 if not there and find_run_json(parent_path(file, str(parent.get("path", "")))) is None:
                     lost.add(str(parent.get("path")))
-    # What lies around something that stays, stays: a run whose pairs were trained on, wherever both were moved.
+    # An output that contains a kept one is kept: a run whose pairs were trained on, also when both were moved.
     for file in [one for one in found if one.name == RUN_JSON and one not in needed]:
         inner = next((one for one in needed if file.parent in one.parents and one in found), None)
         if inner is not None:
@@ -218,7 +218,7 @@ class _Lookup:
                 self._by_run.setdefault(str(run_id), []).append(file)
 
     def same(self, file: Path) -> Path:
-        """``file`` by the name that it was found under."""
+        """``file`` under the path that it was found by."""
         return self._by_place.get(file.resolve(), file)
 
     def parent(self, child: Path, entry: Mapping[str, Any]) -> list[Path]:
@@ -230,9 +230,9 @@ class _Lookup:
             return at_path
         moved = self._by_hash.get(recorded, [])
         if there is not None and not moved and str(_facts(there).get("run_id")) == run_id != "None":
-            # It has grown since.
+            # The output has grown since.
             return at_path
-        # Another may be there now.
+        # Another output may be at that path now.
         return [*at_path, *moved, *self._by_run.get(run_id, [])]
 
 
@@ -249,14 +249,15 @@ def _pruned(run_json: Path, output: Output, needed: Mapping[Path, str]) -> Prune
         by = "not known: its run.json is damaged"
     ours = list(_ours(run_json))
     left = _others(run_json, ours) if by is None else ()
-    size = sum(file.stat().st_size for file in ours)
+    # What stays is as large as `gymdata ls` lists it; of the rest, what would be removed counts.
+    size = output.bytes if by is not None else sum(file.stat().st_size for file in ours)
     return Pruned(output.path, output.kind, size, output.changed, by, tuple(left), output.state)
 
 
-def _kept(
+def _kept_by(
     one: Unfinished, found: Mapping[Path, Output], needed: Mapping[Path, str], wanted: Iterable[Path]
 ) -> str | None:
-    """What keeps an output that is not whole: --keep, or the finetuning run that it is a part of."""
+    """The reason to keep an unfinished output: --keep, or the finetuning run that it is a part of; None without one."""
     place = one.place.resolve()
     for keep in wanted:
         if keep.resolve() in (place, *place.parents):
@@ -269,7 +270,7 @@ def _kept(
 
 def _pruned_unfinished(top: Path, one: Unfinished, by: str | None) -> Pruned:
     output, folder = unfinished_output(top, one), one.run_json.parent
-    others = [f for f in sorted(folder.iterdir()) if f.is_file() and f not in one.files] if one.whole else []
+    others = [f for f in sorted(folder.iterdir()) if f.is_file() and f not in one.files] if one.is_folder else []
     left = tuple(str(file) for file in others if file.name not in LOG_FILES)
     return Pruned(output.path, output.kind, output.bytes, output.changed, by, left if by is None else (), output.state)
 
@@ -297,7 +298,7 @@ def _ours(run_json: Path) -> Iterator[Path]:
 
 
 def _leads_out(folder: Path, name: str) -> bool:
-    """Whether a recorded name is of a file elsewhere, or of one that another run.json describes."""
+    """Whether a recorded name leads to a file elsewhere, or to one that another run.json describes."""
     file = folder / name
     return folder.resolve() not in file.resolve().parents or file.with_name(f"{file.name}.{RUN_JSON}").is_file()
 
@@ -319,19 +320,19 @@ def _others(run_json: Path, ours: Iterable[Path]) -> Iterator[str]:
 
 
 def _delete_unfinished(one: Unfinished) -> None:
-    """As ``_delete``. The lock goes last."""
+    """As ``_delete``; the lock is removed last."""
     folder = one.run_json.parent
     lock = Lock(folder, one.lock.name)
     try:
-        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.whole else ())]:
+        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.is_folder else ())]:
             if file != one.lock:
                 file.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     finally:
         lock.remove()
-    if one.whole:
-        with contextlib.suppress(OSError):  # something that is not ours is in it
+    if one.is_folder:
+        with contextlib.suppress(OSError):  # it has other files
             folder.rmdir()
 
 
@@ -349,7 +350,7 @@ def _delete(run_json: Path) -> None:
         lock.remove()
     if run_json.name == RUN_JSON:
         for place in (folder / ROLLOUTS_FOLDER, folder):
-            with contextlib.suppress(OSError):  # something that is not ours is in it
+            with contextlib.suppress(OSError):  # it has other files
                 place.rmdir()
     with contextlib.suppress(OSError, GymdataError):
         sync_folder(folder if folder.is_dir() else folder.parent)

@@ -18,7 +18,7 @@ _BESIDE = f".{RUN_JSON}"
 
 
 def listed(url: str) -> tuple[str, tuple[Output, ...]]:
-    """The URL as it is shown, and what lies below it. Raises DataError when there is nothing."""
+    """The URL as it is shown, and the outputs below it. Raises DataError when there is nothing."""
     place = place_of(url)
     client.check_installed(place)
     found = {one.key: one for one in client.listed(place) if not is_odd(one.key)}
@@ -31,7 +31,7 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
 
 
 def _owners(found: Mapping[str, Object], described: Sequence[Object]) -> dict[str, list[Object]]:
-    """Run.json → the objects that it stands for: each is counted once, for the nearest one beside or above it."""
+    """Run.json → the objects that it describes: each is counted once, for the nearest one beside or above it."""
     folders = {folder_of(one.key): one.key for one in described if one.key.rpartition("/")[2] == RUN_JSON}
     files = {one.key.removesuffix(_BESIDE): one.key for one in described if one.key.rpartition("/")[2] != RUN_JSON}
     owned: dict[str, list[Object]] = {one.key: [] for one in described}

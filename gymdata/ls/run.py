@@ -1,7 +1,7 @@
 """``gymdata ls``: every run and stage output below a folder, from its run.json and the files beside it.
 
-Invariants: nothing is written; a file is counted once, for the nearest run.json above or beside it, or for the output that
-has none yet.
+Invariants: nothing is written; a file is counted once: for the nearest run.json above or beside it, or for an
+unfinished output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LsReport(Report):
 
     @property
     def unfinished(self) -> tuple[Output, ...]:
-        """What nobody writes, and the same command resumes."""
+        """Outputs that are not being written and that the same command resumes."""
         return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
@@ -63,12 +63,12 @@ def ls(path: str | Path = ".") -> LsReport:
 
 
 def _skipped(error: OSError) -> None:
-    warn(f"{error.filename}: cannot be looked into: {error.strerror}")
+    warn(f"{error.filename}: cannot be read: {error.strerror}")
 
 
 def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
-    """Every run.json below a folder, and every output that has none yet, but for those of spools: what they mirror is
-    elsewhere. ``onerror`` hears of every folder that cannot be read."""
+    """Every run.json below a folder, and every output without one yet; not those in spools, which mirror object
+    stores. ``onerror`` is called for every folder that cannot be read."""
     for folder, inside, files in os.walk(top, onerror=onerror):
         inside[:] = sorted(name for name in inside if not is_spool(Path(folder, name)))
         here = Path(folder)
@@ -111,7 +111,7 @@ def output_of(top: Path, run_json: Path) -> Output:
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
-    # What is on an object store is not looked for.
+    # Parents on object stores are not checked.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
     return Output(
@@ -154,7 +154,7 @@ def parent_path(run_json: Path, path: str) -> Path:
 
 
 def below_top(top: Path, place: Path) -> str:
-    """``place`` relative to the folder that was listed, where it lies in it."""
+    """``place`` relative to the folder that was listed, when it is below it."""
     try:
         return str(place.resolve().relative_to(top.resolve()))
     except ValueError:

@@ -1,6 +1,6 @@
-"""Outputs that have no run.json yet: a command writes them now, or was killed before they were whole.
+"""Outputs without a run.json yet: a command is writing them, or was killed before they were complete.
 
-Invariants: nothing is written; of the files beside a lock only those count that its command alone can have made.
+Invariants: nothing is written; only files that the lock's command must have made count as its output.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _LOCK_BESIDE = f".{LOCK}"
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """``run_json``: where it would be; ``lock``: what its command holds or held; ``files``: of that command, the lock
-    among them; ``stage``: what it makes; ``state``: being written, or interrupted."""
+    """An unfinished output. ``run_json``: its path once complete; ``lock``: the command's lock file; ``files``: all
+    that the command has written, including the lock; ``stage``: the kind of output; ``state``: being written, or
+    interrupted."""
 
     run_json: Path
     lock: Path
@@ -28,24 +29,24 @@ class Unfinished:
     state: str
 
     @property
-    def whole(self) -> bool:
-        """It is a folder, not a file."""
+    def is_folder(self) -> bool:
+        """Whether the output is a folder, not a single file."""
         return self.run_json.name == RUN_JSON
 
     @property
     def place(self) -> Path:
         folder = self.run_json.parent
-        return folder if self.whole else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
+        return folder if self.is_folder else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
 
 
 def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
-    """Those whose lock is one of ``names`` in ``folder``."""
+    """The unfinished outputs whose locks are among ``names``, the files of ``folder``."""
     there = set(names)
     for name in sorted(there):
-        whole = name == LOCK
-        if not whole and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
+        is_folder = name == LOCK
+        if not is_folder and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
             continue
-        described = RUN_JSON if whole else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
+        described = RUN_JSON if is_folder else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
         holder = {} if described in there else holder_of(folder / name)
         files, stage = holder.get("files"), holder.get("stage")
         if isinstance(files, list) and isinstance(stage, str):
@@ -60,7 +61,7 @@ def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the folder itself is one."""
+    """Whether the folder itself is an unfinished output."""
     if not (folder / LOCK).is_file() or (folder / RUN_JSON).is_file():
         return False
     return any(unfinished_in(folder, [LOCK]))

@@ -36,11 +36,11 @@ __all__ = ["MergeReport", "merge"]
 
 _NAME = "rollouts.parquet"
 _BATCH_ROWS = 4_096
-#: Settings that are named of those in which runs differ.
+#: How many of the settings in which runs differ are named.
 _FAULTS = 4
-#: What two attempts at one rollout may differ in.
+#: Columns in which two attempts at one rollout may differ.
 _TIMES = ("started_at", "duration_s")
-#: What later commands ask a run.json for beside its identity.
+#: Keys of run.json that later commands read besides its identity.
 _ALIKE = ("model", "policy", "chat", "engine")
 
 
@@ -48,9 +48,9 @@ _ALIKE = ("model", "policy", "chat", "engine")
 class MergeReport(Report):
     """What ``gymdata.merge`` put together.
 
-    ``rollouts``: in the output; ``duplicates``: that were there before, and dropped; ``shards_missing``: parts of the tasks
-    that none of the runs collected; ``not_merged``: what lies in the runs and was made from their rollouts; ``failures``:
-    files of failed attempts, which stay with their runs; ``file``: None after a dry run.
+    ``rollouts``: in the output; ``duplicates``: that were there before, and dropped; ``shards_missing``: parts of the
+    tasks that none of the runs collected; ``not_merged``: stage outputs in the runs, which are not copied;
+    ``failures``: files of failed attempts, which stay with their runs; ``file``: None after a dry run.
     """
 
     runs: list[dict[str, Any]]
@@ -160,8 +160,8 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
     first = facts[0]
     faults = []
     for source, other in zip(sources[1:], facts[1:], strict=True):
-        # Other samples of the same tasks are welcome; parts of one run have one seed.
-        # Which files were imported is no setting.
+        # Runs of one task set may have different seeds; the shards of one run have the same seed. Which files were
+        # imported is no setting.
         free = {"imported"}
         free |= {"seed"} if first.get("run_id") is None or first.get("run_id") != other.get("run_id") else set()
         was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
@@ -202,7 +202,7 @@ def _duplicates(sources: Sequence[Path]) -> dict[str, int]:
 
 
 def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) -> None:
-    """Raises RefusedError where a rollout's copies differ in anything but their times."""
+    """Raises RefusedError when copies of a rollout differ in anything but their times."""
     if not twice:
         return
     wanted = pa.array(list(twice), pa.string())
@@ -211,9 +211,11 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             for row in batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted)).to_pylist():
-                said = {name: _hash(value) for name, value in row.items() if name not in _TIMES and value is not None}
-                known, where = first.setdefault(row["rollout_id"], (said, source))
-                if other := sorted(name for name in known.keys() | said.keys() if known.get(name) != said.get(name)):
+                hashes = {name: _hash(value) for name, value in row.items() if name not in _TIMES and value is not None}
+                known, where = first.setdefault(row["rollout_id"], (hashes, source))
+                if other := sorted(
+                    name for name in known.keys() | hashes.keys() if known.get(name) != hashes.get(name)
+                ):
                     faults.append(f"{row['rollout_id']} in {where} and {source}: {', '.join(other)}")
     if faults:
         more = f"; … and {len(faults) - 3:,} more" if len(faults) > 3 else ""
@@ -246,7 +248,7 @@ def _shards(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _missing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each split of a run's tasks, the parts that no run collected; nothing where a run collected all."""
+    """The parts that no run collected, for each split of a run's tasks; none if a run collected all."""
     splits: dict[tuple[object, int], set[int]] = {}
     whole = {one.get("run_id") for one in facts if not _shards(one)}
     for one in facts:

@@ -33,12 +33,12 @@ from gymdata.workers.tuning import give_back
 BATCH_ROWS = 4_096
 #: Tokens of a bucket's rollouts, and of a batch of pairs.
 BUCKET_TOKENS, PAIR_TOKENS = 2_000_000, 1_000_000
-#: What a rollout takes beside its tokens, in tokens.
+#: The size of a rollout besides its tokens, in tokens.
 _ROW_TOKENS = 50
 #: Numbers that stay in memory, and that decide about pairs. Of a rollout that no pair can need they are 0.
 _NUMBERS = {"prompt_key": np.uint64, "generation_key": np.uint64, "text_key": np.uint64, "n_sequences": np.int32,
             "rendered": np.bool_}  # fmt: skip
-#: What waits apart; ``row``: of the frame.
+#: Columns that are spilled; ``row``: of the frame.
 _APART = pa.schema(
     [field for field in CONTENTS if field.name not in _NUMBERS or field.name == "rendered"]
     + [pa.field("row", pa.int64())]
@@ -46,8 +46,8 @@ _APART = pa.schema(
 
 
 class Candidates(Spill):
-    """Rollouts as rows of a ``frame`` to select from, and what their pairs are made of, by ``bucket``: bands of groups in
-    the order of their ids. To be closed.
+    """Rollouts as rows of a ``frame`` to select from, and the contents of their pairs, by ``bucket``: bands of groups
+    in the order of their ids. To be closed.
 
     ``folder``: on whose disk tokens wait when they are many; None: where the system has its temporary files.
     """
@@ -233,11 +233,11 @@ class PairBatches:
         return int((rendered[self.chosen] | rendered[self.rejected]).sum())
 
     def only(self, kept: npt.NDArray[np.bool_]) -> PairBatches:
-        """Those that are true in ``kept``."""
+        """The pairs that are True in ``kept``."""
         return replace(self, chosen=self.chosen[kept], rejected=self.rejected[kept], margin=self.margin[kept])
 
     def table(self) -> pa.Table:
-        """All of them in memory."""
+        """All pairs in memory."""
         return pa.Table.from_batches(self, self.schema)
 
 

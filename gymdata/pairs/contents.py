@@ -1,4 +1,4 @@
-"""What each rollout holds, as pairs need it: prompt and completion with masks and log-probs, and keys of ids and words.
+"""The contents of rollouts for pairs: prompt and completion with masks and log-probs, and keys of ids and words.
 
 Invariants: a rollout becomes one row, and only when all its turns make one sequence from one first prompt; the prompt is
 everything before the first generated token; keys are equal exactly when what they are of is equal (64-bit hashes).
@@ -41,7 +41,7 @@ TOKENS = pa.schema(
 #: Columns of rollouts that ``contents`` is made of, and that it has as they are.
 _COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
 COLUMNS = (*_COPIED, "n_turns", "messages", "tools", "turns")
-#: What ``contents`` adds. Tools are few texts in many rows.
+#: Columns that ``contents`` adds. Tools are few texts in many rows.
 _MESSAGES = ROLLOUTS.schema.field("messages").type
 CONTENTS = pa.schema(
     [
@@ -65,7 +65,7 @@ def contents(
 ) -> pa.Table:
     """One row of ``CONTENTS`` for each row of ``batch`` (``COLUMNS``).
 
-    ``agents``: generations of others are context (empty: nobody's are). Raises as ``stitch`` does.
+    ``agents``: generations of other agents are context (empty: none are). Raises as ``stitch`` does.
     """
     ids = batch.column("rollout_id")
     turns = batch.column("turns")
@@ -102,7 +102,7 @@ def token_columns(
     keys = _trained_keys(completion, mask) if agents else _generation_keys(found, rows)
 
     def lists(some: Ragged) -> pa.ListArray:
-        """A list a rollout, empty for those without one sequence."""
+        """A list per rollout, empty for those without one sequence."""
         return Ragged(some.values, offsets_of(_filled(some.lengths, rows, n))).to_arrow()
 
     columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]
@@ -119,14 +119,14 @@ def _filled(values: Array, rows: Array, n: int) -> Array:
 
 
 def _generation_keys(found: RolloutSequences, rows: Array) -> Array:
-    """Of what the rollouts ``rows`` sampled, and where its turns begin."""
+    """Keys of what the rollouts ``rows`` sampled, and of where its turns begin."""
     sampled = found.sampled
     bounds = np.searchsorted(sampled.turn_rollout, np.arange(len(sampled.token_ids) + 1))
     return sampled.token_ids.take(rows).hashes(Ragged(sampled.turn_sizes, bounds).take(rows).hashes().tolist())
 
 
 def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
-    """Of each completion up to its last trained token, and of which are trained: what comes later teaches nothing."""
+    """Keys of each completion up to its last trained token, and of its mask: later tokens are not trained."""
     last = np.zeros(len(mask), np.int64)
     at = np.flatnonzero(mask.values)
     owner = mask.owner[at]

@@ -1,4 +1,4 @@
-"""What candidates hold, made of parts of Parquet files by several processes.
+"""The contents of candidates, computed from parts of Parquet files by several processes.
 
 Invariants: batches, and what is in them, are those of one process.
 """
@@ -74,7 +74,7 @@ def _made(
 
 
 def _divided(path: str | Path, needed: Mask) -> list[tuple[Source, Mask]] | None:
-    """Parts with the rows of theirs that are needed. Rows beyond ``needed`` came later, and are not."""
+    """Parts, each with its needed rows. Rows beyond ``needed`` were added later, and are not needed."""
     files = resolve(path, ROLLOUTS)
     if any(file.kind != "parquet" for file in files):
         return None

@@ -1,6 +1,6 @@
-"""``gymdata pairs``: scored rollouts in, a pairs file out, and an account of what became of every candidate.
+"""``gymdata pairs``: scored rollouts in, a pairs file out, and an account of every candidate.
 
-Invariants: the ids, masks and log-probs of a pair are the saved ones; what was left out is counted and said; the
+Invariants: the ids, masks and log-probs of a pair are the saved ones; what is left out is counted and reported; the
 same rollouts and settings give the same file; the output's run.json leads back to the rollouts; memory holds numbers of
 every rollout, and the tokens of few.
 """
@@ -38,6 +38,7 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     run_folder,
     scores_of,
+    unscored_hint,
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
@@ -50,8 +51,8 @@ _SCALARS = (
 )  # fmt: skip
 
 
-#: What to change where nothing came of the candidates, by the reason that dropped most of them.
-_INSTEAD = {
+#: What to change when no candidate became a pair, by the reason that dropped most of them.
+_REMEDIES = {
     "tie": "collect more rollouts per task, or at a higher temperature",
     "margin": "lower --min-margin",
     "not_in_both_positions": "judge in both positions, or --order any",
@@ -66,8 +67,8 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PairsReport(Report):
-    """What ``gymdata.pairs`` made. ``table``: the pairs (of the training side); ``heldout``: those of the held-out tasks.
-    ``ok``: there are pairs.
+    """The result of ``gymdata.pairs``. ``table``: the pairs (of the training side); ``heldout``: those of the held-out
+    tasks. ``ok``: there are pairs.
 
     ``files`` are the written files by side, empty when nothing was to be written; ``sides`` counts the pairs of each;
     ``left_out`` counts rollouts that were never candidates (breaks, branches); ``counts`` accounts for everything else.
@@ -78,13 +79,13 @@ class PairsReport(Report):
     left_out: dict[str, int]
     score: str
     files: dict[str, Path] = field(default_factory=dict)
-    #: What a reader of the pairs must know.
+    #: Notes for the reader of the pairs.
     notes: list[str] = field(default_factory=list)
-    #: What the comparisons say, where pairs come from them: compared pairs, contradictions, cycles.
+    #: Figures of the comparisons, when pairs are made from them: compared pairs, contradictions, cycles.
     comparisons: dict[str, int] = field(default_factory=dict)
     #: Tables by side, once they are in memory.
     _tables: dict[str, pa.Table] = field(default_factory=dict)
-    #: Of each written file what it was when it was written: of another one these would not be the pairs.
+    #: The fingerprint of each written file, to detect that it was replaced.
     _written: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
@@ -198,7 +199,7 @@ def pairs(
 def _build(
     sources: Sequence[str | Path], config: PairsConfig, candidates: Candidates, notes: list[str]
 ) -> tuple[PairsReport, Sequence[Path], dict[str, PairBatches]]:
-    """What became of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
+    """The account of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
     judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
     name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
     columns = _SCALARS if name is None else (*_SCALARS, "rewards")
@@ -213,7 +214,7 @@ def _build(
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`",
+            hint=unscored_hint(sources),
         )
     frame = candidates.read(sources, rollouts, sound)
     del rollouts, scores
@@ -250,7 +251,7 @@ def _build(
 
 
 def _no_pairs(report: PairsReport) -> str:
-    """What became of the rollouts and candidates where no pair came of them, and what to change."""
+    """The note of a result without pairs: what dropped rollouts and candidates, and what to change."""
     counts = report.counts
     dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
     found = [
@@ -261,14 +262,14 @@ def _no_pairs(report: PairsReport) -> str:
         (len(dropped), "dropped: " + ", ".join(f"{n:,} {reason}" for reason, n in dropped.items())),
     ]
     reasons = "; ".join(text for n, text in found if n)
-    instead = "collect more rollouts per task, or score those that have no score"
+    remedy = "collect more rollouts per task, or score those that have no score"
     if dropped:
         most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
-        instead = _INSTEAD.get(most, "`gymdata show RUN` shows the rollouts")
+        remedy = _REMEDIES.get(most, "`gymdata show RUN` shows the rollouts")
     elif any(report.left_out.values()):
-        instead = "`gymdata validate` shows where the breaks are"
+        remedy = "`gymdata validate` shows where the breaks are"
     gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
-    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {instead}"
+    return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {remedy}"
 
 
 def pairs_of_run(path: str | Path) -> list[Path] | None:
@@ -292,7 +293,7 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
 
 
 def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
-    """What the comparisons of these rollouts say, rollouts numbered by row."""
+    """The direct preferences in the comparisons of these rollouts, numbered by row."""
     number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}
     tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in folders]
     ids = rollouts["rollout_id"].combine_chunks()
@@ -303,7 +304,7 @@ def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
 
 
 def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
-    """Contradictions and cycles among the comparisons, whether or not a pair would have come of them."""
+    """Contradictions and cycles among the comparisons, whether or not they made a pair."""
     groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     triples, _ = direct.cycles(groups)
     contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
@@ -372,7 +373,7 @@ def _write(
 ) -> None:
     for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
         out.batches(name, made, PAIRS, made.schema, side=side)
-    # A held-out side of an earlier split goes: its tasks are in the training side now.
+    # The held-out side of an earlier split is removed: its tasks are in the training side now.
     out.finish(
         {
             "command": list(command),

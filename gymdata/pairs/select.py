@@ -41,8 +41,8 @@ _Rows = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class PairCounts:
-    """What became of the rollouts, groups and candidates. ``candidates`` = ``pairs`` + all of ``dropped``;
-    ``groups`` = ``groups_too_small`` + ``groups_without_variance`` + ``groups_paired`` + ``groups_all_dropped``."""
+    """Counts of rollouts, groups and candidates. ``candidates`` = ``pairs`` + all of ``dropped``; ``groups`` =
+    ``groups_too_small`` + ``groups_without_variance`` + ``groups_paired`` + ``groups_all_dropped``."""
 
     rollouts: int = 0
     rollouts_unscored: int = 0
@@ -126,7 +126,7 @@ def eligible(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> np
     ordered = _Ordered(frame)
     needed = np.zeros(frame.num_rows, dtype=bool)
     if strategy == "all":
-        # Whoever is far enough from any of its group is so from the best or the worst.
+        # A score that is far enough from any other of its group is so from the best or the worst.
         score, last = ordered.score, ordered.start + ordered.size - 1
         with np.errstate(over="ignore"):
             apart = np.maximum(np.repeat(score[ordered.start], ordered.size) - score,
@@ -185,7 +185,7 @@ class _Ordered:
         keys = [groups[scored], *(_dense(key[scored]) for key in (-scores + 0.0, index))]
         order = _sorted_by(keys)
         if _any_equal_neighbours([key[order] for key in keys]):
-            # Two rollouts of one group with one index (files of two runs): only their ids tell them apart.
+            # Two rollouts of one group may share an index (files of two runs): their ids break the tie.
             order = _sorted_by([*keys, ranks(frame["rollout_id"])[0][scored]])
         # Candidates are several times as many as rollouts, and each is two of these.
         self.row = scored[order].astype(np.int32 if self.total <= np.iinfo(np.int32).max else np.int64)
@@ -326,7 +326,7 @@ class _Candidates:
         generated, sequences = self.column("n_generated_tokens"), self.column("n_sequences")
         cut = self.column("truncated")
         if sequences is not None:
-            # First of all: the keys of such a row stand for nothing.
+            # First, because the keys of such a row are meaningless.
             self.drop("several_sequences", (sequences[a] != 1) | (sequences[b] != 1))
         if prompt is not None:
             self.drop("other_prompt", prompt[a] != prompt[b])

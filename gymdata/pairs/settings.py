@@ -15,7 +15,7 @@ class PairsConfig(Config):
     only_with: ClassVar[OnlyWith] = {
         "judge": ("--from comparisons", lambda c: c.source == "comparisons"),
         "order": ("--from comparisons", lambda c: c.source == "comparisons"),
-        # Of comparisons the judge's own scores order the candidates.
+        # With comparisons, the judge's scores order the candidates.
         "reward": ("--from rewards", lambda c: c.source is None),
     }
 
@@ -59,5 +59,5 @@ class PairsConfig(Config):
     @pydantic.field_validator("source", mode="before")
     @classmethod
     def _rewards_are_the_default(cls, value: Any) -> Any:
-        """What is written as a word here is the absence of comparisons in every file."""
+        """The default has a name here; in files it is the absence of comparisons."""
         return None if value in ("rewards", "reward") else value

@@ -1,7 +1,8 @@
-"""Rows that come in one order and are needed in another: in memory while they are few, else in a file without a name.
+"""Rows that come in one order and are needed in another: in memory while they are few, else in an unnamed temporary
+file.
 
-Invariants: beside the bucket that is read, at most about ``HELD_BYTES`` of rows are in memory, however many there are; the
-rows of a bucket are those that were added to it, in that order; a killed process leaves no file behind.
+Invariants: besides the bucket that is read, at most about ``HELD_BYTES`` of rows are in memory, however many there are;
+the rows of a bucket are those that were added to it, in that order; a killed process leaves no file behind.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Spill:
         self._held: list[_Part] = []
         self._held_size = 0
         self._file: IO[bytes] | None = None
-        #: Of each bucket, where its pieces are in the file, and how long they are.
+        #: Offset and length of each bucket's pieces in the file.
         self._pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
         #: Bytes in the file.
         self.written = 0
 
     def close(self) -> None:
-        """Give memory and file back."""
+        """Release memory and file."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what the disk refused is refused again
+            with contextlib.suppress(OSError):  # the same disk error would be raised again
                 self._file.close()
         self._file, self._held = None, []
 

@@ -1,7 +1,7 @@
-"""What SQL may do here: read with one statement, for so long, in so much memory.
+"""Restrictions on SQL: one statement that reads, within limits of time and memory.
 
 Invariants: a statement that is not one SELECT is refused before it runs; once a connection is locked, SQL reaches no
-file, no network and no setting; a statement that takes longer than allowed is interrupted and says so.
+file, no network and no setting; a statement that exceeds its time limit is interrupted with an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Clock:
-    """Whether the time was up."""
+    """Whether the time limit was reached."""
 
     ran_out: bool = False
 
@@ -67,8 +67,8 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def lock(con: duckdb.DuckDBPyConnection, limits: Limits = Limits()) -> None:
-    """From here on SQL on ``con`` sees what is registered and nothing outside, and changes no setting. The bounds on
-    memory and threads hold; that on time is ``stopping_after``'s."""
+    """From now on SQL on ``con`` can only read what is registered, and cannot change settings. The bounds on memory and
+    threads hold; that on time is ``stopping_after``'s."""
     if limits.memory is not None:
         con.execute(f"SET memory_limit='{limits.memory // 1024}KiB'")
     if limits.threads is not None:

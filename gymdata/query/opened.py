@@ -89,7 +89,7 @@ class OpenedRun:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What run.json says; empty where there is none."""
+        """The content of run.json; empty without one."""
         found = find_run_json(self.path)
         return {} if found is None else read_facts(found)
 
@@ -113,7 +113,7 @@ class OpenedRun:
         return query(sql, self.path)
 
     def rollout(self, rollout_id: str) -> dict[str, Any]:
-        """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError when there is none of that id."""
+        """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError for an unknown id."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
 """``gymdata query``: read-only SQL over runs and files.
 
-Invariants: the statement can only read, and only the given files; a mistake in the SQL is answered with what
-there is to ask for.
+Invariants: the statement can only read, and only the given files; an error in the SQL lists the views and columns that
+exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SUFFIXES = (".parquet", ".csv", ".jsonl")
-#: What writes the tables that not every run has.
+#: The commands that write the tables that not every run has.
 _WRITERS = {
     "scores": "gymdata score",
     "comparisons": "gymdata judge",
@@ -48,6 +48,10 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     """
     if not isinstance(sql, str):
         raise wrong_argument(sql, "query", "one SELECT as a string, then the paths that it reads")
+    if not paths:
+        raise UsageError(
+            "gymdata.query: got no paths, expected the files that the SELECT reads", hint="query(sql, path)"
+        )
     with run_query(sql, *(path_of(path, "query") for path in paths)) as reader:
         return reader.read_all()
 
@@ -212,7 +216,7 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
         return unread
     if isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
-    # What there is to ask for helps with a name that is not there, not with a word in the wrong place.
+    # The list of views helps with an unknown name, not with a syntax error.
     if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
         return UsageError(f"SQL: {message}")
     try:
@@ -229,13 +233,17 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     others = [view for view in known if view not in meant]
     listing += f"\n  other tables: {', '.join(others)}" if others else ""
     lead = f"did you mean {near[0]!r}? " if near else ""
+    if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
+        # Written as in conditions.
+        lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
     return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")
 
 
 def _unread(error: BaseException, views: Views) -> DataError | None:
-    """The error of the file that could not be read, when that is what DuckDB met: it tells neither name nor reason."""
+    """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
+    reason."""
     return views.broken() if "stream" in str(error) or "page" in str(error) else None
 
 

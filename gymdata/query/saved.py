@@ -1,5 +1,5 @@
-"""Statements that answer what people ask first, by name: ``gymdata query :hardest-tasks RUN``, and the page SQL of
-``gymdata view``."""
+"""Saved statements for common questions, by name: ``gymdata query :hardest-tasks RUN``, and the page SQL of ``gymdata
+view``."""
 
 from __future__ import annotations
 

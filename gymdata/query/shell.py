@@ -97,7 +97,7 @@ def _statements(lines: Callable[[str], str]) -> Iterator[str]:
         try:
             line = lines("    ...> " if held else "gymdata> ").rstrip()
         except KeyboardInterrupt:
-            # What was typed so far is dropped.
+            # The incomplete statement is discarded.
             held = []
             continue
         except EOFError:

@@ -85,7 +85,7 @@ def _python_value(scalar: Any) -> Any:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it: exact numbers that 64 bits cannot hold are text. Times are left to whoever writes them."""
+    """A value as JSON has it: exact numbers that 64 bits cannot hold are text. Times are left to the writers."""
     if isinstance(value, decimal.Decimal):
         whole = value.is_finite() and value.as_tuple().exponent == 0 and -(1 << 63) <= value < (1 << 63)
         return int(value) if whole else str(value)

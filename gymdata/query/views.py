@@ -103,7 +103,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _table_of(source: Source) -> str:
-    """What a file says that it holds, or what its columns tell."""
+    """The table that a file declares to hold, or that its columns imply."""
     if source.kind == "journal":
         return ROLLOUTS.name
     where = str(source.path)
@@ -134,7 +134,7 @@ def _table_of(source: Source) -> str:
 
 
 def _table_with(columns: Sequence[str], needed: Mapping[str, Sequence[str]], where: str) -> str:
-    """The table all of whose columns are there: of several the one with most. One column of a table tells nothing."""
+    """The table all of whose columns are present; of several, the one with most columns. One column is not enough."""
     whole = [name for name, wanted in needed.items() if set(wanted) <= set(columns)]
     if whole:
         return max(whole, key=lambda name: len(needed[name]))
@@ -185,7 +185,7 @@ class Views:
         import duckdb
 
         self._con = duckdb.connect(":memory:")
-        # For what does not fit into memory. DuckDB lets SQL read all that lies there, so it must be a folder of its own.
+        # For spilling. DuckDB lets SQL read everything in this folder, so it must be a separate one.
         self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
         for setting in (
             f"temp_directory={_text(self._spill.name)}",
@@ -255,7 +255,7 @@ class Views:
         from gymdata.store.partial_reads import verified_datasets
 
         sources, table = self.files.by_table[name], TABLES[name]
-        # DuckDB's own reader takes no notice of checksums, and takes a file's statistics for true.
+        # DuckDB's own reader ignores checksums and trusts a file's statistics.
         scanned = verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)
         self._scanned += scanned
         loaded: list[Any] = [*scanned]
@@ -273,7 +273,7 @@ class Views:
 
     @property
     def fault(self) -> GymdataError | None:
-        """An error of ours that went through DuckDB, which keeps only its text."""
+        """A gymdata error that was raised inside DuckDB, which keeps only its text."""
         return self._fault or next((data.fault for data in self._scanned if data.fault is not None), None)
 
     def broken(self) -> DataError | None:
@@ -336,7 +336,7 @@ def _text(value: str) -> str:
 
 
 def _reward_columns(names: Sequence[str]) -> list[str]:
-    """A column ``reward_NAME`` a name. SQL takes no notice of case: names that differ in it alone are numbered."""
+    """A column ``reward_NAME`` a name. SQL ignores case: names that differ only in case are numbered."""
     alike = Counter(name.lower() for name in names)
     seen: Counter[str] = Counter()
     columns = []
@@ -349,7 +349,7 @@ def _reward_columns(names: Sequence[str]) -> list[str]:
     return columns
 
 
-#: Where a sequence of ids stands in the generations of a rollout's turns: a list of {turn, position}.
+#: Where a sequence of ids occurs in the generations of a rollout's turns: a list of {turn, position}.
 _FIND_IDS = """CREATE MACRO find_ids(turns, ids) AS CASE WHEN len(ids) = 0 THEN [] ELSE flatten(list_transform(
   turns, lambda t, k: list_transform(
     list_filter(range(1, len(t.generation_token_ids) - len(ids) + 2),

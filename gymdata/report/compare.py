@@ -16,7 +16,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
 
-#: Closer means are equal.
+#: Means closer than this are equal.
 _SAME = 1e-9
 _EXAMPLES = 3
 

@@ -145,7 +145,7 @@ def _head(figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
-    """What must be known beside the headline."""
+    """The facts to know besides the headline."""
     sentences = []
     for run in runs:
         name = f"{run['path']}: " if len(runs) > 1 else ""
@@ -182,7 +182,7 @@ def _sections(run: Mapping[str, Any], brief: bool) -> Iterable[tuple[str, str]]:
 
 
 def _stage_title(run: Mapping[str, Any]) -> str:
-    """What of these there is: ``Scores and judges``."""
+    """The title for the kinds of stages that are present: ``Scores and judges``."""
     kinds = {
         "pairs": "pairs",
         "scores": "scores",
@@ -234,7 +234,7 @@ def text(value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Numbers stand on the right, texts on the left."""
+    """Numbers are right-aligned, texts left-aligned."""
     cells = [list(row) for row in rows]
     kinds = [' class="t"' if any(isinstance(row[i], str) for row in cells) else "" for i in range(len(head))]
     top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
@@ -257,10 +257,10 @@ def _reward_table(run: Mapping[str, Any]) -> str:
     rows += [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
     groups = rewards["groups"]
     line = f"{counted(groups['of_several'], 'group')} of several rollouts: {groups['mixed']:,} with different rewards"
-    told = (
+    summary = (
         f'<p class="soft">{line}, {groups["without_variance"]:,} without variance.</p>' if groups["of_several"] else ""
     )
-    return f'<div class="card">{_table(("", "mean", "95 %", "of"), rows)}{told}</div>'
+    return f'<div class="card">{_table(("", "mean", "95 %", "of"), rows)}{summary}</div>'
 
 
 def _endings(run: Mapping[str, Any]) -> str:
@@ -307,9 +307,9 @@ def _example(name: str, row: Mapping[str, Any]) -> str:
     size = counted(row["n_generated_tokens"], "token")
     title = f"{escape(name)}: task {escape(row['task_id'])}, reward {text(row['reward'])}, {size}"
     faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
-    told = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
+    listed = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
     return (
-        f"<details><summary>{title}</summary><p><code>{escape(row['rollout_id'])}</code></p>{told}"
+        f"<details><summary>{title}</summary><p><code>{escape(row['rollout_id'])}</code></p>{listed}"
         + "".join(map(_message, row["messages"]))
         + "</details>"
     )
@@ -355,7 +355,7 @@ def _epochs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def left_out(row: Mapping[str, Any]) -> str:
-    """What an epoch did not train on, and why."""
+    """The reasons why an epoch left groups, rollouts or pairs out, with counts."""
     reasons = [f"{counted(n, 'group')}: {why}" for why, n in (row.get("groups_left_out") or {}).items()]
     reasons += [
         f"{counted(n, 'rollout')}: {why.replace('_', ' ')}" for why, n in (row.get("rollouts_left_out") or {}).items()
@@ -376,10 +376,10 @@ def left_out(row: Mapping[str, Any]) -> str:
 def _stages(run: Mapping[str, Any]) -> str:
     rows = []
     for one in run["pairs"]:
-        told = f"{counted(one['pairs'], 'pair')} of {counted(one['tasks'], 'task')}"
-        told += f", mean margin {text(one['margin']['mean'])}"
+        made = f"{counted(one['pairs'], 'pair')} of {counted(one['tasks'], 'task')}"
+        made += f", mean margin {text(one['margin']['mean'])}"
         sizes = f"{text(one['chosen_tokens'])} tokens chosen, {text(one['rejected_tokens'])} rejected"
-        rows.append((one["path"], f"{told}; {sizes}; chosen is longer in {text(one['chosen_longer'])}"))
+        rows.append((one["path"], f"{made}; {sizes}; chosen is longer in {text(one['chosen_longer'])}"))
     for one in run["judge"]:
         counts = ", ".join(f"{n:,} {name}" for name, n in (one["comparisons"] or {}).items())
         rows.append((one["path"], f"judge {one['judge']}: {counts}"))
@@ -387,11 +387,11 @@ def _stages(run: Mapping[str, Any]) -> str:
         failed = f", {one['failed']:,} failed" if one["failed"] else ""
         rows.append((one["path"], f"{one['name']}: {one['scored']:,} scored{failed}, mean {text(one['mean'])}"))
     for one in run["experiences"]:
-        made = [counted(one[f"{what}s"], what) for what in ("sequence", "rollout", "group")]
-        told = f"{made[0]} of {made[1]} and {made[2]}"
+        sequences, rollouts, groups = (counted(one[f"{what}s"], what) for what in ("sequence", "rollout", "group"))
+        made = f"{sequences} of {rollouts} and {groups}"
         sizes = f"{one['trained_tokens']:,} of {counted(one['tokens'], 'token')} to train on"
         signs = f"positive in {text(one['positive'])}"
-        rows.append((one["path"], f"{told}; {sizes}; mean advantage {text(one['advantage']['mean'])}, {signs}"))
+        rows.append((one["path"], f"{made}; {sizes}; mean advantage {text(one['advantage']['mean'])}, {signs}"))
     for one in run["training"]:
         equal = "" if one["tokens_equal"] is None else f"; trained tokens equal the file's: {text(one['tokens_equal'])}"
         rows.append(

@@ -1,7 +1,7 @@
-"""What the rollouts of a path amount to: rewards, pass@k, lengths, endings, tools, log-probabilities, and how it went.
+"""Figures of the rollouts of a path: rewards, pass@k, lengths, endings, tools, log-probabilities, and how it went.
 
-Invariants: every number can be recomputed with SQL over the same files; a value that is missing is left out and counted,
-never taken for zero; memory is bounded by the scalar columns and a batch of turns.
+Invariants: every number can be recomputed with SQL over the same files; a missing value is left out and counted, never
+taken for zero; memory is bounded by the scalar columns and a batch of turns.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def codes_of(texts: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
 
 
 def interval(low: float, high: float) -> list[float] | None:
-    """The bounds, and None where the data support none. Tasks that are all alike give a bootstrap nothing to vary: its
-    two bounds are then one number, which would be read as certainty."""
+    """The bounds, and None where the data support none. With equal tasks the bootstrap has no variance: equal bounds
+    would suggest certainty."""
     return None if math.isnan(low) or math.isnan(high) or low == high else [float(low), float(high)]
 
 
@@ -229,7 +229,7 @@ def _lengths(table: pa.Table) -> dict[str, Any]:
 
 
 def _of_turns(path: str | Path) -> dict[str, Any]:
-    """What only turns and messages tell, in one pass."""
+    """The figures from turns and messages, in one pass."""
     finish, results, errors = Counter[str](), Counter[str](), Counter[str]()
     edges = np.linspace(_LEAST_LOGPROB, 0.0, _BINS + 1)
     counts, tokens, total, odd = np.zeros(_BINS, np.int64), 0, 0.0, 0
@@ -321,7 +321,7 @@ def _examples(table: pa.Table, path: str | Path) -> dict[str, str]:
 
 
 def _least_ids(path: str | Path, rows: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, str]:
-    """Of the rollouts in some rows (rising), the id that comes first."""
+    """The least id among the rollouts in some rows (rising)."""
     found: dict[str, str] = {}
     at = 0
     for batch in scan_batches(path, ROLLOUTS, ("rollout_id",)):

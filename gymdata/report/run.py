@@ -29,9 +29,9 @@ from gymdata.workers.tuning import give_back
 
 __all__ = ["ReportPage", "report"]
 
-#: Of the headline; a larger one is in the table.
+#: Largest pass@k in the headline; larger ones are in the table.
 _LARGEST_K = 64
-#: What a path without rollouts has in their place.
+#: Figures of a path without rollouts.
 _NO_ROLLOUTS: dict[str, Any] = {"rewards": None, "pass_at_k": [], "validation": None}
 
 
@@ -68,7 +68,7 @@ def report(
     write: bool = True,
     **settings: Any,
 ) -> ReportPage:
-    """What the run, stage or model folder at ``path`` amounts to; with ``other``, how that compares on the same tasks.
+    """Report on the run, stage or model folder at ``path``; with ``other``, compare the two on the same tasks.
 
     Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
     (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
@@ -149,7 +149,7 @@ def _examples(path: Path, ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What was run: model, data, command, versions and time."""
+    """Facts of the run: model, data, command, versions and time."""
     attempts = facts.get("attempts") or []
     command = facts.get("command") or ""
     config, engine = facts.get("config") or {}, facts.get("engine") or {}
@@ -183,7 +183,7 @@ def _time(text: Any) -> datetime | None:
 
 
 def _end(path: Path) -> dict[str, Any] | None:
-    """What a finetuning measured of its whole, when it is over."""
+    """The overall result of a finetuning run, once it has ended."""
     import json
 
     file = path / "result.json"
@@ -196,7 +196,7 @@ def percent(value: float) -> str:
 
 
 def span(ends: Sequence[float] | None, scale: float = 1.0, digits: int = 1) -> str:
-    """An interval in brackets; nothing where there is none."""
+    """An interval in brackets; empty without one."""
     return "" if not ends else " (" + "–".join(f"{scale * end:.{digits}f}" for end in ends) + ")"
 
 
@@ -211,7 +211,7 @@ def compared_headline(compared: Mapping[str, Any]) -> str:
 
 
 def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:
-    """A dash would be read as a minus where an end is negative."""
+    """With a dash, a negative bound would be misread."""
     if ends and min(ends) < 0:
         return " ({} to {})".format(*(f"{scale * end:+.{digits}f}" for end in ends))
     return span(ends, scale, digits)

@@ -1,4 +1,4 @@
-"""What stages made of rollouts: pairs, judgements and trained models; and where all of it came from."""
+"""Figures of stage outputs: pairs, judgements and trained models, and their lineage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _pairs(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _scores(path: Path) -> Iterator[dict[str, Any]]:
-    """What each re-scoring or judging amounts to, by the name of the score."""
+    """A summary of each re-scoring or judging, by the name of the score."""
     for source in _sources(path, SCORES):
         table = read_table(source.path, SCORES, ["name", "value", "status"])
         names = np.array(table["name"].to_pylist(), dtype=object)
@@ -122,7 +122,7 @@ def _sources(path: Path, table: Table) -> list[Source]:
 
 
 def stage_table(path: Path) -> str | None:
-    """Which table of a stage a Parquet file holds: as it says itself, else by its columns; None for rollouts."""
+    """The stage table that a Parquet file holds: by its metadata, else by its columns; None for rollouts."""
     from gymdata.store.objects.streams import parquet_schema
 
     if path.suffix != ".parquet" or not path.is_file():

@@ -1,9 +1,9 @@
 """Rewards by name, from users' Python files, from reward models and from reward servers.
 
-How a reward is spelled on the command line: ``NAME[:ARGUMENT][=WEIGHT]``, ``path.py:function[=WEIGHT]``,
+The syntax of a reward on the command line: ``NAME[:ARGUMENT][=WEIGHT]``, ``path.py:function[=WEIGHT]``,
 ``path.py:Class{"key": …}[=WEIGHT]`` (an instance), or the URL of a reward server, ``http://…[=WEIGHT]`` (see
-``gymdata.rewards.user``, ``.evaluator`` and ``.remote``). The weight is the number after the last
-``=`` (default 1), so ``regex:a=1`` is the pattern ``a`` with weight 1; write ``regex:a=1=1`` for the pattern ``a=1``.
+``gymdata.rewards.user``, ``.evaluator`` and ``.remote``). The weight is the number after the last ``=`` (default 1), so
+``regex:a=1`` is the pattern ``a`` with weight 1; write ``regex:a=1=1`` for the pattern ``a=1``.
 
 | name | 1 when | needs |
 | --- | --- | --- |
@@ -28,7 +28,7 @@ from gymdata.rewards.named import NAMED, TAKE_ARGUMENT, named_reward
 from gymdata.rewards.port import RewardFunction
 
 __all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
-#: A reward by its spelling, or a function (see ``gymdata.rewards.user``).
+#: A reward as on the command line, or a function (see ``gymdata.rewards.user``).
 Reward = str | Callable[..., Any]
 #: One or several; a pair gives a function its weight.
 Rewards = Reward | Sequence[Reward | tuple[Callable[..., Any], float]]
@@ -36,7 +36,7 @@ _URL = ("http://", "https://")
 
 
 def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFunction, float]]]:
-    """Rewards as texts, and what those texts stand for that are functions. Raises UsageError."""
+    """Rewards as texts, and the functions that some of these texts name. Raises UsageError."""
     specs: list[str] = []
     functions: dict[str, tuple[RewardFunction, float]] = {}
     for one in rewards if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]:
@@ -63,7 +63,7 @@ def load_rewards(
 
     ``functions``: those of ``given_rewards``.
 
-    ``decode`` spells the ids that a reward server gets the text of; without it the server gets the messages' text.
+    ``decode`` gives the text of the ids that a reward server gets; without it the server gets the messages' text.
     """
     loaded: list[tuple[RewardFunction, float]] = []
     for spec in specs:
@@ -104,6 +104,8 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     if wrong and before in NAMED:
         raise _no_weight(spec, rest, f"an argument follows a colon: {before}:ARG" if before in TAKE_ARGUMENT else None)
     if name not in NAMED:
+        if name.endswith(".py"):
+            raise UsageError(f"--reward: got {spec!r}, which names no function", hint=f"--reward {name}:FUNCTION")
         raise UsageError.unknown_choice("--reward", name, [*NAMED, "path.py:function", "http://…"])
     return name, argument if colon else None, weight
 

@@ -102,7 +102,7 @@ class RewardModel:
 def _load(folder: str) -> Any:
     with needs("train"):
         import torch
-        import transformers  # noqa: F401 - here, so that a lack of it is named
+        import transformers  # noqa: F401 - here, so that a missing package is named
 
         from gymdata.engines._shared_prefixes import share_prefixes
     has_gpu = torch.cuda.is_available()

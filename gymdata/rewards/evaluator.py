@@ -58,12 +58,12 @@ class EvaluatedItem:
 
     @property
     def trajectory(self) -> list[Any]:
-        """Not here. Raises LookupError."""
+        """Not available. Raises LookupError."""
         raise LookupError("item.trajectory: gymdata keeps messages, not intermediate steps: read item.messages")
 
     @property
     def expected_trajectory(self) -> list[Any]:
-        """Not here. Raises LookupError."""
+        """Not available. Raises LookupError."""
         raise LookupError("item.expected_trajectory: tasks have none here: read item.full_dataset_entry")
 
     def copy_with_updates(self, **updates: Any) -> EvaluatedItem:
@@ -73,7 +73,7 @@ class EvaluatedItem:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorInput:
-    """What ``evaluate`` is given."""
+    """The input of ``evaluate``."""
 
     eval_input_items: list[EvaluatedItem]
 
@@ -98,7 +98,7 @@ class EvaluatorReward(UserReward):
         return evaluator.evaluate(EvaluatorInput([item])) if self._whole else evaluator.evaluate_item(item)
 
     def value_of(self, value: Any, rollout: View) -> Value:
-        """``score`` of the answer. Raises RewardError where there is none, or it stands for an error."""
+        """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
         outputs = getattr(value, "eval_output_items", None) if self._whole else [value]
         if not isinstance(outputs, list) or len(outputs) != 1 or not hasattr(outputs[0], "score"):
             raise RewardError.no_score(self.name, type(value).__name__, self._defined)

@@ -21,7 +21,8 @@ Check = Callable[[str, Mapping[str, Any]], float | None]
 class NamedReward:
     """Scores the last message's text against the task.
 
-    ``quick``: microseconds, so it needs no thread. ``needs``: what it reads, for those to whom it does not apply.
+    ``quick``: microseconds, so it needs no thread. ``needs``: what it reads, for messages about rollouts that it does
+    not apply to.
     """
 
     bounded = False
@@ -36,6 +37,12 @@ class NamedReward:
 
     def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         return [self._check(r["text"], r["task"]) for r in rollouts]
+
+    def applies(self, task: Mapping[str, Any]) -> bool:
+        """Whether the task's row has what it reads; False only if no rollout of it could be scored."""
+        if self.quick:
+            return self._check("", task) is not None
+        return self.source != f"named:{self.name}" or task.get(_COLUMN.get(self.name, "answer")) is not None
 
 
 def named_reward(name: str, argument: str | None) -> NamedReward:
@@ -55,7 +62,7 @@ def _exact(argument: str | None) -> NamedReward:
 
 def _numeric(argument: str | None) -> NamedReward:
     _no_argument("numeric", argument)
-    # The members of a group have one answer.
+    # Cached, because the members of a group share the answer.
     wanted_number = functools.lru_cache(maxsize=1024)(last_number)
 
     def check(text: str, task: Mapping[str, Any]) -> float | None:
@@ -70,7 +77,7 @@ def _numeric(argument: str | None) -> NamedReward:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text: 1,234.5 and −3e4 are numbers; None when there is none."""
+    """The last number in a text, or None: 1,234.5 and −3e4 are numbers."""
     if not text.isascii():
         text = text.translate(_MINUS)
     last: re.Match[str] | None = None
@@ -79,7 +86,7 @@ def last_number(text: str) -> float | None:
     if last is None:
         return None
     digits = last.group().replace(",", "")
-    # In "12-5" the hyphen stands between numbers: it is an operator or a range, not a sign.
+    # In "12-5" the hyphen is between numbers: an operator or a range, not a sign.
     if digits[0] in "+-" and last.start() > 0 and text[last.start() - 1].isalnum():
         digits = digits[1:]
     return float(digits)
@@ -99,7 +106,7 @@ def _math_verify(argument: str | None) -> NamedReward:
             got = math_verify.parse(text, parsing_timeout=None)
             gold = [math_verify.parse(a if "$" in a or "\\" in a else f"${a}$", parsing_timeout=None) for a in answers]
             return float(any(math_verify.verify(g, got, timeout_seconds=None) for g in gold))
-        except Exception as error:  # sympy fails in its own many ways on what models write
+        except Exception as error:  # sympy raises many kinds of exceptions on what models write
             raise RewardError(f"math_verify raised {type(error).__name__}: {error}") from error
 
     return NamedReward("math_verify", check, quick=False)
@@ -196,7 +203,7 @@ NAMED: dict[str, Callable[[str | None], NamedReward]] = {
     "json_schema": _json_schema,
 }
 
-#: What each reads, in words.
+#: The columns that each reads, for messages.
 NEEDS = {
     "exact_match": "the task column `answer`",
     "numeric": "the task column `answer`, with a number in it",
@@ -204,4 +211,6 @@ NEEDS = {
     "regex": "`--reward regex:PATTERN` or the task column `pattern`",
     "json_schema": "`--reward json_schema:FILE` or the task column `schema`",
 }
+#: The columns of rewards that do not read ``answer`` and may take an argument instead.
+_COLUMN = {"regex": "pattern", "json_schema": "schema"}
 TAKE_ARGUMENT = frozenset({"regex", "json_schema"})

@@ -1,4 +1,4 @@
-"""What a reward is: the protocol of reward functions and the parts that they give."""
+"""The protocol of reward functions, and the parts that they return."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class RewardFunction(Protocol):
     One that fails on some of them only puts an OutsideError in the place of each of those.
     """
 
-    #: What its parts are called.
+    #: The names of its parts.
     name: str
-    #: What it is, by content: the hash of a file or model, a named reward, a URL.
+    #: Its identity by content: the hash of a file or model, a named reward, a URL.
     source: str
     #: It takes microseconds, so it needs no thread.
     quick: bool
     #: It ends by itself, so no time limit cuts it off.
     bounded: bool
-    #: What it reads of a task, for those to whom it does not apply.
+    #: What it reads of a task, for messages about rollouts that it does not apply to.
     needs: str | None
 
     @property

@@ -158,5 +158,5 @@ def _field(task: Mapping[str, Any], name: str) -> Any:
 
 
 def _same(got: Any, wanted: Any) -> bool:
-    # In Python true equals 1; in a task they are two things.
+    # In Python true equals 1; in a task they differ.
     return isinstance(got, bool) == isinstance(wanted, bool) and bool(got == wanted)

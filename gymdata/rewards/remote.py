@@ -25,7 +25,7 @@ from gymdata.rewards.user import first_prompt_ids, last_ids
 from gymdata.urls import REWARD_KEYS, address
 
 _IN_FLIGHT = 8
-#: Of an answer: beside its rewards, and for each, with whatever a server says of it.
+#: Bytes of an answer: besides its rewards, and per reward, with other fields of a server.
 _ANSWER_BYTES, _REWARD_BYTES = 1 << 20, 64 << 10
 _ADVICE = Advice(
     unreachable="is the reward server up, and the URL right?",
@@ -48,8 +48,8 @@ class _MiscountError(RewardError):
 class RemoteReward:
     """A reward function behind a URL.
 
-    ``batch_size``: rollouts a request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
-    passing fault; ``notice`` hears of a server that cannot be reached before it is tried again. ``useless`` holds the
+    ``batch_size``: rollouts per request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
+    passing fault; ``notice`` is called for a server that cannot be reached, before the next try. ``useless`` holds the
     fault as long as the server was never reached.
     """
 
@@ -108,7 +108,7 @@ class RemoteReward:
 
     async def _batch(self, client: HttpClient, room: asyncio.Semaphore, texts: Sequence[tuple[str, str]]) -> _Answers:
         async with room:
-            # While nobody is there, one try a batch shows whether that has changed.
+            # While the server is away, one request per batch shows whether it is back.
             answer = await self._ask(client, texts, retries=0 if self.useless else None)
         if not isinstance(answer, OutsideError):
             return answer
@@ -151,7 +151,7 @@ class RemoteReward:
 
 
 def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as text: ``role: content`` a message, tool calls as JSON, an empty line between."""
+    """Messages as text: ``role: content`` per message, tool calls as JSON, an empty line between."""
     lines = []
     for message in messages:
         content = message.get("content")

@@ -51,7 +51,7 @@ class Scored:
 
 
 def total(parts: Sequence[RewardPart]) -> float | None:
-    """Σ weight·value over the parts with a value; None when there is none, or the sum is beyond float64."""
+    """Σ weight·value over the parts with a value; None without any, or when the sum is beyond float64."""
     values = [part.weight * part.value for part in parts if part.value is not None]
     result = sum(values) if values else None
     return result if result is not None and math.isfinite(result) else None
@@ -123,11 +123,11 @@ def view_of(
     status: str,
     environment: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a reward function sees of a rollout. ``environment``: what the environment says of the whole.
+    """A rollout as a reward function sees it. ``environment``: the environment's verdict.
 
     ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
-    the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are saved;
-    ``stdout``: the environment's field of that name.
+    the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are
+    saved; ``stdout``: the field of that name in the environment's verdict.
     """
     first = next((i for i, turn in enumerate(produced_by) if turn is not None), len(messages))
     generated = [m for m, turn in zip(messages, produced_by, strict=True) if turn is not None]
@@ -191,7 +191,7 @@ class RewardScheduler:
                 names = [reward.function.name for reward in self.rewards]
                 parts = [RewardPart(name, None, detail=fault) for name in names]
                 results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
-            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: those who wait must get it
+            except BaseException as error:  # noqa: BLE001 - a defect or cancellation: waiting callers must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
                         future.set_exception(error)
@@ -219,12 +219,12 @@ def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """What ``collect`` keeps of the environment's word on the whole; rows of others may have anything there."""
+    """The environment's verdict as ``collect`` stores it; None for rows of other origin."""
     try:
-        said = _from_json(row, "extra", dict, where).get("environment")
+        verdict = _from_json(row, "extra", dict, where).get("environment")
     except DataError:
         return None  # `validate` reports it; no reward but one that takes stdout has a use for it
-    return said if isinstance(said, Mapping) else None
+    return verdict if isinstance(verdict, Mapping) else None
 
 
 def score_rows(
@@ -250,14 +250,14 @@ def score_rows(
 
 
 def unreadable(rewards: Sequence[Weighted], error: DataError) -> Scored:
-    """What becomes of a rollout that no function can be given: all of them failed on it, for the reason of ``error``."""
+    """The scores of a rollout that cannot be read: all functions failed on it, with ``error`` as the reason."""
     parts = [RewardPart(r.function.name, None, r.weight, detail=error.message) for r in rewards]
     return Scored(parts, dict.fromkeys((part.name for part in parts), error.message))
 
 
 @dataclass(slots=True)
 class PartTally:
-    """What became of one reward function: rollouts with a value, those it does not apply to, and those it failed on."""
+    """Counts of one reward function: rollouts with a value, those it does not apply to, and those it failed on."""
 
     name: str
     needs: str | None = None
@@ -360,7 +360,7 @@ class Flips:
 
 
 def old_score(row: Mapping[str, Any], name: str, *, or_total: bool = True) -> float | None:
-    """What the row says: its part of that name, else its total reward (or None)."""
+    """The saved score of the row: its part of that name, else its total reward (or None)."""
     for part in row["rewards"]:
         if part["name"] == name:
             value: float | None = part["value"]
@@ -384,7 +384,7 @@ def _score_row(
 
 
 def _produced_by(messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """The model call of each message. Foreign rows do not say; there, every assistant message counts as one."""
+    """The model call of each message. Imported rows may lack it; there, every assistant message counts as a call."""
     turns = [message.get("turn") for message in messages]
     if any(turn is not None for turn in turns):
         return turns
@@ -401,7 +401,7 @@ def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _from_json(row: Mapping[str, Any], name: str, kind: type[list[Any]] | type[dict[str, Any]], where: str) -> Any:
-    """A column of JSON text; empty where there is none. Raises DataError for any other text."""
+    """The value of a column of JSON text; empty for null. Raises DataError for any other text."""
     text = row.get(name)
     if not text:
         return kind()

@@ -46,7 +46,7 @@ from gymdata.user_code import place_in, place_of
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
 View = Mapping[str, Any]
-#: A number; None where it does not apply; one per turn; why there is none.
+#: A number; None if the function does not apply; one number per turn; or the fault.
 Value = float | tuple[float | None, ...] | OutsideError | None
 
 
@@ -68,7 +68,7 @@ def first_prompt_ids(rollout: Mapping[str, Any]) -> np.ndarray:
 
 
 def without_ids() -> OutsideError:
-    """A rollout that came without token ids cannot be scored as it was sampled."""
+    """The error for a rollout without token ids, which cannot be scored as it was sampled."""
     return RewardError("T205: the rollout has no token ids")
 
 
@@ -103,7 +103,7 @@ class UserReward:
         #: Whether it returned as many values as there were rollouts, for more than one.
         self._counts = False
         self._defined = place_of(function)
-        #: Where it raised what; the traceback of each is logged once.
+        #: Places and types of its errors; the traceback of each is logged once.
         self._seen: set[tuple[str, str]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read_signature()
@@ -162,7 +162,7 @@ class UserReward:
             return self._raised(error, [rollout])
 
     def call(self, rollout: View) -> Any:
-        """What the function says of one rollout, or an awaitable of it."""
+        """The function's value of one rollout, or an awaitable of it."""
         arguments = {name: one for name, (one,) in self._arguments([rollout]).items()}
         for plural, singular in zip(_BATCH, _ONE, strict=True):
             if plural in arguments:
@@ -188,7 +188,7 @@ class UserReward:
 
     def _run(self, awaitable: Any) -> Any:
         """Await in the loop that every call of this function shares: a client that it keeps is bound to that loop."""
-        if self._loop is None or self._loop.is_running():  # one that runs is in a thread that was left behind
+        if self._loop is None or self._loop.is_running():  # a running loop belongs to a thread that was left behind
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, _close, self._loop)
         return self._loop.run_until_complete(_awaited(awaitable))
@@ -214,7 +214,7 @@ class UserReward:
         return fault
 
     def value_of(self, value: Any, rollout: View) -> Value:
-        """What a returned value says of ``rollout``. Raises RewardError for what is no value."""
+        """The value of ``rollout`` from what the function returned. Raises RewardError for an invalid one."""
         if value is None:
             return None
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
@@ -238,11 +238,11 @@ class UserReward:
         return None if math.isnan(number) else number
 
     def lacking(self, task: Mapping[str, Any]) -> list[str]:
-        """Parameters that must be columns of the task, and are none of this one."""
+        """Required parameters that are not columns of this task."""
         return [name for name in self._required if name not in _RESERVED and name not in task]
 
     def _taken(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Those of ``arguments`` that the function takes. Raises RewardError when one that it needs is not there."""
+        """The ``arguments`` that the function takes. Raises RewardError when a required one is missing."""
         lacking = [name for name in self._required if name not in arguments]
         if lacking:
             columns = sorted(name for name in arguments if name not in _RESERVED)
@@ -292,8 +292,8 @@ _end_process, _calling = os._exit, threading.local()
 
 @contextlib.contextmanager
 def _exit_raises() -> Iterator[None]:
-    """``os._exit`` in a user's function raises SystemExit, as ``sys.exit`` does. It would end the whole command, with the
-    function's exit code for that of the command, and no word."""
+    """``os._exit`` in a user's function raises SystemExit, as ``sys.exit`` does. It would silently end the command with
+    the function's exit code."""
     os._exit = _raise_or_exit
     _calling.process = os.getpid()
     try:

@@ -1,4 +1,4 @@
-"""Where two id lists that begin alike run together again: the differing spans of a break.
+"""The differing spans of a break: where two id lists that begin alike differ, and where they agree again.
 
 Invariants: spans are in order, the first begins at the break, and outside of them both lists agree up to the end
 of the first one; the cost grows as n·log n with the tokens after the break.
@@ -21,7 +21,7 @@ from gymdata.rollouts.turns import Ids, Turn, common_prefix
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A turn that does not simply continue the one before: its code, place and what stood there."""
+    """A turn that does not simply continue the one before: its code, position, and the ids there."""
 
     code: str
     turn: int
@@ -29,7 +29,7 @@ class Relation:
     expected: str | None = None
     got: str | None = None
     detail: str | None = None
-    #: Of a break: ids and texts of the differing spans.
+    #: Evidence of a break: ids and texts of the differing spans.
     evidence: dict[str, Any] | None = None
 
     def place(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Relation:
 def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relation]:
     """T200 (or its cause), T208, T210 (prefix not the longest) and T211 of one rollout's turns.
 
-    ``turns`` are expandable: parents come earlier and prefix lengths fit. ``reader`` is asked for what decodes ids when
+    ``turns`` are expandable: parents come earlier and prefix lengths fit. ``reader`` is called for the tokenizer when
     there is a break.
     """
     prompts = tokens.expand_prompts(turns, check_digests=False)
@@ -103,7 +103,7 @@ def _break(
 
 
 def generations(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
-    """Where sampled tokens lie in the prompt ++ generation of ``turn``: (start, end) in rising order."""
+    """Where sampled tokens are in the prompt ++ generation of ``turn``: (start, end) in rising order."""
     found = []
     shared = len(prompts[turn]) + len(turns[turn]["generation_token_ids"])
     while turn >= 0:
@@ -152,14 +152,15 @@ _CUT_OFF = "the end of what the model wrote was cut off: the next prompt continu
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a tokenizer tells: ``decode`` gives text with special tokens written out; ``special`` are their ids."""
+    """A tokenizer's functions for breaks: ``decode`` gives text with special tokens written out; ``special`` are their
+    ids."""
 
     decode: Callable[[Sequence[int]], str]
     special: frozenset[int]
     _border: dict[int, bool] = field(default_factory=dict)
 
     def is_border(self, token: int) -> bool:
-        """Whether a token stands between messages."""
+        """Whether a token is a border between messages."""
         if token not in self.special:
             return False
         if token not in self._border:
@@ -167,7 +168,7 @@ class Reading:
         return self._border[token]
 
 
-#: Called when the first break is met, so that a tokenizer is loaded only then; None when there is none.
+#: Called at the first break, so that a tokenizer is loaded only then; None without a tokenizer.
 Reader = Callable[[], Reading | None]
 
 
@@ -193,7 +194,7 @@ def cause_of_break(
     generations: Sequence[tuple[int, int]],
     reading: Reading | None,
 ) -> Cause:
-    """Why ``prompt`` leaves ``before`` at ``position``. ``generations``: where sampled tokens lie in ``before``, as
+    """Why ``prompt`` leaves ``before`` at ``position``. ``generations``: where sampled tokens are in ``before``, as
     (start, end) in rising order."""
     spans = differing_spans(before, prompt, position)
     if reading is not None and spans[-1].end == len(before) and spans[-1].new_end == len(prompt):
@@ -210,7 +211,7 @@ def cause_of_break(
 
 
 def _to_border(span: Span, prompt: Ids, reading: Reading) -> Span:
-    """What came before was used up without an end token; what stands against it ends with its message."""
+    """The earlier text ends without an end token; the new text in its place ends with its message."""
     for at in range(span.new_start, len(prompt)):
         if reading.is_border(int(prompt[at])):
             return Span(span.start, span.end, span.new_start, at)
@@ -232,7 +233,7 @@ class _Case:
         self.generations, self.reading = generations, reading
 
     def predicates(self) -> tuple[str, ...]:
-        """Those that hold, in order. Equal text is not re-templated, and a dropped front is no rewriting."""
+        """The predicates that hold, in order. Equal text is not re-templated, and a dropped front is not a rewrite."""
         if self.reading is None:
             return ("T204",) if self.dropped_front() else ()
         found = []
@@ -252,7 +253,7 @@ class _Case:
         return self.reading.decode(ids.tolist())
 
     def same_text(self) -> bool:
-        """T201. With a few tokens of agreement around, for a letter may lie across the spans' edges."""
+        """T201. Decoded with a few equal tokens around, because a character may cross the spans' edges."""
         s, around = self.span, _SAME_TEXT_AROUND
         left = self.before[max(0, s.start - around) : s.start]
         after = self.before[s.end : s.end + around]
@@ -285,7 +286,7 @@ class _Case:
         return (start, end) if end is not None and s.end <= end else None
 
     def same_when_parsed(self, turn: tuple[int, int]) -> bool:
-        """T202: the turn as a whole, or with this span alone replaced, says the same."""
+        """T202: the turn as a whole, or with only this span replaced, means the same."""
         start, end = turn
         s = self.span
         mine = self.text(self.before[start:end])
@@ -327,7 +328,7 @@ class _Case:
         return borders
 
     def rewritten(self, turn: tuple[int, int] | None) -> bool:
-        """T203: a border or a reasoning block was removed, or the span is not inside what an assistant said."""
+        """T203: a border or a reasoning block was removed, or the span is not inside an assistant's text."""
         s = self.span
         removed = self.before[s.start : s.end]
         if self._has_border(removed) or self.lost_reasoning():
@@ -335,7 +336,7 @@ class _Case:
         return turn is None and not self._inside_generation()
 
     def lost_reasoning(self) -> bool:
-        """The marks of a reasoning block were removed, or all that stood between them."""
+        """The marks of a reasoning block were removed, or everything between them."""
         s = self.span
         if self.reading is None:
             return False
@@ -350,7 +351,7 @@ class _Case:
         return marks.closes_reasoning(self.text(came)) and not marks.closes_reasoning(self.text(was))
 
     def cut_off(self) -> bool:
-        """What the first span leaves of its generation is the beginning, and the message ends there."""
+        """The generation was cut in the first span, and its message ends there."""
         s = self.span
         if self.reading is None or not self._inside_generation():
             return False
@@ -376,7 +377,7 @@ class _Case:
 
 
 def evidence(before: Ids, prompt: Ids, cause: Cause, reading: Reading | None) -> dict[str, Any]:
-    """What a report tells of a break: ids and text of both sides of every span, and some agreement around the first."""
+    """A break for reports: ids and text of both sides of every span, and some equal tokens around the first."""
 
     def side(ids: Ids, start: int, end: int) -> dict[str, Any]:
         part = ids[start:end].tolist()
@@ -404,14 +405,14 @@ WINDOW = 8
 MOST_SPANS = 500
 _NEAR = 512
 _MOST_CANDIDATES = 64
-#: An agreement counts when it is longer than this fraction (1 in so many) of what differs before it.
+#: An agreement counts when it is longer than 1/N of what differs before it.
 _CHANCE = 4
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``before[start:end]`` of what was there stands against ``prompt[new_start:new_end]`` of what came instead."""
+    """``prompt[new_start:new_end]`` replaced ``before[start:end]``."""
 
     start: int
     end: int
@@ -438,8 +439,8 @@ def resync(before: Ids, prompt: Ids, *, near: bool = False) -> tuple[int, int]:
     """The smallest a, b with before[a:a + 8] = prompt[b:b + 8]; (len(before), -1) when they never run together.
 
     Templates repeat texts, so 8 tokens can agree by chance: of the stretches that agree the longest is taken, and an
-    earlier one only when it is not short against what lies before it. Within the last tokens of ``before`` fewer than 8
-    are enough. ``near`` looks close by first.
+    earlier one only when it is not short compared to what differs before it. Within the last tokens of ``before`` fewer
+    than 8 are enough. ``near``: search nearby first.
     """
     if near and min(len(before), len(prompt)) > _NEAR:
         found = _by_windows(before[:_NEAR], prompt[:_NEAR])

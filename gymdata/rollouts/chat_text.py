@@ -29,7 +29,7 @@ _PARAMETER = re.compile(
     re.DOTALL,
 )
 _KEYED = re.compile(r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
-#: Characters that a Python call may have, and how many beginnings that are none are tried: text can be hostile.
+#: Most characters of a Python call, and most false beginnings that are tried: text can be hostile.
 _LONGEST_CALL = 20_000
 _MOST_TRIED = {"json": 10_000, "xml": 200, "keyed": 200, "python": 200}
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -41,7 +41,7 @@ def same_turn(one: str, other: str) -> bool:
 
 
 def normal(text: str) -> str:
-    """``text`` with JSON values and tool calls in one spelling, and white space collapsed."""
+    """``text`` with JSON values and tool calls normalised, and white space collapsed."""
     parts, at = [], 0
     left = dict(_MOST_TRIED)
     for match in _START.finditer(text):
@@ -85,7 +85,7 @@ def _python_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a backslash that means nothing in Python is the model's affair
+            warnings.simplefilter("ignore")  # an invalid escape in the model's text is no reason for a warning
             parsed = ast.parse(f"f({text[match.end() : end]})", mode="eval").body
         if not isinstance(parsed, ast.Call) or parsed.args or any(k.arg is None for k in parsed.keywords):
             return None
@@ -154,12 +154,12 @@ def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collapsed(text: str) -> str:
-    """Whether a mark or an object stands on a line of its own says nothing, so white space beside it is left out."""
+    """White space beside a mark or an object has no meaning, and is removed."""
     return re.sub(r" ?(<[^<> ]+>) ?", r"\1", re.sub(r"\s+", " ", text)).strip()
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value in which 1.0 is 1, and arguments given as JSON text are what they spell."""
+    """A JSON value in which 1.0 is 1, and arguments given as JSON text are parsed."""
     if isinstance(value, dict):
         return {k: _arguments(v) if k in ("arguments", "parameters") else _plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -192,7 +192,7 @@ OPENING = re.compile(
 _BRACKETS = {"system_prompt": "system", "inst": "user", "tool_results": "tool", "available_tools": "system"}
 _OF_ASSISTANT = frozenset({"assistant", "model", "chatbot", "bot"})
 _OF_SYSTEM = frozenset({"system", "developer"})
-#: Special tokens that stand inside a message, not between two.
+#: Special tokens inside a message, not between two.
 _INNER = re.compile(
     r"think|reason|call|tool_?sep|output|function=|channel|message|constrain|python|image|video|audio|vision|pad|fim|box"
     r"|quad|object|ref|unk|mask",
@@ -221,7 +221,7 @@ def closes_reasoning(text: str) -> bool:
 
 
 def is_border(token: str) -> bool:
-    """Whether a special token, decoded, stands between messages."""
+    """Whether a special token, decoded, is a border between messages."""
     return bool(OPENING.fullmatch(token)) or not _INNER.search(token)
 
 

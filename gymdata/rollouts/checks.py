@@ -1,9 +1,10 @@
 """The checks of one batch of rollouts: arrays in, violations out; and what no consumer of token data may take.
 
-Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is
-checked alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` in arrays of hashes and ids only.
-Ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not finite (L302) or positive (L303) are
-refused wherever token data is used, whoever wrote it; the first fault is named with its code, file, rollout and turn.
+Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is checked
+alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` in arrays of hashes and ids only.
+Ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not finite (L302) or positive (L303)
+are refused wherever token data is used, whatever its source; the first fault is named with its code, file, rollout and
+turn.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def check_batch(
 ) -> list[Violation]:
     """Every violation of a batch that needs no other batch, by row, then turn, then position.
 
-    ``reader`` gives what decodes ids, and is asked only when a turn breaks.
+    ``reader`` loads the tokenizer, and is called only when a turn breaks.
     """
     found = [
         *structure(e),
@@ -58,7 +59,7 @@ def check_batch(
 
 
 class _Places:
-    """Names rows and turns of a batch in violations."""
+    """Identifies rows and turns of a batch in violations."""
 
     def __init__(self, e: Evidence) -> None:
         self.e = e
@@ -103,7 +104,7 @@ def storage(e: Evidence, *, digests: bool = True, reader: Reader | None = None) 
             if not bad_parent[k]:
                 yield at.turn(k, "T209", detail="content and digest disagree: one of them changed after collection")
     odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.held)
-    # The chain below an unusable turn cannot be rebuilt, so relations are not told apart there.
+    # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
     for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
         for found in breaks.relations(t.structs(r), reader):
             yield at.rollout(r, found.code, **found.place())
@@ -127,7 +128,7 @@ def _below_unusable(bad: npt.NDArray[np.bool_], above: Ints) -> npt.NDArray[np.b
     """(turns,) below one that cannot be expanded: their own lengths cannot be judged."""
     blind = np.zeros(len(bad), np.bool_)
     if bad.any():
-        # Parents stand before their children, so one pass in order reaches every descendant.
+        # Parents precede their children, so one pass in order reaches every descendant.
         for k in np.flatnonzero(above >= 0).tolist():
             blind[k] = bad[above[k]] or blind[above[k]]
     return blind
@@ -174,7 +175,7 @@ def weights(e: Evidence) -> Iterator[Violation]:
 
 def outside(ids: np.ndarray, limit: int) -> Ints:
     """Where ``ids`` are negative or not below ``limit``; one pass when all is well."""
-    # A null among them makes them floats, and NaN is outside; without a sign, what is negative is above every limit.
+    # With a null the ids are floats, and NaN is out of range; as unsigned numbers, negative ids exceed every limit.
     if not len(ids) or (ids.dtype == np.int32 and ids.view(np.uint32).max() < limit):
         return np.empty(0, np.int64)
     return np.flatnonzero(~((ids >= 0) & (ids < limit)))
@@ -237,7 +238,7 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
     for i in np.flatnonzero(follows & (m.role == ASSISTANT) & (before == ASSISTANT)):
         yield place(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
     speaks = np.bincount(owner[m.role == ASSISTANT], minlength=e.n)
-    # A limit can cut a rollout before its first token; that it said nothing is T212 then, and no fault.
+    # A limit can cut a rollout before its first token; that is T212, and no fault of the messages.
     cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
     for r in np.flatnonzero((speaks == 0) & ~cut_short):
         yield at.rollout(int(r), "M404")
@@ -273,12 +274,13 @@ def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:
 
 
 class AcrossRows:
-    """What is seen only over all rows of a path: D701, D702, R503. Keeps 150 bytes a rollout, in arrays, beside its ids."""
+    """Checks that need all rows of a path: D701, D702, R503. Keeps 150 bytes per rollout, in arrays, besides the
+    ids."""
 
     def __init__(self) -> None:
         self._ids, self._groups = _Names(), _Names()
         self._files: list[str] = []
-        #: Of each batch: row, file, hash and length of the generations, reward, whether there is one.
+        #: Per batch: row, file, hash and length of the generations, reward, whether there is one.
         self._batches: list[tuple[Array, ...]] = []
 
     def add(self, e: Evidence, file: str | None = None) -> None:
@@ -295,7 +297,7 @@ class AcrossRows:
         self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, known))
 
     def append(self, other: AcrossRows) -> None:
-        """Remember what another has seen of the rows that follow."""
+        """Append the data of another, of the rows that follow."""
         if not other._batches:
             return
         first = len(self._files) - (other._files[0] in self._files[-1:])
@@ -367,7 +369,7 @@ class _Names:
 
     @property
     def keys(self) -> tuple[Array, Array]:
-        """Two numbers a row, both equal where texts are; those of None are of no meaning."""
+        """Two numbers per row, both equal for equal texts; meaningless for None."""
         whole = np.concatenate(self._keys)
         self._keys = [whole]
         return whole[:, 0], whole[:, 1]
@@ -410,7 +412,7 @@ def refuse_unsound_turns(
 ) -> None:
     """``refuse_unsound`` for a batch of the rollouts column ``turns`` and its ``rollout_ids``; ``where``: its file.
 
-    ``unknown``: turns all of whose log-probabilities are NaN pass; so imports mark those that their source does not have.
+    ``unknown``: turns all of whose log-probabilities are NaN pass; imports mark missing log-probabilities so.
     ``rendered``: turns whose ids were rendered from text pass, without log-probabilities; else they are refused (T213).
     """
     flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
@@ -434,7 +436,8 @@ def refuse_unsound_turns(
 
 
 def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int | None = None) -> None:
-    """The same for whole rows of the rollouts or the pairs table, unknown log-probabilities (NaN in a whole list) apart."""
+    """The same for whole rows of the rollouts or the pairs table, but with unknown log-probabilities (NaN in a whole
+    list) allowed."""
     if "turns" in batch.schema.names:
         ids = batch.column("rollout_id")
         refuse_unsound_turns(batch.column("turns"), ids, where, vocab_size, unknown=True, rendered=True)

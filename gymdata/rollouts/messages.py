@@ -87,7 +87,7 @@ def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
 
 
 PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-#: Other names of roles: a message that keeps one would be read as nobody's, so a row with one is refused.
+#: Synonyms of roles: a row that uses one is refused, because its messages would have no known role.
 _OTHER_NAMES = dict.fromkeys(("human",), "user") | dict.fromkeys(("gpt", "ai", "bot", "chatbot", "model"), "assistant")
 #: Items, each with the number of its call.
 Walked = Iterable[tuple[int, dict[str, Any]]]
@@ -104,13 +104,13 @@ def holds_ids(item: Mapping[str, Any]) -> bool:
 
 
 def meant_role(role: Any) -> str | None:
-    """The role that a message should name in place of ``role``; None when that is no other name of one."""
+    """The role that ``role`` is a synonym of; None when it is not one."""
     return _OTHER_NAMES.get(role.lower()) if isinstance(role, str) else None
 
 
 class CallBorders:
-    """Told of every item in order, it says where calls begin. ``count``: calls begun so far; ``open``: the last of
-    them goes on."""
+    """Finds where model calls begin, from every item in order. ``count``: calls begun so far; ``open``: the last one
+    continues."""
 
     __slots__ = ("count", "open", "trailing")
 
@@ -121,8 +121,8 @@ class CallBorders:
         self.trailing = -1
 
     def model(self, kind: Any, has_ids: bool) -> int:
-        """An item that the model wrote. Returns how many of its items, up to and with this one, begin a new call; 0 when
-        it goes on with the current one. ``kind`` is the item's type."""
+        """An item that the model wrote. Returns how many of its items, up to and with this one, begin a new call; 0
+        when it continues the current one. ``kind`` is the item's type."""
         begins = 0 if self.open else 1
         if kind == "function_call" and self.trailing >= 0:
             if not has_ids:
@@ -143,9 +143,9 @@ def walk(
     items: Iterable[Any], holds: Callable[[Mapping[str, Any]], bool] = holds_ids
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened.
-    ``holds``: whether an item has ids; for items whose lists were moved elsewhere."""
+    ``holds``: overrides whether an item has ids, for items whose lists were moved elsewhere."""
     borders = CallBorders()
-    #: Function calls after a message with ids: theirs is known when the next item is.
+    #: Function calls after a message with ids: the next item decides which model call they belong to.
     waiting: list[dict[str, Any]] = []
     for item in _flat(items):
         if not written_by_model(item):
@@ -168,7 +168,7 @@ def walk(
 
 
 def _flat(items: Iterable[Any]) -> Iterator[Any]:
-    """The items in nested lists, in order, however deep they lie."""
+    """The items of nested lists of any depth, in order."""
     open_lists = [iter(items)]
     while open_lists:
         for item in open_lists[-1]:
@@ -185,7 +185,7 @@ _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "en
 
 
 class _Strict(json.JSONEncoder):
-    """Writes JSON as RFC 8259 has it. What encodes is made once, for making it costs as much as using it."""
+    """Writes JSON as RFC 8259 has it. The encoder is made once, because making it costs as much as using it."""
 
     def __init__(self) -> None:
         super().__init__(ensure_ascii=False, allow_nan=False)
@@ -203,7 +203,7 @@ class _Strict(json.JSONEncoder):
 
     def encode(self, o: Any) -> str:
         if self._chunks is not None and not isinstance(o, str):
-            # It looks for no circles, which the slower way names.
+            # It does not check for cycles; the slower encoder reports them.
             try:
                 return "".join(self._chunks(o, 0))
             except RecursionError:
@@ -293,7 +293,7 @@ def _assistant(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Content as text: parts are joined, what is no text is JSON."""
+    """Content as text: parts are joined, other values become JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -313,7 +313,7 @@ def _part(part: Any) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """A call's arguments as an object where the text is one, else as they stand."""
+    """A call's arguments as an object when their text is one, else unchanged."""
     if not isinstance(value, str):
         return value
     found = loads(value)
@@ -394,7 +394,7 @@ def _calls(text: Any) -> list[dict[str, Any]]:
 
 
 def loads(text: Any) -> Any:
-    """A JSON column; None when it is null or no JSON."""
+    """The value of a JSON column; None when it is null or not JSON."""
     if not isinstance(text, str):
         return None
     try:
@@ -405,13 +405,13 @@ def loads(text: Any) -> Any:
 
 #: Every digit as 0.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-#: A whole number that may be beyond 64 bits: such a run of digits is no part of a word, a text's beginning or a fraction.
+#: An integer that may be beyond 64 bits: a run of digits outside words, beginnings of texts and fractions.
 _LONG = re.compile(rb'(?<![\w."])\d{19}')
 _LEAST_LONG = 19
 
 
 def has_long_number(data: bytes) -> bool:
-    """Whether JSON text may have a whole number of more than 64 bits, of which orjson makes another."""
+    """Whether JSON text may have an integer of more than 64 bits, which orjson would change."""
     return b"0" * _LEAST_LONG in data.translate(_DIGITS) and _LONG.search(data) is not None
 
 
@@ -431,6 +431,6 @@ def json_text(value: Any) -> str:
     try:
         return STRICT.encode(value)
     except ValueError:
-        # By Python's json, which has whole numbers of any size.
+        # By Python's json, which keeps integers of any size.
         named = json.loads(json.dumps(value, ensure_ascii=False), parse_constant=str)
         return json.dumps(named, ensure_ascii=False, separators=(",", ":"))

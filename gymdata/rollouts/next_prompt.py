@@ -1,10 +1,11 @@
-"""The next prompt of a conversation, built from the ids that the model really sampled: from ids held and a bridge, or by a
-splice where a server speaks messages.
+"""The next prompt of a conversation, built from the ids that the model really sampled: from ids held and a bridge, or
+by a splice when a server takes messages.
 
-A rendered conversation says the same as the sampled one, but not in the same ids: text is tokenised again, tool calls are
-written out again, earlier reasoning is left out. A splice keeps the sampled ids and takes from the rendered conversation
-only what follows the last assistant turn. What always holds for ``splice``: the result begins with the sampled ids, no
-end-of-turn token is doubled, and when the place of the cut cannot be proved there is no result but a refusal.
+A rendered conversation has the same text as the sampled one, but not the same ids: text is tokenised again, tool calls
+are written out again, earlier reasoning is left out. A splice keeps the sampled ids and takes from the rendered
+conversation only what follows the last assistant turn. What always holds for ``splice``: the result begins with the
+sampled ids, no end-of-turn token is doubled, and when the place of the cut cannot be proved there is no result but a
+refusal.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ WINDOW = 8
 class SpliceRefusedError(RefusedError):
     """No cut can be proved.
 
-    ``position``: index of the first id in ``template`` that speaks against the cut. ``expected_ids`` and ``got_ids``: those
-    around it in the conversation that should be there and in the one that is, for a caller that can decode them.
+    ``position``: index of the first id in ``template`` that contradicts the cut. ``expected_ids`` and ``got_ids``:
+    those around it in the conversation that should be there and in the one that is, for a caller that can decode them.
     """
 
     def __init__(self, message: str, position: int, expected: Sequence[int], got: Sequence[int]) -> None:
@@ -40,9 +41,9 @@ def splice_published(
     """The splice as others publish it: cut after as many EOS as ``template_prefix`` has.
 
     ``model_prefix``: ids seen and sampled so far; ``template_prefix``: ids of the messages up to and with the last
-    assistant turn, rendered again; ``template``: ids of all messages with the generation prompt. With EOS 2:
-    ``[100, 2]``, ``[9, 2, 9, 2]`` and ``[9, 2, 9, 2, 77, 88]`` give ``[100, 2, 77, 88]``. Raises SpliceRefusedError only
-    when there is no such EOS; it cannot tell that a count misleads.
+    assistant turn, rendered again; ``template``: ids of all messages with the generation prompt. With EOS 2: ``[100,
+    2]``, ``[9, 2, 9, 2]`` and ``[9, 2, 9, 2, 77, 88]`` give ``[100, 2, 77, 88]``. Raises SpliceRefusedError only when
+    there is no such EOS; it cannot detect a misleading count.
     """
     if not model_prefix:
         return list(template)
@@ -111,9 +112,11 @@ def _same_turns(
 def _closed_at_the_end(
     template_prefix: Sequence[int], closed: int, template: Sequence[int], cut: int, end_of_turn: Collection[int]
 ) -> None:
-    """What the rendered history has after its last end of turn begins the next message, as a line feed does."""
+    """Raises SpliceRefusedError unless the rendered history, after its last end of turn, has only what also begins the
+    next message, such as a line feed."""
     tail = list(template_prefix[closed + 1 :])
-    # Some templates end a whole conversation with one more token. What was said is in both renderings; this is not.
+    # Some templates end a whole conversation with one more token. The messages are in both renderings; this token is
+    # not.
     while tail and tail[-1] not in template:
         tail.pop()
     following = list(template[cut + 1 :])
@@ -174,7 +177,7 @@ def _sampled_before(sampled: Sequence[int], rendered: Sequence[int], rest: Seque
     head = _common(sampled, rendered)
     end = _common(sampled[head:][::-1], rendered[head:][::-1])
     gone = list(sampled[head : len(sampled) - end])
-    # One token in a row of many may come again by chance, and then the refusal is for nothing; that does no harm.
+    # A single token may occur again by chance; then the refusal is unnecessary, but harmless.
     again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
     return end > 0 and not again
 

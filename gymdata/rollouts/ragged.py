@@ -1,4 +1,4 @@
-"""Lists of different lengths as one array of values and the places where the lists begin; and keys of what they hold.
+"""Lists of different lengths as one array of values and the offsets of the lists; and keys of their contents.
 
 Invariants: offsets are int64, begin at 0 and end at the number of values; a null list of a file is an empty one; lists with
 equal content have equal keys. Lists with equal 128-bit keys are taken for equal: among 10⁹ different ones, the chance that
@@ -43,9 +43,9 @@ class Ragged:
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[npt.ArrayLike], dtype: Any) -> Ragged:
-        """One list an array."""
+        """One list per array."""
         values = np.concatenate(arrays).astype(dtype, copy=False) if len(arrays) else np.empty(0, dtype)
-        return cls(values, offsets_of(np.fromiter(map(len, arrays), np.int64, len(arrays))))  # type: ignore[arg-type]
+        return cls(values, offsets_of(np.fromiter(map(len, arrays), np.int64, len(arrays))))  # type: ignore[arg-type]  # arrays have lengths
 
     @classmethod
     def joined(cls, parts: Sequence[Ragged]) -> Ragged:
@@ -85,11 +85,11 @@ class Ragged:
         return self.spread(np.arange(len(self)))
 
     def spread(self, each: Array) -> Array:
-        """One number a list → one a value."""
+        """One number per list → one per value."""
         return np.repeat(each, self.lengths)
 
     def sums(self, numbers: Array, dtype: Any = np.int64) -> Array:
-        """The sum over each list of ``numbers``, one a value."""
+        """The sum over each list of ``numbers``, one per value."""
         running = np.concatenate((np.zeros(1, dtype), np.cumsum(numbers, dtype=dtype)))
         return np.asarray(running[self.offsets[1:]] - running[self.offsets[:-1]])
 
@@ -122,7 +122,7 @@ class Ragged:
         return self.only(self.is_head(at), at)
 
     def first_nonzero(self) -> Ints:
-        """Where in each list its first value that is not 0 is; its length where there is none."""
+        """The index of the first nonzero value of each list; its length without one."""
         at, found = np.flatnonzero(self.values), self.lengths
         place = np.searchsorted(at, self.offsets)
         has = place[:-1] < place[1:]
@@ -159,7 +159,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Lists of numbers that follow each other in ``values``, each as long as ``lengths`` says."""
+    """Consecutive lists of numbers in ``values``, with their ``lengths``."""
 
     values: Array
     lengths: list[int]
@@ -170,8 +170,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """``count`` objects by their fields: for each name the values of all of them, in order; what has no name here is null.
-    Where only columns are wanted, a dict for each object would take a large part of the time of reading a file."""
+    """``count`` objects by their fields: for each name the values of all of them, in order; fields without a column are
+    null. Making a dict per object would take a large part of the time of reading a file."""
 
     count: int
     of: Mapping[str, Sequence[Any] | Runs]
@@ -200,7 +200,7 @@ def list_parts(array: Any) -> tuple[Ints, Any]:
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     if array.null_count:
-        # Arrow allows bytes under a null list; they are nobody's.
+        # Arrow allows values under a null list; they belong to no list.
         keep = array.is_valid().to_numpy(zero_copy_only=False)
         if (np.diff(offsets)[~keep] != 0).any():
             return list_parts(array.fill_null([]))
@@ -239,11 +239,11 @@ def repeats(codes: Ints) -> npt.NDArray[np.bool_]:
 
 
 def first_like(*columns: Array) -> Ints:
-    """Of each row, the first row that has the same values in all ``columns`` (at least one)."""
+    """The first row that has the same values as each row in all ``columns`` (at least one)."""
     order = np.lexsort(columns)
     same = np.zeros(len(order), np.bool_)
     same[1:] = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
-    # Rows that are alike lie side by side, in their order.
+    # Equal rows are adjacent, in their order.
     leader = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
     first = np.empty(len(order), np.int64)
     first[order] = order[leader]

@@ -22,13 +22,13 @@ from gymdata.rollouts.violations import BREAKS, Violation
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
-#: Faults that a rollout is cured of by starting anew at their turn.
+#: Faults that are repaired by starting a new rollout at their turn.
 _SPLITTABLE = frozenset({*BREAKS, "T208"})
 
 
 @dataclass(slots=True)
 class Cost:
-    """What one choice costs over all rollouts with errors."""
+    """The cost of one choice over all rollouts with errors."""
 
     rollouts_removed: int = 0
     rollouts_shortened: int = 0
@@ -38,7 +38,7 @@ class Cost:
     generated_tokens_lost: int = 0
 
     def count(self, sizes: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
-        """One rollout with ``sizes`` generated tokens a turn, of which ``parts`` are kept."""
+        """One rollout with ``sizes`` generated tokens per turn, of which ``parts`` are kept."""
         kept = {turn for part in parts for turn in part}
         self.rollouts_after += len(parts)
         self.rollouts_removed += not parts
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(slots=True, repr=False)
 class FixReport(Report):
-    """What was repaired and what each choice would have cost."""
+    """The repairs, and what each choice would have cost."""
 
     path: str
     output: str
@@ -91,7 +91,7 @@ def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], c
         return []
     misplaced = [v.turn for v in faults if v.code == "T208" and v.turn is not None]
     if roots is not None and any(turn == 0 or roots[turn] != turn for turn in misplaced):
-        # The messages name turns out of order; leaving turns out does not cure that.
+        # The messages name turns out of order; leaving turns out does not repair that.
         return []
     unusable = [v.turn for v in faults if v.code not in _SPLITTABLE and v.turn is not None]
     head = min(unusable, default=turns)
@@ -129,7 +129,7 @@ def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict
     turns = row["turns"]
     if len(keep) == 1 and len(keep[0]) == len(turns):
         return [dict(row)]
-    # What cannot be expanded comes after everything that is kept.
+    # Turns that cannot be expanded come after all that are kept.
     last = max(turn for part in keep for turn in part)
     prompts = tokens.expand_prompts(turns[: last + 1], check_digests=False)
     result = []

@@ -105,7 +105,7 @@ class Table:
         return [name for name in self.schema.names if name not in self.optional]
 
     def without(self, *fields: str) -> Table:
-        """The table without these fields of its lists of objects ("turns.agent")."""
+        """The table without some fields of its lists of objects; ``fields``: as "turns.agent"."""
         narrowed = [
             f.with_type(pa.list_(pa.struct([g for g in f.type.value_type if f"{f.name}.{g.name}" not in fields])))
             if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)
@@ -359,7 +359,7 @@ VIOLATIONS = Table(
     dictionary=("code", "severity"),
 )
 
-#: What a model thinks of sampled tokens: one number a sampled token of the rollout, in turn order.
+#: A model's numbers for sampled tokens: one per sampled token of the rollout, in turn order.
 AUDIT = Table(
     "audit",
     1,
@@ -367,9 +367,9 @@ AUDIT = Table(
     split=("ref_logprobs" + _LEAF, "entropy" + _LEAF),
 )
 
-#: What a training saw of a turn's sampled tokens at one of its steps: one number a token of the generation. A token that was
-#: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is the
-#: sum of them all.
+#: What a training step computed for a turn's sampled tokens: one number per token of the generation. A token that was
+#: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is
+#: the sum of them all.
 ANNOTATIONS = Table(
     "annotations",
     1,
@@ -428,7 +428,7 @@ def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:
 def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Table | None = None) -> str | None:
     """The table name that ``metadata`` claims, or None when it claims none.
 
-    Raises DataError when the version is newer than ours, or the table is not ``expected``.
+    Raises DataError when the version is newer than this one, or the table is not ``expected``.
     """
     name = (metadata or {}).get(SCHEMA_KEY, b"").decode()
     if not name:

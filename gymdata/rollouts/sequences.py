@@ -1,8 +1,8 @@
 """Rollouts as token sequences, a whole batch at a time: the tokens as the model saw them, and the sampled ones apart.
 
-Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout also stand
-together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's digest was checked.
-``gymdata.rollouts.turns.chains`` defines the cut; rollouts that are one chain take no loop.
+Invariants: every sampled token that is kept is trained in exactly one sequence; the sampled tokens of a rollout are
+also kept together in turn order, which is how credit is given, whatever sequences they are cut into; every turn's
+digest was checked. ``gymdata.rollouts.turns.chains`` defines the cut; rollouts that are one chain take no loop.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """What n rollouts sampled, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
+    """The sampled tokens of n rollouts, in turn order: ``token_ids`` and ``logprobs`` have one list per rollout.
 
     Turn t of all that are kept is the batch's turn ``turn[t]``, ends before ``turn_ends[t]``, belongs to rollout
     ``turn_rollout[t]`` and is its ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a
@@ -97,9 +97,9 @@ class SampledTokens:
 class RolloutSequences(Sequences):
     """The sequences of a batch of rollouts, in their order: sequence s is row ``rollout[s]``'s number ``index[s]``.
 
-    ``turn_starts``: where its turns' generations begin, a list a sequence. The k-th trained token over all sequences is
-    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what stands
-    before each sequence's first generation, where that was asked for apart; the sequences begin after it then.
+    ``turn_starts``: where its turns' generations begin, a list per sequence. The k-th trained token over all sequences is
+    sampled token ``source[k]`` (None: token k). ``abandoned``: turns that are in no sequence. ``prompts``: what
+    precedes each sequence's first generation, when it was requested apart; the sequences then begin after it.
     """
 
     rollout: Ints
@@ -111,13 +111,13 @@ class RolloutSequences(Sequences):
     prompts: Ragged | None = None
 
     def to_sequences(self, values: Array, dtype: Any = np.float32) -> Ragged:
-        """One value a sampled token → one a token of the sequences, 0 where not trained."""
+        """One value per sampled token → one per token of the sequences, 0 where not trained."""
         full = np.zeros(len(self.token_ids.values), dtype)
         full[self.is_trained] = values if self.source is None else values[self.source]
         return self.token_ids.like(full)
 
     def in_turn_order(self, values: Array) -> Array:
-        """One value a trained token of the sequences → one a sampled token, 0 where none of these trains it."""
+        """One value per trained token of the sequences → one per sampled token, 0 where none of these trains it."""
         if self.source is None:
             return values
         result = np.zeros(len(self.sampled.logprobs.values), values.dtype)
@@ -274,7 +274,7 @@ def _stitched(flat: TurnColumns, pieces: _Pieces) -> RolloutSequences:
 
 
 def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
-    """What the turns ``kept`` (rising; None: all) sampled."""
+    """The sampled tokens of the turns ``kept`` (rising; None: all)."""
     agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
     reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
     token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets
@@ -292,8 +292,8 @@ def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
 
 def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:
     """Ids (int32) and log-probs (float32) of the most likely tokens at the place of each sampled token, in turn order: one
-    list a sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
-    Raises DataError where a turn has other than one list a token."""
+    list per sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
+    Raises DataError where a turn has other than one list per token."""
     _, struct = list_parts(turns)
     names = [f.name for f in struct.type]
     sizes = sampled.turn_sizes

@@ -33,7 +33,7 @@ CHUNK_TOKENS = 1 << 30
 
 @dataclass(frozen=True)
 class WeightSpans:
-    """Which weights sampled which tokens, a list a turn, empty where that is not known; ``version`` has one entry a span."""
+    """Which weights sampled which tokens, one list per turn, empty if unknown; ``version`` has one entry per span."""
 
     start: Ragged
     end: Ragged
@@ -102,7 +102,7 @@ class TurnColumns:
 
     @cached_property
     def above(self) -> Ints:
-        """The turn that is each one's parent; -1 where there is none, or none that can be one."""
+        """The parent turn of each turn; -1 for none, or for an invalid one."""
         good = (self.parent >= 0) & (self.parent < self.number)
         return np.where(good, self.parent + self.offsets[self.rollout], -1)
 
@@ -113,7 +113,7 @@ class TurnColumns:
         return np.asarray(whole[self.above])
 
     def by_rollout(self, lists: Ragged) -> Ragged:
-        """Lists of the turns joined to one list a rollout."""
+        """Lists of the turns joined to one list per rollout."""
         return lists.grouped(self.offsets)
 
     def count(self, turns: npt.NDArray[np.bool_]) -> Ints:
@@ -183,7 +183,7 @@ class TurnColumns:
         return f"rollout {rollout_ids[int(self.rollout[turn])].as_py()}, turn {self.number[turn]}"
 
     def prompts(self) -> Ragged:
-        """The whole prompt of each turn. A parent stands before its children, so its prompt is there to copy from."""
+        """The whole prompt of each turn. Parents precede their children, so a parent's prompt can be copied."""
         lengths = self.prefix + self.delta.lengths
         offsets = offsets_of(lengths)
         out = np.empty(int(offsets[-1]), np.int32)
@@ -257,7 +257,7 @@ class Messages:
     """Messages of a batch. ``role`` indexes ROLES (-1: another); ``turn`` is -1 where none is named.
 
     ``calls`` is True where the message has tool calls; ``answers`` gives, for (assistant message, tool message) index
-    pairs, whether the first has a call with the second's id; it is only asked where that matters.
+    pairs, whether the first has a call with the second's id; it is only called where that matters.
     """
 
     offsets: Ints
@@ -266,13 +266,13 @@ class Messages:
     calls: npt.NDArray[np.bool_]
     has_call_id: npt.NDArray[np.bool_]
     answers: Callable[[int, int], bool]
-    #: Where a tool message is known to answer the message that holds the calls before it; others are asked.
+    #: Where a tool message is known to answer the message with the calls before it; ``answers`` decides the others.
     surely_answered: npt.NDArray[np.bool_]
     #: True where there is text or reasoning, more than white space.
     says: npt.NDArray[np.bool_]
     #: True where a tool's result is an error message.
     fails: npt.NDArray[np.bool_]
-    #: Gives where an assistant's text spells a tool call; only asked where that matters.
+    #: Finds where an assistant's text contains a tool call; only called where that matters.
     spelled_calls: Callable[[], npt.NDArray[np.bool_]]
 
 
@@ -403,7 +403,7 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
 
 #: How a tool's result begins when it is an error message.
 TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
-#: What models write around or in a tool call.
+#: Markup of tool calls in models' text.
 SPELLED_CALL = (
     r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
     r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'
@@ -413,7 +413,7 @@ _BLANK = 16
 
 
 def _says(*texts: Any) -> npt.NDArray[np.bool_]:
-    """Where any of some text columns has more than white space."""
+    """Where any of the text columns has more than white space."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -54,7 +54,7 @@ class Turn(TypedDict):
     prompt_delta_ids: Ids | list[int]
     #: Exactly as sampled, with the stop token where one was; of a rendered turn, what the template writes.
     generation_token_ids: Ids | list[int]
-    #: One a generated token, in nats; NaN where the source has none.
+    #: One per generated token, in nats; NaN where the source has none.
     generation_log_probs: Floats | list[float]
     #: xxh3_64 over the parent's digest, prefix_length and the three lists: see ``turn_digest``.
     digest: int
@@ -64,7 +64,7 @@ class Turn(TypedDict):
     finish_reason: NotRequired[str]
     #: A reward for this step alone.
     reward: NotRequired[float | None]
-    #: The likeliest tokens at each place of the generation, where they were asked for.
+    #: The likeliest tokens at each position of the generation, if requested.
     top_log_probs: NotRequired[list[list[TopLogProb]] | None]
     #: True where the ids were rendered from text and not sampled; absent, null or False where they were sampled.
     rendered: NotRequired[bool | None]
@@ -76,7 +76,7 @@ class Turn(TypedDict):
 
 @dataclass(slots=True)
 class Call:
-    """One model call with its whole prompt. Ids are int32, log-probabilities float32, one a generated token."""
+    """One model call with its whole prompt. Ids are int32, log-probabilities float32, one per generated token."""
 
     prompt_token_ids: Ids
     generation_token_ids: Ids
@@ -138,7 +138,7 @@ class TurnEncoder:
         prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)
         generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
         log_probs = np.array(call.generation_log_probs, dtype=np.float32)
-        # One NaN stands for all: its payload would not survive JSON, and the digest covers these bytes.
+        # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
         log_probs[np.isnan(log_probs)] = np.float32("nan")
         parent, shared = self._parent(prompt)
         turn = self._append(call, parent, shared, prompt[shared:], generation, log_probs)
@@ -269,10 +269,10 @@ def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[K
     """How each turn relates to what came before.
 
     ``continues``: its prompt extends its parent's prompt ++ generation. ``retry``: its prompt is its parent's, again.
-    ``branch``: it leaves the parent's chain inside tokens that the environment wrote, after at least one whole turn that
-    it keeps, and no generation from beyond that point reappears after it, not even without its first or last tokens (a
-    tokenizer may have merged them with what stands beside them); or another agent made the call. Everything else rewrites
-    sampled or given tokens and is a ``break``. In doubt the answer is ``break``.
+    ``branch``: it leaves the parent's chain inside tokens that the environment wrote, after at least one whole turn
+    that it keeps, and no generation from beyond that point reappears after it, not even without its first or last
+    tokens (a tokenizer may have merged them with their neighbours); or another agent made the call. Everything else
+    rewrites sampled or given tokens and is a ``break``. In doubt the answer is ``break``.
     """
     result: list[Kind] = []
     expanded: Sequence[Ids] | None = prompts
@@ -332,7 +332,7 @@ def _kept_ancestor(turns: Sequence[Turn], prompts: Sequence[Ids], parent: int, s
     return _NO_PARENT, chain
 
 
-#: A prompt that leaves the chain this close before a generation may have left it because of how that one was written.
+#: A prompt that leaves the chain this close before a generation may have left it because that generation was rewritten.
 _NEAR = 8
 #: Tokens on each side of a border that one merge changes at most.
 _MERGED = 2
@@ -342,8 +342,8 @@ def claims(tail: Ids, generation: Ids, before: int) -> bool:
     """Whether ``tail``, which follows the place where a prompt leaves a chain, holds ``generation`` or most of it.
 
     ``before``: how many tokens of the generation's own prompt come after that place. Three tokens or more that are more
-    than half of it claim it wherever they stand; its end claims it where it stands for the beginning of the tail and the
-    place is close to the border, for a merge across the border or dropped reasoning leaves only that.
+    than half of it claim it anywhere in ``tail``; its end claims it only at the beginning of ``tail`` and close to the
+    border, because a merge across the border or dropped reasoning leaves only that.
     """
     size = len(generation)
     if not size or not len(tail):
@@ -438,7 +438,7 @@ def _attach(turns: Sequence[Turn], prompts: Sequence[Ids]) -> list[int]:
 
 
 def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
-    """Leaves whose very prompt was sampled again, other than the one that the conversation went on with."""
+    """Leaves whose prompt was sampled again, other than the one that the conversation continued."""
     by_prompt: dict[bytes, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_prompt.setdefault(prompt.tobytes(), []).append(index)

@@ -1,7 +1,7 @@
-"""What validation found: single violations, which of them count, and the report over all of them.
+"""The findings of validation: single violations, which of them count, and the report over all of them.
 
-Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list;
-nothing here needs pyarrow unless a table is asked for, so that a small file is validated without loading it.
+Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list; nothing
+here needs pyarrow except ``table``, so that a small file is validated without loading it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Code:
     explanation: str
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """The code for people."""
         meaning = self.meaning[0].upper() + self.meaning[1:]
         return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
 
@@ -93,7 +93,7 @@ CODES: dict[str, Code] = _registry(
         "re-templated",
         "error",
         "a break: the assistant turn was rendered differently",
-        "The differing spans lie in one assistant turn and are equal after parsing: the template wrote the tool call or "
+        "The differing spans are in one assistant turn and are equal after parsing: the template wrote the tool call or "
         "white space in its own way. `gymdata check MODEL` shows what the template changes.",
     ),
     Code(
@@ -101,7 +101,7 @@ CODES: dict[str, Code] = _registry(
         "history rewritten",
         "error",
         "a break: earlier messages were changed or removed",
-        "A message border or a reasoning block lies in what was removed, or a message that the model did not write changed. "
+        "A message border or a reasoning block is in the removed part, or a message that the model did not write changed. "
         "Templates that strip earlier reasoning do this; use the prefix-preserving form of the template.",
     ),
     Code(
@@ -117,7 +117,7 @@ CODES: dict[str, Code] = _registry(
         "error",
         "prompt or generation ids are missing, null or empty",
         "The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, "
-        "one a turn; when only some turns lack them it is an error. `gymdata tokenize` renders ids from text (T213).",
+        "one per turn; when only some turns lack them it is an error. `gymdata tokenize` renders ids from text (T213).",
     ),
     Code(
         "T206",
@@ -138,7 +138,7 @@ CODES: dict[str, Code] = _registry(
         "T208",
         "turns out of order",
         "error",
-        "a turn stands after one that came later",
+        "a turn comes after one that was sampled later",
         "Found when this turn's prompt ++ generation is the beginning of an earlier turn's prompt, so it was sampled "
         "before it; or when assistant messages name their turns in falling order or beyond the last turn.",
     ),
@@ -245,7 +245,7 @@ CODES: dict[str, Code] = _registry(
         "M401",
         "system not first",
         "error",
-        "a system message stands after another message",
+        "a system message comes after another message",
         "Most chat templates render a system message at the front only, or refuse.",
     ),
     Code(
@@ -268,7 +268,7 @@ CODES: dict[str, Code] = _registry(
         "no assistant",
         "error",
         "the rollout has no assistant message",
-        "There is nothing that the model said.",
+        "The model wrote no message.",
     ),
     # rewards
     Code(
@@ -369,7 +369,7 @@ CODES: dict[str, Code] = _registry(
         "B805",
         "tool calls never parse",
         "warning",
-        "texts spell tool calls, and not one was parsed",
+        "texts contain tool calls, and none was parsed",
         "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
         "has a parsed call: the tool parser is not the model's. No tool was run, so rewards say nothing about the policy. "
         "Collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). One finding per path.",
@@ -417,7 +417,7 @@ CODES: dict[str, Code] = _registry(
     ),
 )
 
-#: Codes that a person reads as causes of one fault: the prompt does not extend what came before.
+#: Codes that are causes of one fault: the prompt does not extend what came before.
 BREAKS = ("T200", "T201", "T202", "T203", "T204")
 
 
@@ -434,7 +434,7 @@ def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
 
 
 def explain(code: str) -> Code:
-    """What a code means. Raises UsageError for an unknown code, naming those that begin so."""
+    """The explanation of a code. Raises UsageError for an unknown code, naming similar ones."""
     entry = CODES.get(code.upper())
     if entry is None:
         family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
@@ -457,11 +457,12 @@ class Violation(NamedTuple):
     detail: str | None = None
     severity: Severity | None = None
     file: str | None = None
-    #: Of a break: the differing spans with their ids and texts, what they stand between, and a line that explains.
+    #: Evidence of a break: the differing spans with their ids and texts, the tokens around them, and a line that
+    #: explains.
     evidence: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The row of the violations table, with the file that ``row`` counts in; of a break the evidence, too."""
+        """The row of the violations table, with the file that ``row`` counts in; and of a break the evidence."""
         row = {
             "rollout_id": self.rollout_id,
             "row": self.row,
@@ -523,7 +524,7 @@ class Selection:
         return code in self.select and code not in self.ignore
 
     def apply(self, found: Iterable[Violation]) -> list[Violation]:
-        """Those of ``found`` that count, each with its severity filled in."""
+        """The violations in ``found`` that count, each with its severity filled in."""
         kept = []
         for violation in found:
             if self.wants(violation.code):
@@ -572,11 +573,11 @@ class ValidationReport(Report):
         return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
 
     def has(self, *codes: str) -> bool:
-        """Whether any of ``codes`` was found, whatever its severity: what a command asks before it refuses."""
+        """Whether any of ``codes`` was found, whatever its severity."""
         return any(v.code in codes for v in self.violations)
 
     def rows(self) -> list[Row]:
-        """What each code that was found means, and how often it was."""
+        """The meaning and the count of each code that was found."""
         return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
 
     def to_dict(self) -> dict[str, Any]:

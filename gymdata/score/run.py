@@ -70,7 +70,7 @@ _COLUMNS = (
 class ScoreSummary(Report):
     """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
 
-    ``parts``: what became of each reward function, with the first error of those that failed. ``rules``: rollouts that
+    ``parts``: the counts of each reward function, with the first error of those that failed. ``rules``: rollouts that
     came under each rule of a recipe.
     """
 
@@ -188,8 +188,8 @@ def _write_scores(
 
 
 def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordBatch]:
-    """``rows`` without those that say what the last row of their rollout and name in ``there`` says already, so that a
-    scoring that is repeated, or was killed when it had written, adds nothing."""
+    """``rows`` without those that equal the last row of their rollout and name in ``there``, so that repeating a
+    scoring adds nothing."""
     parts = [_hashes(batch) for batch in scan_batches(there, SCORES)]
     keys, contents = (np.concatenate(part) for part in zip(*parts, strict=True))
     del parts
@@ -200,12 +200,12 @@ def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordB
     for batch in rows:
         key, content = _hashes(batch)
         at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-        # What the whole row is decides: two rollouts with one key would only be written again.
+        # The whole row is compared: a key collision only writes a row again.
         yield batch.filter(pa.array((keys[at] != key) | (contents[at] != content)))
 
 
 def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
-    """64 bits for the rollout and name of each row, and 64 for all that it says."""
+    """64-bit hashes of each row's rollout and name, and of its whole content."""
     import polars as pl
 
     frame = pl.DataFrame(pl.from_arrow(rows))
@@ -222,7 +222,7 @@ async def _score_all(
     values = _Values()
     flips = Flips(config.threshold)
     compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
-    # What a model says is on no scale of another reward's.
+    # A model's scores are on another scale than other rewards.
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     for batch in _batches(config.path, rewards):
         views = [_view(row) for row in batch]
@@ -255,7 +255,7 @@ def _columns(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def _plain(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The batches of what ``_columns`` made, as the scores table has them."""
+    """The batches that ``_columns`` made, with the types of the scores table."""
     for batch in table.to_batches():
         yield from pa.Table.from_batches([batch]).cast(SCORES.arrow).to_batches()
 
@@ -286,7 +286,7 @@ def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
 
 
 async def _score_one(queue: RewardScheduler, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
-    """A rollout that cannot be read costs no other its score."""
+    """A rollout that cannot be read does not affect the others."""
     return unreadable(rewards, view) if isinstance(view, DataError) else await queue.score(view)
 
 

@@ -39,7 +39,7 @@ class RewardSources:
         return {reward.function.name: reward.function.source for reward in self.rewards}
 
     def count(self, task: Mapping[str, Any]) -> None:
-        """Remember which rule a rollout came under."""
+        """Count the rule that applies to a rollout."""
         if self.recipe is not None:
             rule = self.recipe.rule_of(task)
             name = "no rule fits" if rule is None else str(self.recipe.rules[rule])
@@ -113,7 +113,7 @@ class _Loader:
         if kind == "url":
             return self.remote(place, source.label)
         spec = place if source.argument is None else f"{place}:{source.argument}"
-        # A spec may end in a weight; here it stands apart.
+        # A spec may end in a weight, which is separate here.
         ((function, _),) = load_rewards([f"{spec}=1"])
         if source.label is not None:
             function.name = source.label
@@ -144,7 +144,7 @@ class _Loader:
         )
 
     def decode(self) -> Decode | None:
-        """How the saved ids are spelt; None when no tokenizer is known, and the messages' text is sent."""
+        """Decodes the saved ids; None when no tokenizer is known, and the messages' text is sent."""
         if not self._loaded:
             self._loaded = True
             self._text = self._find_tokenizer()

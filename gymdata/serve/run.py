@@ -1,7 +1,7 @@
 """``serve``: a vLLM server of a model, started with what collecting needs, until it is stopped.
 
-Invariants: the server is what the printed line starts, no more; nothing is said to be served before it answers; nothing of
-it is left when this ends.
+Invariants: the server is what the printed line starts, no more; the server is announced only once it answers; it ends
+with this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymdata.serve.settings import ServerConfig
 from gymdata.signals import sigterm_interrupts
 from gymdata.urls import address_of, listening_socket
 
-#: What a chat template writes of tool calls → the parser of vLLM that reads it; the first that is found counts.
+#: A mark of tool calls in a chat template → vLLM's parser for it; the first match counts.
 PARSERS: Mapping[str, str] = {
     "<|python_tag|>": "llama3_json",
     "[TOOL_CALLS]": "mistral",
@@ -40,8 +40,8 @@ def serve(
     show: Callable[[str], None] = print,
     **settings: Any,
 ) -> None:
-    """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` hears
-    when it answers, and what to run then. With ``dry_run`` only the line is shown.
+    """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` is
+    called when it answers, with the next command. With ``dry_run`` only the line is shown.
 
     Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not, OutsideError when the address
     is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM ended it.
@@ -67,7 +67,7 @@ def serve(
         wait_until_healthy(process, reached)
         say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
         say(f"  gymdata check --endpoint {reached}")
-        # Of a LoRA adapter its base is served, too.
+        # The base of a LoRA adapter is served, too.
         named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
         say(f"  gymdata collect TASKS --endpoint {reached}{named}")
         process.wait()
@@ -102,7 +102,7 @@ def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, s
 
 
 def served_name(config: ServerConfig) -> str:
-    """By which clients name the model."""
+    """The name of the model for clients."""
     return config.served_name or (Path(config.model).resolve().name if Path(config.model).is_dir() else config.model)
 
 

@@ -12,7 +12,7 @@ from gymdata.settings import Config
 
 
 class ServerConfig(Config):
-    """What is served, and where."""
+    """Settings of the server: what is served, and where."""
 
     given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model"}
     key_only: ClassVar[Set[str]] = frozenset(["engine"])

@@ -1,7 +1,7 @@
 """Rollouts and pairs on a terminal.
 
-Invariants: what a rollout holds is data, so nothing of it reaches the terminal that the terminal would act on, and none
-of it is markup; no line is wider than the terminal; without colors the same is told in words.
+Invariants: what a rollout holds is data, so control characters in it never reach the terminal, and none of it is
+markup; no line is wider than the terminal; without colors the same information is shown in words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Longer lines are hard to read, however wide the terminal is.
 _WIDEST = 110
 _NO_TERMINAL = 80
-#: From this width on the sides of a pair stand beside each other.
+#: From this width on the sides of a pair are shown side by side.
 _BESIDE = 100
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "function": "yellow",
           "environment": "yellow"}  # fmt: skip
@@ -49,7 +49,7 @@ def console_for(width: int | None = None) -> Console:
 
 
 def render(shown: Shown, *, tokens: bool = False, console: Console | None = None) -> None:
-    """Print what was asked for. ``tokens``: the ids that were sampled, colored by their logprob, too."""
+    """Print rollouts or a pair. ``tokens``: also the sampled ids, colored by their logprob."""
     out = _Page(console or console_for(), shown.reading)
     if tokens:
         out.legend()
@@ -93,7 +93,7 @@ class _Page:
             self.line(("│ " if line else "│", style), line)
 
     def piece(self, token: int) -> str:
-        """What stands for a token: its text where that is known, on one line."""
+        """The display of a token: its text if known, on one line."""
         if token not in self._pieces:
             text = self.reading.decode([token]) if self.reading is not None else f" {token}"
             self._pieces[token] = printable(text, lines=False) or f"⟨{token}⟩"
@@ -142,18 +142,18 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     row = shown.row
     out.title(f"rollout {row['rollout_id']}")
     out.facts([*_facts(row), *_faults(shown.violations)])
-    turns, spoken = row["turns"] or [], set()
+    turns, shown_turns = row["turns"] or [], set()
     for message in row["messages"]:
         turn = message.get("turn")
-        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in spoken
+        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in shown_turns
         out.line()
         _message(out, message, _turn_facts(turns[turn]) if known else "")
         if known:
-            spoken.add(turn)
+            shown_turns.add(turn)
             if tokens:
                 _turn_tokens(out, turns[turn])
     for number, turn in enumerate(turns) if tokens else ():
-        if number not in spoken:
+        if number not in shown_turns:
             out.line()
             out.line((f"turn {number}, {_turn_facts(turn)}: no message", "dim"))
             _turn_tokens(out, turn)
@@ -175,13 +175,13 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     size = f"{_many(row['n_turns'], 'turn')}, {_many(row['n_generated_tokens'], 'token')} {made}"
     size += f", {row['n_context_tokens']:,} of context"
     yield "size", size + breaks
-    # Rollouts of other projects may not tell.
+    # Imported rollouts may lack this.
     if row["started_at"].timestamp():
         yield "time", f"{row['started_at']:%Y-%m-%d %H:%M:%S} UTC, {row['duration_s']:.1f} s"
 
 
 def _faults(found: Sequence[Violation]) -> Iterator[tuple[str, str]]:
-    """What must be known before anything else is believed."""
+    """Faults that put the other numbers in doubt."""
     codes = dict.fromkeys(v.code for v in found if (v.severity or CODES[v.code].severity) == "error")
     if codes:
         yield "faults", ", ".join(f"{code} {CODES[code].name}" for code in codes) + " (explained below)"
@@ -247,9 +247,9 @@ def _violations(out: _Page, found: Sequence[Violation]) -> None:
         out.line()
         out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
         parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
-        told = "\n".join(str(part) for part in parts if part)
-        if told:
-            out.block(Text(printable(told)), "red")
+        details = "\n".join(str(part) for part in parts if part)
+        if details:
+            out.block(Text(printable(details)), "red")
         if v.evidence is not None:
             out.block(Text(printable(v.evidence["explanation"])), "red")
             for side, left, middle, right in both_sides(v.evidence):

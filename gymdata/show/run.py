@@ -1,7 +1,7 @@
 """Which rollouts or pair to show, and all that there is to see of each: its row and its violations.
 
-Invariants: a rollout is shown with the faults that ``validate`` finds in it, so that no number of a damaged one is taken
-for true; a run that is being collected shows its journaled rows, too; nothing is written.
+Invariants: a rollout is shown with the faults that ``validate`` finds in it, so that damaged numbers are never shown as
+sound; a run that is being collected shows its journaled rows, too; nothing is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
 _KEYS = ("rollout_id", "task_id", "rollout_index", "reward")
-#: The shortest beginning of an id that stands for it.
+#: The shortest prefix of an id that identifies it.
 _SHORTEST = 4
 #: A folder that was listed may change before it is read: a live run seals its journal.
 _TRIES = 3
@@ -61,8 +61,8 @@ class ShownPair:
 
 @dataclass(frozen=True, repr=False)
 class Shown(Report):
-    """What was asked for: rollouts or one pair. ``total``: how many there are to choose from; ``by_default``: nothing was
-    chosen; ``reading``: what gives the text of ids, where a tokenizer is known."""
+    """The selected rollouts, or one pair. ``total``: how many there are to choose from; ``by_default``: nothing was
+    chosen; ``reading``: decodes ids, if a tokenizer is known."""
 
     rollouts: list[ShownRollout]
     pair: ShownPair | None
@@ -84,8 +84,8 @@ class Shown(Report):
 def show(
     path: str | Path, rollout_id: str | None = None, *, config: ShowConfig | None = None, **settings: Any
 ) -> Shown:
-    """The rollouts at ``path`` that are asked for, or the pair. Without a choice: the first rollout, or the first pair of
-    a path that has no rollouts.
+    """The selected rollouts at ``path``, or the pair. Without a choice: the first rollout, or the first pair of a path
+    that has no rollouts.
 
     ``rollout_id`` may be the beginning of an id. Settings are those of ``ShowConfig``. Raises UsageError for two choices,
     DataError where there is nothing to show.
@@ -226,7 +226,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text; the text itself when it is none."""
+    """The value of a JSON text; the text itself when it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

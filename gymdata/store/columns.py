@@ -1,4 +1,4 @@
-"""Rows as JSON spells them to Arrow arrays and back, and what a rollouts row must look like before it is journaled.
+"""JSON rows to Arrow arrays and back, and the check of a rollouts row before it is journaled.
 
 Invariants: building is strict (an id that is 2.0, "2", true or null is refused, never rounded or dropped), an unknown
 key is refused rather than lost, and ``to_rows`` of what was built gives the same rows. Token lists are moved through
@@ -60,9 +60,8 @@ def to_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 
 def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """``array`` as ``kind``: what another writer made of the same column (large lists, nullable fields) in our types.
-
-    Raises pa.ArrowInvalid when a value does not fit or a null stands where none may.
+    """``array`` cast to ``kind``: another writer's types of the same column (large lists, nullable fields) become
+    gymdata's. Raises pa.ArrowInvalid when a value does not fit, or for a null where none is allowed.
     """
     if array.type == kind:
         return array
@@ -139,7 +138,7 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
 
 
 def _build_arrays(f: pa.Field, values: list[Any], kinds: set[type]) -> pa.Array:
-    """Lists of numbers that were parsed into arrays; rows with words for numbers are among them as lists."""
+    """Lists of numbers that were parsed into arrays; rows with non-finite numbers (as strings) are lists."""
     if kinds != {np.ndarray}:
         return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
     return _list_array(f.type, list(map(len, values)), _numbers(f.type.value_type, values))
@@ -197,7 +196,7 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
         raise _MismatchError("", _unknown_fields(wrong.keys() - known), ", ".join(sorted(known)))
     children = []
     for f in kind:
-        # Arrow makes the name each time that it is wanted.
+        # Arrow creates the name at each access.
         name = f.name
         try:
             children.append(_build(f, [value.get(name) for value in values]))
@@ -207,7 +206,7 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
 
 
 def _floats(f: pa.Field, values: list[Any]) -> list[Any]:
-    """``values`` as floats and nulls: the spelled non-finite numbers read, whole numbers taken."""
+    """``values`` as floats and nulls; accepts integers, and the strings for non-finite numbers."""
     kinds = set(map(type, values))
     if str in kinds:
         values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
@@ -225,11 +224,11 @@ def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
 
 
 def _named_values(value: Any) -> Any:
-    """JSON lines spell a list of named values as an object."""
+    """JSON lines write a list of named values as an object."""
     return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
 
 
-#: Keys that no task has, and keys that only rows of a table have.
+#: Keys that no task has, and keys that only rows of one table have.
 _ANSWERED = {"turns", "response", "chosen", "completion"}
 _IDS = {"rollout_id", "pair_id", "comparison_id"}
 
@@ -250,7 +249,7 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
 def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
-    """Which row and field does not fit: found by building alone what failed together."""
+    """The first row and field that do not fit, found by building each row alone."""
     for row, line in zip(rows, lines, strict=True):
         try:
             _check_keys([row], table)
@@ -285,7 +284,7 @@ def _to_list(array: pa.Array) -> list[Any]:
         rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return rows if not array.null_count else _hide_nulls(rows, array)
     if pa.types.is_float32(kind):
-        # As numpy scalars, which are written with the digits of a float32.
+        # Numpy scalars are written with the digits of a float32.
         return [None if v is None else np.float32(v) for v in array.to_pylist()]
     values: list[Any] = array.to_pylist()
     return values

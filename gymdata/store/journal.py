@@ -31,7 +31,7 @@ from gymdata.store.reading import report_lines, warn
 _BLOCK = 1 << 20
 #: A tab, eight hex digits.
 _TRAILER = 9
-#: How simdjson spells the token lists of a turn.
+#: Where simdjson finds the token lists of a turn.
 _BUFFERS = {
     "prompt_delta_ids": ("i", np.int64),
     "generation_token_ids": ("i", np.int64),
@@ -41,7 +41,7 @@ _BUFFERS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a journal: its JSON without the crc, or ``None`` when it is torn. ``raw`` is what stands there."""
+    """One line of a journal: its JSON without the crc, or ``None`` when it is torn. ``raw`` is the line as read."""
 
     offset: int
     raw: bytes
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A line that was put aside on opening, and where it lay."""
+    """A line that was put aside on opening, and its position."""
 
     path: Path
     offset: int
@@ -132,7 +132,7 @@ def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
 
 
 class Journal:
-    """An open journal that rows are appended to. Not for several threads, except that syncing may run beside."""
+    """An open journal that rows are appended to. Not for several threads, except that another thread may sync."""
 
     def __init__(self, path: Path, rows: int = 0) -> None:
         self.path = path
@@ -192,7 +192,7 @@ def _torn_records(torn: Path) -> list[dict[str, Any]]:
     try:
         return [orjson.loads(line) for line in torn.read_bytes().splitlines() if line]
     except orjson.JSONDecodeError:
-        # Torn itself: what it says is repeated.
+        # Torn itself: its content is repeated.
         return []
 
 
@@ -213,7 +213,7 @@ def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, in
             elif line.closed:
                 damaged.append((number, line.offset))
             elif report and not is_held(path.parent.parent):
-                # While a run is written, its last line may be on its way.
+                # While a run is written, its last line may be incomplete.
                 where = f"{path}: its last line is torn (byte {line.offset:,})"
                 warn(f"{where}: a writer was killed; the same `gymdata collect` command samples that rollout again")
     finally:
@@ -222,7 +222,7 @@ def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, in
 
 
 FAILURES = "failures.jsonl"
-#: What ends a line that carries a checksum.
+#: The end of a line with a checksum.
 _CHECKSUM = re.compile(rb"\t[0-9a-f]{8}\Z")
 
 
@@ -245,13 +245,14 @@ def read_failure_file(file: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif line.closed and not line.raw.isspace() and line.raw:
             damaged.append((number, line.offset))
-        # A last line without newline is on its way, or was torn by a crash: opening the run cuts it off and says so.
+        # A last line without newline is being written, or was torn by a crash: opening the run then cuts it off and
+        # reports it.
     report_lines(file, damaged, "record", "their checksums do not match, or they are not JSON objects")
     return records
 
 
 def _record(text: bytes, checked: bool) -> dict[str, Any] | None:
-    """The record that a line spells; None when it spells none, or ends with a checksum that does not match."""
+    """The record of a line; None when it is not JSON, or its checksum does not match."""
     if not checked and _CHECKSUM.search(text):
         return None
     try:
@@ -286,7 +287,7 @@ def row_parser() -> Callable[[bytes], Any]:
     try:
         import simdjson
     except ImportError:
-        # No wheel for this Python: slower, otherwise the same.
+        # Without simdjson (no wheel for this Python) it is slower, otherwise the same.
         return orjson.loads
     parser = simdjson.Parser()
 
@@ -294,7 +295,7 @@ def row_parser() -> Callable[[bytes], Any]:
         try:
             return _row(parser.parse(body))
         except (TypeError, ValueError):
-            # A log-probability that is not finite is a word, which fits no buffer.
+            # A non-finite log-probability is a string, which does not fit the buffer.
             return orjson.loads(body)
 
     return parse

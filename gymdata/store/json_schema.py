@@ -2,9 +2,9 @@
 and configuration files.
 
 Tables come from the Arrow schemas, run.json from its model, configuration files from the ``json_schema`` module of the
-command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema --write
-schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same. Every run.json that
-gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own beside them (``engine``,
+command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema
+--write schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same. Every
+run.json that gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own (``engine``,
 ``trained_tokens``, ``bias`` …), which are no part of the model. Entries of lists may lack keys: a run that an earlier
 version began is written again when it is resumed.
 """
@@ -68,7 +68,7 @@ class Attempt(BaseModel):
 
 
 class Parent(BaseModel):
-    """Something that the output was made from."""
+    """An input of the output."""
 
     model_config = _OPEN
 
@@ -78,7 +78,7 @@ class Parent(BaseModel):
 
 
 class RunJson(BaseModel):
-    """What was run, with which settings, from which data, and which files came out."""
+    """A run.json: what was run, with which settings, from which data, and which files were written."""
 
     model_config = _OPEN
 
@@ -141,7 +141,7 @@ def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = froze
     return {
         "type": "object",
         "properties": {f.name: _field(owner, f) for f in fields},
-        # What may be null may be left out, except that a file has an optional column in all rows or in none.
+        # Nullable keys may be left out, except that a file has an optional column in all rows or in none.
         "required": [f.name for f in fields if not f.nullable and f.name not in optional],
         "additionalProperties": False,
     }

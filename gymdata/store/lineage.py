@@ -1,7 +1,7 @@
-"""What commands that start from rollouts share: which score is meant, which run a path belongs to, and its parents.
+"""Shared by commands that start from rollouts: which score is meant, which run a path belongs to, and its parents.
 
-Invariant: a rollout that is given twice is refused; a re-scoring that was made on purpose is preferred to the part of the
-same name that was stored while collecting.
+Invariant: duplicate rollouts are refused; a re-scoring has precedence over the reward of the same name that was stored
+by ``collect``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gymdata.store.run_json import differences
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The run.json facts of a path argument and of all that it was made from, nearest first, each once.
+    """The run.json facts of a path argument and of all its ancestors, nearest first, each once.
 
-    A parent that is no longer where its child says is skipped: what it would have said is then not known.
+    A parent that has been moved or deleted is skipped.
     """
 
     def above(found: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
@@ -50,8 +50,8 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
 def ancestry(
     path: str | Path, above: Callable[[Path, Mapping[str, Any]], Iterable[Path]]
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The run.json of a path argument, and of what ``above`` names of it (the file and its facts), nearest first,
-    each once."""
+    """The run.json of a path argument and of its ancestors (path and facts), nearest first, each once. ``above``
+    returns the parents of a run.json."""
     waiting, seen = [Path(path)], set()
     while waiting:
         found = find_run_json(waiting.pop(0))
@@ -64,12 +64,12 @@ def ancestry(
 
 
 def parent_paths(facts: Mapping[str, Any]) -> list[str]:
-    """The paths in run.json's facts of what it was made from; an empty text where one has none."""
+    """The paths of the parents in run.json's facts; "" for a parent without one."""
     return [str(parent.get("path") or "") for parent in facts.get("parents") or []]
 
 
 def vocabulary(path: str | Path) -> int | None:
-    """One above the largest id of the model behind a run folder or a file in it; None where nothing says it."""
+    """One above the largest id of the model behind a run folder or a file in it; None when it is not known."""
     found = find_run_json(path)
     engine = read_facts(found).get("engine") if found is not None else None
     size = engine.get("vocab_size") if isinstance(engine, dict) else None
@@ -85,31 +85,33 @@ def concat(tables: list[pa.Table]) -> pa.Table:
 
 
 def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
-    """A line for each file of rollouts under ``sources`` that is not what its run recorded, where that is allowed.
+    """A warning for each file of rollouts under ``sources`` that differs from what its run recorded, when changed files
+    are allowed.
 
-    Raises DataError where it is not, and as ``resolve`` does.
+    Raises DataError when they are not, and as ``resolve`` does.
     """
     return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
 
 
 def refuse_duplicates(rollouts: pa.Table, sources: Sequence[str | Path]) -> None:
-    """Raises RefusedError when a rollout is there more than once. ``sources``: the paths that they were read from."""
+    """Raises RefusedError (D701) for a rollout ID that occurs more than once. ``sources``: the paths that ``rollouts``
+    were read from, for the message."""
     refuse_repeats(keys_of(rollouts["rollout_id"]), rollouts["rollout_id"].chunks, sources)
 
 
 def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each id, (n,): equal ids have equal ones, in one process. A tenth of the room of the ids."""
+    """A 64-bit hash of each id, (n,), in a tenth of their memory. Equal ids have equal hashes within one process."""
     import polars as pl
 
     chunks = getattr(ids, "chunks", [ids])
-    # Polars makes a view of 16 bytes of each text: of a chunk at a time they are few.
+    # By chunk, because Polars allocates a view of 16 bytes per text.
     found = [pl.Series(pl.from_arrow(chunk)).hash().to_numpy() for chunk in chunks]
     return np.concatenate(found) if found else np.empty(0, np.uint64)
 
 
 def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], sources: Sequence[str | Path]) -> None:
-    """``refuse_duplicates`` of those that ``keys_of`` gave ``keys``; ``ids``, in chunks, are read only where keys are equal,
-    which different ids may have."""
+    """``refuse_duplicates`` for rollouts with the hashes ``keys`` (see ``keys_of``). ``ids``, in chunks, are read only
+    when hashes are equal, because different ids may share one."""
     ordered = np.sort(keys)
     twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
@@ -117,7 +119,7 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
         return
     row, alike = 0, []
     for chunk in ids:
-        # A run that is being collected has grown since.
+        # A run that is being collected may have grown since the hashes were made.
         some = chunk.slice(0, len(keys) - row)
         alike.append(some.filter(pa.array(np.isin(keys[row : row + len(some)], twice))))
         row += len(some)
@@ -132,7 +134,7 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
 
 
 def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
-    """The command that lists rollouts which are under ``sources`` more than once."""
+    """The command that lists the duplicate rollouts under ``sources``."""
     files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
     if twice := next((file for file in files if files.count(file) > 1), None):
         return f"{twice} is given twice: give each file once"
@@ -144,10 +146,10 @@ def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
 
 
 def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
-    """The row of ``ids`` that each of ``some`` is, -1 for those that are not there.
+    """The row in ``ids`` of each of ``some``, -1 for those that are not there.
 
-    ``some`` is read from where ``ids`` were read, and ``at`` of them before it: they are looked up only where the two
-    differ, because a run that is being collected grew, or its rows were sealed.
+    Both were read from the same files, and ``some`` begins at row ``at``. They are looked up only when the rows differ,
+    because a run that is being collected grew, or its rows were sealed.
     """
     if ids.slice(at, len(some)).equals(pa.chunked_array([some])):
         return np.arange(at, at + len(some))
@@ -158,10 +160,10 @@ def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
 def scores_of(
     sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
 ) -> tuple[str, pa.ChunkedArray, list[Path]]:
-    """The score's name, one score a rollout (null for none, see ``known_rewards``), and the files of a re-scoring that it
-    came from.
+    """The score's name, one score per rollout (null for none, see ``known_rewards``), and the folders of the
+    re-scorings that it came from.
 
-    A re-scoring that was made on purpose is preferred to the part of the same name that was stored while collecting.
+    A re-scoring has precedence over the reward of the same name that was stored by ``collect``.
     """
     if name is None:
         return "reward", _known(rollouts["reward"]), []
@@ -188,7 +190,7 @@ def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
-    """The value of each rollout, null where it has none. Re-scoring adds rows: the last one of a rollout counts."""
+    """The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts."""
     import polars as pl
 
     ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
@@ -199,11 +201,20 @@ def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
 
 
 def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
-    """The names that ``scores_of`` knows: parts that were stored while collecting, and re-scorings."""
+    """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
     parts = rollouts["rewards"].combine_chunks().flatten().field("name")
     return list(
         dict.fromkeys([*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))])
     )
+
+
+def unscored_hint(sources: Sequence[str | Path]) -> str:
+    """What to do about rollouts without a reward: the scores that were made of them are named."""
+    made = list(dict.fromkeys(name for source in sources for name in _rescorings(source)))
+    if made:
+        return f"choose a score that was made since: --reward {' or '.join(made)}"
+    run = sources[0] if len(sources) == 1 else "RUN"
+    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME"
 
 
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
@@ -243,7 +254,8 @@ def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
 
 
 def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
-    """RUN/judge-NAME of each source; without a name, the only one there is. Raises UsageError when it is not clear."""
+    """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
+    or none."""
     runs = [run for source in sources if (run := run_folder(source)) is not None]
     made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
     names = sorted({p.name.removeprefix("judge-") for p in made})
@@ -267,7 +279,7 @@ def parent_of(path: str | Path) -> dict[str, Any]:
 
 
 def common_identity(sources: Sequence[str | Path]) -> dict[str, Any]:
-    """What all the runs were collected with alike: commands that read a copy of them ask how it was sampled."""
+    """The identity settings that all the runs share, for the run.json of a file that is made from several runs."""
     folders = [run_folder(source) for source in sources]
     found = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
     return {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}

@@ -1,8 +1,8 @@
-"""JSON lines: reading plain and compressed files, the two spellings that JSON lacks, and whose format a line is in.
+"""JSON lines: plain and compressed files, non-finite numbers, and detecting other projects' formats.
 
-Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no
-literal for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow. The
-store knows no format but its own: others are named in one table, and nothing of them is loaded before a file is looked at.
+Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no literal
+for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow. Other
+formats are named in one table, and their modules are loaded only when a file is looked at.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def encode(row: Any) -> bytes:
     Raises TypeError (orjson's) for a value that JSON cannot hold, such as text that is not UTF-8.
     """
     line = orjson.dumps(row, option=_OPTIONS)
-    # orjson writes a non-finite number as null. An array holds no other null, so its trace is seen in the bytes; numbers
-    # outside arrays are few and looked at.
+    # orjson writes a non-finite number as null. Arrays have no other nulls, so these show in the bytes; the few numbers
+    # outside arrays are checked one by one.
     if b",null" in line or b"[null" in line or b'"log_prob":null' in line or _has_odd_number(row):
-        return orjson.dumps(spelled(row), option=_OPTIONS)
+        return orjson.dumps(name_non_finite(row), option=_OPTIONS)
     return line
 
 
 def encode_any(value: Any) -> bytes:
     """``value``, of any depth, as one line of JSON without the newline."""
     try:
-        return orjson.dumps(spelled(value), option=_OPTIONS)
+        return orjson.dumps(name_non_finite(value), option=_OPTIONS)
     except TypeError:
-        return _slowly(spelled(value))
+        return _slowly(name_non_finite(value))
 
 
 def encode_finite(value: Any) -> bytes:
@@ -63,13 +63,14 @@ def encode_finite(value: Any) -> bytes:
 
 
 def _slowly(value: Any) -> bytes:
-    """Whole numbers of more than 64 bits are too long for orjson. Raises TypeError, ValueError for what JSON cannot hold."""
+    """With Python's json, because orjson refuses integers of more than 64 bits. Raises TypeError or ValueError for what
+    JSON cannot hold."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(line: bytes, *, exact: bool = False) -> Any:
-    """The value that a line spells. ``exact``: whole numbers of more than 64 bits stay what they are; orjson reads them as
-    floats. Raises ValueError when it is not JSON, or nested deeper than can be read."""
+    """The value of a line. ``exact``: integers of more than 64 bits are kept; otherwise they become floats, as orjson
+    reads them. Raises ValueError when it is not JSON, or nested deeper than can be read."""
     try:
         if exact and _LONG.search(line):
             raise orjson.JSONDecodeError("a number may be too long", "", 0)
@@ -97,8 +98,8 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 
 def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
-    """The 1-based line of each of these 0-based rows in a JSONL file, as editors count: blank lines are no rows. Rows that
-    cannot be found are left out; empty for files of other kinds."""
+    """0-based row → 1-based line of a JSONL file, as editors count them; blank lines are not rows. Rows that cannot be
+    found are left out; empty for files of other kinds."""
     numbers: dict[int, int] = {}
     with contextlib.suppress(DataError, OSError):
         for source in resolve(path) if Path(path).is_file() and rows else ():
@@ -176,7 +177,7 @@ def _odd(value: Any) -> bool:
 def _has_odd_number(row: Any) -> bool:
     """Whether a number directly in the row, or in a list of objects in it, is not finite."""
     if not isinstance(row, dict):
-        return spelled(row) is not row
+        return name_non_finite(row) is not row
     for value in row.values():
         if type(value) is list:
             for item in value:
@@ -192,17 +193,18 @@ def _has_odd_number(row: Any) -> bool:
     return False
 
 
-def spelled(value: Any) -> Any:
-    """``value``, of any depth, with non-finite numbers as strings; the same object when there is none."""
+def name_non_finite(value: Any) -> Any:
+    """``value``, of any depth, with non-finite numbers as "NaN", "Infinity" and "-Infinity"; the same object when it
+    has none."""
     if isinstance(value, dict):
-        made = {k: spelled(v) for k, v in value.items()}
+        made = {k: name_non_finite(v) for k, v in value.items()}
         return made if any(made[k] is not value[k] for k in value) else value
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             return value
-        return [spelled(v) for v in value]
+        return [name_non_finite(v) for v in value]
     if isinstance(value, (list, tuple)):
-        items = [spelled(v) for v in value]
+        items = [name_non_finite(v) for v in value]
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if _odd(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -238,7 +240,7 @@ def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
 
 
 def foreign_format(source: Source) -> Foreign | None:
-    """The format of a JSON lines file that is not ours, by one of its first lines."""
+    """The foreign format of a JSON lines file, by one of its first lines; None for gymdata's own."""
     if source.kind != "jsonl":
         return None
 
@@ -249,6 +251,6 @@ def foreign_format(source: Source) -> Foreign | None:
             if found := next((f for f in formats if f.recognise(line)), None):
                 return found
     except (DataError, OSError):
-        # Whoever reads the file says what is wrong with it.
+        # The reader reports what is wrong with the file.
         return None
     return None

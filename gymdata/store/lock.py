@@ -28,9 +28,9 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when nothing
-    can be written there. ``wait``: for the holder to be done, in place of StoreError.locked; ``about``: more to
-    write there, for those who find the lock of a killed process (``holder_of``)."""
+    """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when
+    nothing can be written there. ``wait``: wait for the holder instead of raising StoreError.locked; ``about``: more
+    facts for the lock file, which ``holder_of`` returns, also after this process was killed."""
 
     def __init__(
         self, folder: Path, name: str = LOCK, *, wait: bool = False, about: Mapping[str, object] | None = None
@@ -49,7 +49,7 @@ class Lock:
         _held.add(self)
 
     def release(self) -> None:
-        """Release the lock. The file stays, for whoever looks at the folder meanwhile."""
+        """Release the lock. The file stays, because other processes may be opening it."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             # Unlocking frees every copy of this descriptor, also one that a child forked just now has not yet closed.
@@ -57,7 +57,7 @@ class Lock:
             self.forget()
 
     def remove(self) -> None:
-        """Give it free and leave no file: for locks that outlive no run. ``claim`` sees to those who opened it before."""
+        """Release the lock and remove its file. ``claim`` handles processes that opened the file before."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
         self.release()
@@ -94,8 +94,8 @@ def is_held(folder: Path, name: str = LOCK) -> bool:
 
 @contextlib.contextmanager
 def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
-    """Only this process writes ``target`` meanwhile. Its folder is made where it is missing, and taken away again when
-    nothing came of it. Raises StoreError as Lock does."""
+    """Only this process writes ``target`` meanwhile. Its folder is made if missing, and removed again if it stays
+    empty. Raises StoreError as Lock does."""
     with made_folder(target.parent) as folder:
         lock = Lock(folder, f".{target.name}.lock", wait=wait)
         try:
@@ -106,7 +106,7 @@ def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made where it is missing, and taken away again when nothing came of it. Raises StoreError.from_os."""
+    """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os."""
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ def made_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         if made:
-            with contextlib.suppress(OSError):  # not empty: something came of it
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
 
 def claim(path: Path, *, wait: bool = False) -> int:
-    """``path``, made where it is missing, locked for this process: its descriptor. What a killed process left is taken
+    """Lock ``path`` for this process, made if missing; returns its descriptor. A lock of a killed process is taken
     over. Raises BlockingIOError when another one holds it (without ``wait``), OSError when it cannot be made or is a
     symbolic link (ELOOP)."""
     while True:
@@ -140,8 +140,8 @@ def claim(path: Path, *, wait: bool = False) -> int:
 
 
 def holder_of(path: Path) -> dict[str, Any]:
-    """Who holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what it told about its
-    work; empty for what is no lock, and for one that was released."""
+    """The process that holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what
+    ``Lock`` got as ``about``. Empty for a released lock, and for a file that is not a lock."""
     try:
         holder = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError):

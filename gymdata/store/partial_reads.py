@@ -1,9 +1,9 @@
 """Tables read in part: verified Parquet files for a query engine, and groups of rows that are loaded when needed.
 
-Invariants: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics,
-which no checksum covers (and which know nothing of NaN); a file of ours has the columns and types of its table. Only the
-columns that are asked for, and those that a filter names, are read. Pages without a checksum, which other programs write,
-cannot be verified. The Arrow cache for reading in any order is built once, appears whole, and is used only for the very file
+Invariants: a page is read only when its checksum agrees; a filter sees the values and never a file's statistics, which
+no checksum covers (and which know nothing of NaN); a gymdata file has the columns and types of its table. Only the
+requested columns, and those that a filter names, are read. Pages without a checksum, which other programs write, cannot
+be verified. The Arrow cache for reading in any order is built once, appears whole, and is used only for the very file
 that it was made from; rows of a cache are views of the file on disk, so memory does not grow with it.
 """
 
@@ -52,11 +52,11 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
     def __init__(self, files: ds.FileSystemDataset) -> None:
         super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
         self._rows = files.count_rows()
-        #: An error of ours that went through the reader, which may keep only its text.
+        #: A gymdata error that was raised inside the reader, which may keep only its text.
         self.fault: GymdataError | None = None
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
-        """What DuckDB asks for: ``columns`` (all, when None) of the rows that pass ``filter``."""
+        """Called by DuckDB: ``columns`` (all, when None) of the rows that pass ``filter``."""
         with self._noted():
             return self._scanner(columns, filter, options)
 
@@ -106,8 +106,8 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         return passing
 
     def _counted(self, found: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.RecordBatchReader:
-        """The batches that were found; pa.ArrowInvalid where they end before ``rows`` rows. What a footer says of a column
-        alone can be damaged, too, and the reader would take it for a shorter column."""
+        """The batches that were found; pa.ArrowInvalid where they end before ``rows`` rows. A footer's entry of one
+        column can be damaged, too; the reader would see a shorter column."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             seen = 0
@@ -162,7 +162,7 @@ class StreamedDataset(VerifiedDataset):
 
 @dataclass
 class _Reads:
-    """What DuckDB takes of a scanner."""
+    """The interface of a scanner that DuckDB uses."""
 
     reader: pa.RecordBatchReader
 
@@ -175,7 +175,7 @@ class _Reads:
 
 
 def _named_in(text: str, names: Sequence[str]) -> list[str]:
-    """The columns that an expression may name: rather one too many."""
+    """The columns that an expression may name, possibly too many."""
     words = set(re.findall(r"\w+", text))
     return [n for n in names if (n in words if n.isidentifier() else n in text)]
 
@@ -208,7 +208,7 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
             schema, footer = opened.schema_arrow, opened.metadata
             # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are text
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are not always UTF-8
         raise broken_parquet(file, error) from error
     check_version(schema.metadata, where, table)
     if rows != footer.num_rows:
@@ -379,7 +379,7 @@ def _cache_of(source: Source, table: Table) -> Path:
         name = f"gymdata-{xxhash.xxh3_64_hexdigest(str(source.path.resolve()).encode())}.arrow"
     cache = folder / name
     if not (cache.is_file() and _is_made_from(cache, made_from)):
-        # Several processes of one training come here at once: the first makes it for all.
+        # Several processes of one training build it at once: the first builds it for all.
         with writing(cache, wait=True):
             if not (cache.is_file() and _is_made_from(cache, made_from)):
                 _build(source, table, cache, made_from)

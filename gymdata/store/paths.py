@@ -1,4 +1,4 @@
-"""What a path argument means: which files hold the rows of a table, and which run.json describes them.
+"""Resolves path arguments: which files hold the rows of a table, and which run.json describes them.
 
 Invariants: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
 segment is read from its sealed part when there is one, else from its journal, never from both. Needs no pyarrow.
@@ -31,7 +31,7 @@ PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
 
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
-#: What the keys of a run.json hold, as far as readers go into them; null and a missing key are allowed.
+#: The types of the keys of a run.json that readers use; null and a missing key are allowed.
 _SHAPES: dict[str, type] = {
     "run_id": str, "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
     "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
@@ -102,7 +102,8 @@ def find_run_json(path: str | Path) -> Path | None:
 
 
 def read_facts(file: Path) -> dict[str, Any]:
-    """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or one that says nothing."""
+    """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or without any known
+    key."""
     hint = "restore it from a copy; a glob over the data files beside it reads them without it"
     try:
         facts = json.loads(file.read_bytes())
@@ -116,7 +117,8 @@ def read_facts(file: Path) -> dict[str, Any]:
 
 
 def _renamed(facts: dict[str, Any]) -> dict[str, Any]:
-    """What 0.1.0-dev wrote, under the present keys: ``version`` and ``schema`` of stage outputs, a command as one text."""
+    """A run.json of 0.1.0-dev with the present keys: ``version`` and ``schema`` of stage outputs, a command as one
+    text."""
     for was, now in (("version", "gymdata"), ("schema", "schemas")):
         if was in facts and now not in facts:
             facts[now] = facts.pop(was)
@@ -139,7 +141,7 @@ def _fault_in(facts: dict[str, Any]) -> str | None:
     try:
         orjson.dumps(facts)
     except TypeError as error:
-        # A number beyond 64 bits, half a character, or nesting that nothing else could read.
+        # A number beyond 64 bits, a lone surrogate, or nesting that is too deep for other readers.
         return str(error)
     for where, kind in _SHAPES.items():
         for at, value in _at(facts, where.split(".")):
@@ -163,18 +165,18 @@ def _at(value: Any, keys: Sequence[str], place: str = "") -> Iterator[tuple[str,
 
 
 def beside(file: Path) -> Path:
-    """Where the run.json of a stage output that is a single file lies."""
+    """The path of the run.json of a stage output that is a single file."""
     return file.with_name(file.name + ".run.json")
 
 
 def intent_of(run_json: Path) -> Path:
-    """Where the intent to replace an output lies until it is carried out."""
+    """The path of the intent to replace an output, until it is carried out."""
     return run_json.with_name(f".{run_json.name}.pending")
 
 
 def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
-    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is decided and not in place:
-    what lies there is partly the old output and partly the new one."""
+    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is decided and not in
+    place: the files are partly the old output and partly the new one."""
     intent = intent_of(run_json)
     if not intent.is_file():
         return
@@ -218,7 +220,7 @@ def placed_output(output: str | Path, spool: Path | None = None) -> Path:
 
 
 def output_file(output: str | Path, name: str) -> Path:
-    """What ``-o`` means: a ``.parquet`` or ``.jsonl`` file, or a folder for the file ``name``.
+    """The output that ``-o`` means: a ``.parquet`` or ``.jsonl`` file, or a folder for the file ``name``.
 
     Raises UsageError for the name of a file of another kind, which would become a folder.
     """
@@ -326,7 +328,7 @@ def _tables_in(folder: Path, table: str) -> list[Source]:
 
 
 def _classify(path: Path) -> Source:
-    """By suffix, and by the first bytes when the suffix says nothing."""
+    """By suffix, and by the first bytes when the suffix is unknown."""
     name = path.name.lower()
     if name.endswith((".parquet", ".pq")):
         return Source(path, "parquet")

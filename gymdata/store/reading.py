@@ -1,4 +1,4 @@
-"""What readers accept, and what they report of data that is not as it was written.
+"""Which changed or damaged data readers accept, and what they report of it.
 
 Invariants: a sealed file whose bytes are not those that its run.json recorded is read only where that was allowed;
 what a reader had to leave out is reported, once, and never dropped in silence. The command line prints the reports and
@@ -23,24 +23,24 @@ from gymdata.store.paths import Source, find_run_json, read_facts
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
-#: Tells child processes (trainers, the commands of a finetuning) that changed files may be read.
+#: Environment variable by which child processes (trainers, the commands of a finetuning run) may read changed files.
 _ALLOW_CHANGED = "GYMDATA_ALLOW_CHANGED"
-#: A file that changed so shortly before it was hashed could change again without its times showing it.
+#: A file that changed this shortly before it was hashed could change again within the resolution of its times.
 SETTLED_NS = 2_000_000_000
 #: Smaller files are hashed faster than a remembered hash is looked up.
 _REMEMBERED_BYTES = 1 << 20
 
 
 class DataWarning(UserWarning):
-    """What a reader reports outside the command line."""
+    """A reader's report outside the command line."""
 
 
 @dataclass
 class Reading:
-    """What is accepted and reported while data is read.
+    """Settings and reports of readers.
 
     ``allow_changed``: files that differ from their run.json are read, with a warning. ``damage``: what was left out.
-    ``warnings``: what else must be known. ``report`` receives each line of both when it is found.
+    ``warnings``: other reports. ``report`` receives each line of both when it is found.
     """
 
     allow_changed: bool = False
@@ -52,7 +52,7 @@ class Reading:
         line = shown(line)
         if line in lines:
             return
-        # Outside a block there is no end at which somebody looks at the lines: each reading reports again.
+        # Outside a block each reading reports again.
         if self is not _OUTSIDE:
             lines.append(line)
         self.report(line)
@@ -67,10 +67,10 @@ _guard = threading.Lock()
 
 @contextlib.contextmanager
 def reading(allow_changed: bool | None = None, report: Callable[[str], None] | None = None) -> Iterator[Reading]:
-    """Read under other terms, in all threads of this process, until the block ends.
+    """Read with other settings, in all threads of this process, until the block ends.
 
-    ``allow_changed``: read sealed files that differ from what run.json recorded (a warning stays); None keeps what holds
-    now. ``report``: receives each warning and each report of damage instead of Python's warnings.
+    ``allow_changed``: read sealed files that differ from what run.json recorded (a warning stays); None keeps the
+    current setting. ``report``: receives each warning and each report of damage instead of Python's warnings.
     """
     global _current
     before = _current
@@ -83,22 +83,22 @@ def reading(allow_changed: bool | None = None, report: Callable[[str], None] | N
 
 
 def current() -> Reading:
-    """The terms that hold now."""
+    """The current settings."""
     return _current
 
 
 def child_environment() -> Mapping[str, str]:
-    """What a child process needs in its environment to read under the same terms."""
+    """The environment variables for a child process to read with the same settings."""
     return {_ALLOW_CHANGED: "1" if _current.allow_changed else "0"}
 
 
 def report_damage(line: str) -> None:
-    """Say that rows were left out because the file is damaged."""
+    """Report that rows were left out because the file is damaged."""
     _current.add(_current.damage, line)
 
 
 def warn(line: str) -> None:
-    """Say what must be known about data that is used nevertheless."""
+    """Warn about data that is used nevertheless."""
     _current.add(_current.warnings, line)
 
 
@@ -130,7 +130,7 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
     try:
         why = difference(source.path, entry)
     except FileNotFoundError:
-        return None  # whoever reads it says so
+        return None  # its reader reports it
     if why is None:
         return None
     if not _current.allow_changed:
@@ -162,8 +162,8 @@ def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
 
 
 def altered(run_json: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Those of ``files`` that are not what ``run_json`` recorded of them (size, then every byte), each with how; files that
-    it does not name are passed over."""
+    """The ``files`` that differ from what ``run_json`` recorded (size, then every byte), each with the difference;
+    files that it does not name are skipped."""
     recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
     found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
     return [(file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None]
@@ -214,7 +214,7 @@ def file_hash(path: Path) -> str:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    """What changes when a file does. The change time is the kernel's: copying times onto a file updates it."""
+    """Values that change when a file does. The change time is the kernel's: copying times onto a file updates it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
 
@@ -265,7 +265,7 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
         try:
             facts = read_facts(run_json)
         except DataError as error:
-            # Files beside a damaged run.json may be read by their names; nothing then says what they must be.
+            # Files beside a damaged run.json may be read by their names; nothing then records what they must be.
             warn(f"{path}: is read without the check against run.json ({error.message})")
             return None
         entries = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}

@@ -73,14 +73,14 @@ def describe(part: Path, rows: int) -> dict[str, Any]:
 def write_parts(
     rows: Iterable[tuple[Mapping[str, Any], int]], rollouts: Path, suffix: str, index: int, rows_per_file: int
 ) -> Iterator[dict[str, Any]]:
-    """Write rows with their tokens into ``part-index`` and following, and tell each file's entry when it is there."""
+    """Write rows with their tokens into ``part-index`` and following, and yield each file's entry once it is there."""
     source = iter(rows)
     for first in source:
 
         def numbered(first: tuple[Mapping[str, Any], int] = first) -> Iterator[tuple[int, Any, int]]:
             tokens = 0
             for number, (row, size) in enumerate(chain((first,), source), 1):
-                # About what the row's JSON would take, which bounds the rows that are turned into columns at once.
+                # About the size of the row's JSON, which bounds the rows that are converted at once.
                 yield number, row, 2000 + 12 * size
                 tokens += size
                 if tokens >= PART_TOKENS or number >= rows_per_file:
@@ -95,7 +95,7 @@ def write_parts(
 def write_batch_parts(
     batches: Iterable[pa.RecordBatch], rollouts: Path, suffix: str, index: int, rows_per_file: int
 ) -> Iterator[dict[str, Any]]:
-    """The same of rows that are batches of the rollouts table already: the files end where they would."""
+    """The same for batches of the rollouts table: the files have the same rows."""
     waiting: list[pa.RecordBatch] = []
     more = iter(batches)
 
@@ -123,7 +123,7 @@ def write_batch_parts(
 
 
 def _json_sizes(batch: pa.RecordBatch) -> list[int]:
-    """About what each row's JSON would take, as in ``write_parts``."""
+    """About the size of each row's JSON, as in ``write_parts``."""
     sizes: list[int] = (2000 + 12 * tokens_of(batch)).tolist()
     return sizes
 
@@ -195,7 +195,7 @@ class Sealer:
         self._waiting.task_done()
 
 
-#: Stage folders whose tables are made from the rollouts and mean nothing without them.
+#: Stage folders whose tables are made from the rollouts and are meaningless without them.
 _DERIVED = ("scores-", "judge-", "pairs-", "experiences-", "annotations-")
 
 
@@ -210,7 +210,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Recovered:
-    """What opening found: unsealed journals in order, repairs made, parts that run.json did not name."""
+    """Findings on opening: unsealed journals in order, repairs made, parts that run.json did not name."""
 
     journals: list[Segment] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)
@@ -258,18 +258,18 @@ def wipe(folder: Path) -> None:
 
 
 def derived(folder: Path) -> list[Path]:
-    """The folders in a run that hold what was made from its rollouts, which go with them."""
+    """The folders in a run that were made from its rollouts, and are removed with them."""
     stages = folder.iterdir() if folder.is_dir() else ()
     return sorted(s for s in stages if s.is_dir() and s.name.startswith(_DERIVED) and any(map(Path.is_file, _says(s))))
 
 
 def _says(stage: Path) -> tuple[Path, Path]:
-    """What describes the files of a stage."""
+    """The files that describe a stage's output."""
     return intent_of(stage / RUN_JSON), stage / RUN_JSON
 
 
 def _wipe_stage(stage: Path) -> None:
-    """What describes the files goes last here, too; an intent that stayed would bring its run.json back."""
+    """Here, too, the describing files are removed last; a remaining intent would restore its run.json."""
     for file in stage.iterdir():
         if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
             file.unlink()
@@ -335,9 +335,9 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-#: A journal takes about four times the room of the Parquet file that it becomes, so this seals at about 256 MB.
+#: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
-#: What version 0.1.0-dev wrote into an identity, and its present name.
+#: Keys in the identity of version 0.1.0-dev → their present names.
 _RENAMED = {("speaks", "messages"): ("protocol", "chat")}
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
 
@@ -345,9 +345,9 @@ _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas
 class Run:
     """A run folder open for writing; made by ``Run.open``, ended by ``close`` or as a context manager.
 
-    ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before.
-    ``repairs``: what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt.
-    Rows are appended from one thread; sealing and syncing run beside.
+    ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before. ``repairs``:
+    what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt. Rows are appended
+    from one thread; sealing and syncing run in other threads.
     """
 
     def __init__(self, folder: Path, lock: Lock, facts: dict[str, Any], resumed: bool) -> None:
@@ -389,9 +389,9 @@ class Run:
         ``take_over`` takes the place of a machine that is gone, and rows are sealed, and so sent, every ``seal_every_s``.
 
         ``identity`` must equal that of the run resumed, unless that has neither rows nor failures; ``extent`` may grow;
-        ``operation`` is free and recorded for
-        this attempt. ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked,
-        other_identity, or a folder that is not ours; DataError when the run was written by a newer gymdata.
+        ``operation`` may differ, and is recorded for this attempt. ``overwrite`` starts again, removing only what
+        gymdata wrote. Raises StoreError: locked, other_identity, or a folder that is not a run; DataError when the run
+        was written by a newer gymdata.
         """
         if format not in ("parquet", "jsonl"):
             raise UsageError.unknown_choice("format", format, ("parquet", "jsonl"))
@@ -454,8 +454,8 @@ class Run:
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or journaled."""
-        # What is damaged was reported when the run was opened. A part that was changed since it was sealed still says
-        # which rollouts there are.
+        # Damage was reported when the run was opened. A part that was changed since it was sealed still shows which
+        # rollouts there are.
         with reading(allow_changed=True, report=lambda _: None) as found:
             table = read_table(self.folder, ROLLOUTS, columns)
         for line in found.warnings:
@@ -557,7 +557,7 @@ class Run:
         if kind is None:
             self.close()
         elif not self._closed:
-            # What went wrong in the block matters more than what goes wrong while leaving it.
+            # An error in the block matters more than one while leaving it.
             with contextlib.suppress(StoreError, OutsideError):
                 self._end(f"{kind.__name__}: {error}")
 
@@ -588,7 +588,7 @@ class Run:
         self._recover()
         self._opened_s = time.monotonic()
         if self._replica is not None:
-            # What another machine would send meanwhile is refused from here on.
+            # From now on another machine's writes are refused.
             self._replica.send()
             self._replica.start()
         if fsync_interval_s > 0:
@@ -654,7 +654,7 @@ class Run:
                     return
 
     def _raise_trouble(self) -> None:
-        """Faults of the threads beside surface in the caller's next step."""
+        """Errors of the background threads are raised in the caller's next step."""
         if self._closed:
             raise ValueError("the run is closed")
         replaced = self._replica.trouble if self._replica is not None else None
@@ -695,8 +695,8 @@ def _fresh(identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
 
 
 def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any] | None:
-    """The facts of the run that is to be resumed, if it may be; None when there is none, or one of other settings that has
-    sampled nothing, whose place another may take."""
+    """The facts of the run to resume, if that is allowed; None without a run, or for one of other settings that has
+    sampled nothing and may be replaced."""
     if not (folder / RUN_JSON).exists():
         return None
     facts = read_run_json(folder / RUN_JSON)
@@ -726,7 +726,7 @@ def _renamed(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grown(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run covers after this attempt: a smaller number asks for less now, it takes nothing away."""
+    """What the run covers after this attempt: a smaller number samples less now, but removes nothing."""
     grown = dict(was) | dict(now)
     for key, before in was.items():
         after = now.get(key)

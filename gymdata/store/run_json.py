@@ -58,7 +58,7 @@ def complete(facts: Mapping[str, Any]) -> dict[str, Any]:
 def read_run_json(path: str | Path) -> dict[str, Any]:
     """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself).
 
-    Raises DataError when there is none or it does not parse.
+    Raises DataError when it is missing or does not parse.
     """
     given = Path(path)
     found = given if given.name.endswith(RUN_JSON) and given.is_file() else find_run_json(given)
@@ -77,15 +77,15 @@ def state_of(run_json: Path, facts: Mapping[str, Any]) -> str:
 
 
 def is_written(run_json: Path) -> bool:
-    """Whether a process of this machine writes what ``run_json`` describes now."""
+    """Whether a process of this machine is writing the output that ``run_json`` describes."""
     whole = run_json.name == RUN_JSON
     return is_held(run_json.parent, LOCK if whole else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
 
 
 def state_left(facts: Mapping[str, Any]) -> str:
-    """The state of an output that nobody writes: ``interrupted`` where its last writer was killed or ended with an error,
-    ``rollouts pending`` where a collection ended without all that it was to sample; else ``complete``, also where run.json
-    does not say."""
+    """The state of an output that is not being written: ``interrupted`` where its last writer was killed or ended with
+    an error, ``rollouts pending`` where a collection ended without all that it was to sample; else ``complete``, also
+    where run.json does not say."""
     last = next(iter((facts.get("attempts") or [])[-1:]), None)
     if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
         return "interrupted"
@@ -116,12 +116,12 @@ def _without_secrets(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON gives it back: tuples are lists, paths are text."""
+    """``value`` after a round trip through JSON: tuples are lists, paths are text."""
     return orjson.loads(orjson.dumps(value, default=_as_json, option=_OPTIONS))
 
 
 def hash_file(path: str | Path) -> str:
-    """xxh3 (64 bits, hex) of a file's bytes, or of the object's that it stands for."""
+    """xxh3 (64 bits, hex) of a file's bytes, or of a stand-in's object."""
     if (found := stood_for(path)) is not None:
         from gymdata.store.objects.streams import hash_object
 
@@ -137,8 +137,8 @@ def hash_file(path: str | Path) -> str:
 def describe_file(
     file: Path, rows: int | None = None, *, path: str | None = None, xxh3: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A written file's entry in run.json: ``path`` (its name), rows where they are counted, bytes, ``xxh3`` (read unless
-    given)."""
+    """A written file's entry in run.json: ``path`` (its name), ``rows`` (if given), ``bytes``, ``xxh3`` (computed from
+    the file unless given)."""
     counted = {} if rows is None else {"rows": rows}
     return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": xxh3 or hash_file(file)}
 
@@ -177,7 +177,7 @@ def claim_temporary(path: Path) -> tuple[Path, int]:
 
 
 def temporary_of(path: Path) -> Path:
-    """The name that ``path`` is written under until it is whole."""
+    """The name under which ``path`` is written until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 

@@ -1,10 +1,10 @@
-"""What a command writes: data files and the run.json that describes them, seen together or not at all.
+"""An output of a command: data files and the run.json that describes them, which appear together or not at all.
 
 Invariants: one process writes an output; a folder or file that holds another kind of output is refused, also with
-overwrite; nothing that is there changes before all of the new output is on disk. The protocol: data under temporary names,
-fsync; an intent (``.run.json.pending``: the new run.json, files to remove) appears by one rename, and from then on the new
-output counts; files are renamed, run.json is replaced, the intent is removed. A process killed before the intent leaves
-the old output, one killed after it leaves the rest to whoever opens the output next.
+overwrite; nothing that is there changes before all of the new output is on disk. The protocol: data under temporary
+names, fsync; an intent (``.run.json.pending``: the new run.json, files to remove) appears by one rename, and from then
+on the new output counts; files are renamed, run.json is replaced, the intent is removed. A process killed before the
+intent leaves the old output, after one killed later, the next process that opens the output completes it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
 
 
 def refuse_owned(part: Path) -> None:
-    """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that it lies in."""
+    """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that contains
+    it."""
     folder = (part if mirrored(part) else Path(local_output(part))).absolute().parent.resolve()
     file = folder / part.name
     for rollouts in (file, folder):
@@ -145,8 +146,8 @@ def _named(facts: Mapping[str, Any]) -> list[str]:
 
 @dataclass(slots=True)
 class Part:
-    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json, and
-    ``xxh3`` where who wrote its bytes took it of them, so that they need not be read again."""
+    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json;
+    so does ``xxh3``, if the writer computed it, else the file is read again for it."""
 
     name: str
     path: Path
@@ -159,11 +160,11 @@ class Part:
 class StageOutput:
     """The output that ``run_json`` describes, open for writing; a context manager.
 
-    ``stage``: what its run.json says wrote it; ``kind``: of output, where a stage has several. ``names``: of the files that
-    must be ours or missing, the first being the main one. ``facts``: what the run.json that is there says, after what a
-    killed process left was finished; empty without one. Opening raises StoreError for another kind of output, a file of
-    that name that no run.json describes (without ``overwrite``), a symbolic link, and while another process writes here;
-    UsageError for what is no local path.
+    ``stage``: the command in its run.json; ``kind``: of output, where a stage has several. ``names``: of the files,
+    each of which must be missing or of this output; the first is the main one. ``facts``: the existing run.json, after
+    a killed process's work was completed; empty without one. Opening raises StoreError for another kind of output, a
+    file of that name that no run.json describes (without ``overwrite``), a symbolic link, and while another process
+    writes here; UsageError for what is no local path.
     """
 
     def __init__(
@@ -211,13 +212,13 @@ class StageOutput:
         keep: Iterable[Path] = (),
         parents: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Raises StoreError when ``what`` is there, would go, and was made with another ``facts[key]`` than ``now``, or from
-        other runs than ``parents`` (as run.json has them). ``keep``: files that would stay (see ``finish``)."""
+        """Raises StoreError when ``what`` would be replaced and was made with another ``facts[key]`` than ``now``, or
+        from other runs than ``parents`` (as run.json has them). ``keep``: files that would stay (see ``finish``)."""
         if self.overwrite or not self.facts or (self.facts.get("files") and not self._replaced(keep)):
             return
         recorded = self.facts.get("parents") or []
         was, given = _sources(recorded), _sources(parents)
-        # What a command adds by itself, like scores and models, belongs to no run.
+        # Inputs without a run, like scores and models, are not compared.
         added = {name for name, parent in was.items() if not parent.get("run_id")}
         if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
             raise StoreError.other_source(self.place, what, *([_called(p) for p in s.values()] for s in (was, given)))
@@ -263,7 +264,8 @@ class StageOutput:
         return self.batches(name, whole.to_batches(), table, whole.schema, **more)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Describe an output whose files come later, unless there is one: for stages that keep what they paid for."""
+        """Describe an output whose files come later, unless there is one: for stages that must not lose paid
+        results."""
         if not self.facts:
             write_run_json(self.run_json, {**facts, "stage": self.stage})
         log_to(self.folder)
@@ -273,8 +275,8 @@ class StageOutput:
     ) -> dict[str, Any]:
         """Make the parts and run.json the output; returns its content (``facts`` as ``run_json.complete`` has them).
 
-        Files that an earlier run.json names and this one does not are removed, other than ``keep``. ``copies``: names of
-        files that get a run.json of their own.
+        Files that only the earlier run.json names are removed, except ``keep``. ``copies``: names of files that get a
+        run.json of their own.
         """
         made = []
         try:
@@ -316,7 +318,7 @@ class StageOutput:
         return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
 
     def _recover(self) -> None:
-        """Finish what a killed process had decided on."""
+        """Complete the intent of a killed process."""
         if not self._intent.is_file():
             return
         try:

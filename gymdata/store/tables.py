@@ -31,13 +31,13 @@ from gymdata.workers.tuning import ahead
 
 T = TypeVar("T")
 ROW_GROUP_TOKENS = 4_000_000
-#: Of a row group in memory, and of one whose rows have no tokens: nothing else would bound it but its bytes.
+#: Largest row group in memory, and largest one of rows without tokens, which only bytes can bound.
 ROW_GROUP_BYTES = 128 << 20
 TEXT_GROUP_BYTES = 8 << 20
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
-#: Batches of a Parquet file that are decoded while those before them are looked at.
+#: Batches of a Parquet file that are decoded ahead of the reader.
 _BATCHES_AHEAD = 2
 
 
@@ -52,7 +52,7 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     if not tables:
         kept = names or table.required()
         schema = pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata)
-        # ``schema.empty_table()`` loads pandas, where it is installed.
+        # Not ``schema.empty_table()``, which imports pandas, if it is installed.
         return pa.Table.from_batches([], schema=schema)
     whole = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
     return whole.replace_schema_metadata(table.metadata)
@@ -96,7 +96,7 @@ def has_rows(source: Source, table: Table) -> bool:
 
 
 def held_instead(path: str | Path, table: Table) -> str | None:
-    """The name of a table that is found under a path argument where nothing of ``table`` is."""
+    """The name of another table that a path argument holds instead of ``table``."""
     return next((name for name in TABLES if name != table.name and resolve(path, name)), None)
 
 
@@ -161,7 +161,7 @@ def rebatched(batches: Iterable[pa.RecordBatch], size_of: Callable[[pa.RecordBat
             if left < batch.num_rows:
                 waiting.appendleft(batch.slice(left))
             left -= parts[-1].num_rows
-        # As it came, or with buffers of its own, of the sizes that they have where the rows are made at once.
+        # Unchanged if it fits; else copied, so that buffers have the sizes of a batch that is built at once.
         whole = len(parts) == 1 and parts[0].num_rows == batch.num_rows
         yield from parts if whole else unpacked(packed(pa.Table.from_batches(parts).combine_chunks())).to_batches()
 
@@ -284,7 +284,7 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
 
 
 def _refuse_short(where: str, rows: int, expected: int) -> None:
-    """What a footer says of one column can be damaged: it is then read as a shorter one."""
+    """Raises DataError when a damaged footer makes a column shorter than the others."""
     if rows != expected:
         raise DataError.damaged(where, f"{rows:,} of {counted(expected, 'row')} can be read")
 
@@ -297,9 +297,9 @@ def scan_source(
     *,
     threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The same of one file, or of a part of one. Of a table ``without`` some fields, these are not read from Parquet.
-    Without ``threads`` a batch is decoded when it is wanted, by who wants it, and is in its processor's caches then: that
-    takes less time of processors, and a little more of the clock."""
+    """The same for one file, or a part of one. Fields that the table is ``without`` are not read from Parquet. Without
+    ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches: less
+    CPU time, slightly more wall time."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
@@ -322,7 +322,7 @@ def scan_source(
                 expected = expected if source.part.take is None else min(expected, source.part.take)
             leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
             found = _some(_parquet_batches(file, leaves, batch_size, groups, threads), source.part)
-            # Closed before the file: its thread may be reading when nobody wants the rest.
+            # Closed before the file, because its thread may still be reading ahead.
             with contextlib.closing(ahead(found, _BATCHES_AHEAD) if threads else found) as batches:
                 for batch in batches:
                     seen += batch.num_rows
@@ -334,7 +334,7 @@ def scan_source(
 
 
 def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Generator[pa.RecordBatch]:
-    """The rows that a part takes of its row groups."""
+    """The rows of ``batches`` that belong to ``part``."""
     if part is None or (not part.skip and part.take is None):
         yield from batches
         return
@@ -357,10 +357,10 @@ def _parquet_batches(
 
 
 def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:
-    """Parquet's own columns of ``columns``, without the fields of lists that ``table`` does not have."""
+    """The Parquet leaf columns of ``columns``, without fields of lists of objects that ``table`` does not have."""
     fields = {f.name: f.type.value_type for f in table.schema if pa.types.is_list(f.type)}
     structs = {name: {f.name for f in kind} for name, kind in fields.items() if pa.types.is_struct(kind)}
-    # "turns.list.element.agent": what stands between has other names in files of other programs.
+    # "turns.list.element.agent": other programs name the two levels between differently.
     paths = (file.schema.column(i).path.split(".") for i in range(len(file.schema)))
     return [
         ".".join(p) for p in paths if p[0] in columns and (p[0] not in structs or p[3:4] == [] or p[3] in structs[p[0]])
@@ -425,7 +425,7 @@ def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where
 
 
 def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
-    """``data`` with the types, order and metadata of the schema; columns asked for and not there are null."""
+    """``data`` with the types, order and metadata of the schema; requested columns that are missing are null."""
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
         raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
@@ -452,7 +452,7 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
 def broken_parquet(path: Path, error: Exception) -> DataError:
     """The error of a Parquet file that pyarrow could not read."""
     if isinstance(error, MemoryError):
-        # Arrow's own, which says nothing of the file.
+        # Arrow's prefix, which has no information.
         raise error
     if not path.exists():
         return DataError.missing_path(path)
@@ -465,7 +465,7 @@ def broken_parquet(path: Path, error: Exception) -> DataError:
 
 
 def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
-    """Tokens in each row, int64: from the counts where the table has them, else the lengths of its id lists, else of its
+    """Tokens in each row, int64: from the counts if the table has them, else the lengths of its id lists, else of its
     longest lists of numbers."""
     names = batch.schema.names
     if "n_context_tokens" in names:

@@ -1,4 +1,4 @@
-"""The model calls that a conversation's text stands for, in the ids that a chat template gives them.
+"""The model calls of a conversation that has only text, with the ids that a chat template gives them.
 
 Invariants: a turn's generation is what the template writes of that assistant message, through its end token and no more,
 and all else is prompt; a prompt holds the ids of the turns before it wherever the template writes their text again, and
@@ -18,7 +18,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.messages import Message, loads, messages_of
 from gymdata.rollouts.turns import Call, TurnEncoder
 
-#: Words that no template looks for, in the place of what the assistant wrote.
+#: A placeholder for the assistant's text: words that no template looks for.
 _STAND_IN = "gymdata stands here"
 Tools = Sequence[Mapping[str, Any]] | None
 
@@ -43,7 +43,8 @@ class Rendering(Protocol):
 
 
 def rendered_row(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
-    """A rollouts row without turns, with those that its text gives. Raises DataError saying why it cannot be rendered."""
+    """A rollouts row without turns, with turns rendered from its text. Raises DataError saying why it cannot be
+    rendered."""
     messages = [chat_message(m, f"message {n}") for n, m in enumerate(row["messages"])]
     written = generated(row)
     if not written:
@@ -92,8 +93,8 @@ def calls(
 
 
 def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Rendering) -> str:
-    """What stands in ``whole`` before the words of its last message: the prompt that a model would continue; where the
-    template does not write the message so, what it writes before other words in their place."""
+    """The part of ``whole`` before the text of its last message: the prompt that a model would continue. When the
+    template changes that text, the part before a placeholder in its place."""
     prompt = chat.text(messages[:-1], tools, generate=True) if len(messages) > 1 else ""
     if prompt and whole.startswith(prompt):
         return prompt
@@ -109,7 +110,7 @@ def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Renderi
 
 
 def generated(row: Mapping[str, Any]) -> list[int]:
-    """Places of the messages that the model wrote: of the assistant, after those that the task itself brought."""
+    """Indices of the messages that the model wrote: the assistant's, after the task's own messages."""
     messages = row["messages"]
     given = _given(row)
     start = 0
@@ -135,7 +136,7 @@ def _says(message: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def chat_message(message: Mapping[str, Any], where: str) -> Message:
-    """A message of a rollouts row as chat templates take it. Raises DataError for tool calls that are none."""
+    """A message of a rollouts row as chat templates take it. Raises DataError for invalid tool calls."""
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     if message.get("tool_calls"):
         made = loads(message["tool_calls"])

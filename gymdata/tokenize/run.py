@@ -1,8 +1,8 @@
 """``gymdata tokenize``: rollouts that have only text in, the same with ids rendered by a chat template out.
 
-Invariants: what was sampled stays as it was read, byte for byte; what is rendered says so in every turn, has no
-log-probability, and its run.json names the tokenizer, the template and the rollouts that it was made from; a rollout that
-cannot be rendered is in the output without ids, and the reason is reported.
+Invariants: what was sampled stays as it was read, byte for byte; rendered turns are marked as such, have no
+log-probabilities, and its run.json names the tokenizer, the template and the rollouts that it was made from; a rollout
+that cannot be rendered is in the output without ids, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HASHES = ("tokenizer_hash", "chat_template_hash")
 
 @dataclass(slots=True, repr=False)
 class TokenizeReport(Report):
-    """What was rendered. ``rollouts`` = ``rendered`` + ``sampled`` (they had ids, and are as they were) + those of
-    ``not_rendered`` (rollout_id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
+    """The result of ``tokenize``. ``rollouts`` = ``rendered`` + ``sampled`` (they had ids, and are as they were) +
+    those of ``not_rendered`` (rollout_id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
 
     tokenizer: str
     template: str
@@ -184,7 +184,7 @@ def _batch(batch: pa.RecordBatch, chat: TransformersChat, report: TokenizeReport
             continue
         if at > start:
             yield batch.slice(start, at - start)
-        # Through JSON, which is what builds a batch from rows.
+        # Through JSON, from which batches are built.
         yield build([decode(encode(made))], ROLLOUTS, ROLLOUTS.schema.names, "rendered rollouts", [at])
         start = at + 1
     if start < batch.num_rows:
@@ -207,7 +207,7 @@ def _rendered(row: dict[str, Any], chat: TransformersChat, report: TokenizeRepor
 
 
 def _count_breaks(made: dict[str, Any], chat: TransformersChat, report: TokenizeReport) -> None:
-    """Name what the template does to earlier turns."""
+    """Count the breaks that the template causes, by code."""
     special = frozenset(chat.tokenizer.all_special_ids)
     found = [r for r in relations(made["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
     counts = Counter(report.breaks) + Counter(relation.code for relation in found)

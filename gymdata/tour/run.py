@@ -21,13 +21,13 @@ from gymdata.public import Report, Row
 from gymdata.store.paths import RUN_JSON, local_output, read_facts
 from gymdata.store.run_json import replacing, temporary_of
 
-#: Runs of the same 25 held-out tasks by the shipped policy, before and after a round of DPO, and what gives ids their text.
+#: Runs of the same 25 held-out tasks by the shipped policy, before and after a round of DPO, and their tokenizer.
 RUNS = ("before", "after")
 TOKENIZER = "tokenizer"
 #: Rollouts of ``before``: one that a server rendered again between its turns, and a right one.
 BROKEN, BEST = "21ff8bed3cc6ca181a2d9c555bb3012b", "2a439133c03696af3b01279e5828a965"
 
-#: Verdicts (a ranking below 3.5 is for the first) that are not what the rewards say.
+#: Verdicts (a ranking below 3.5 is for the first) that contradict the rewards.
 _JUDGED = (
     "SELECT c.task_id, a.reward AS reward_1, b.reward AS reward_2, raw FROM comparisons c "
     "JOIN rollouts a ON a.rollout_id = rollout_i JOIN rollouts b ON b.rollout_id = rollout_j "
@@ -159,7 +159,7 @@ def _steps(folder: Path) -> list[TourStep]:
 
 
 def _files() -> dict[Path, Path]:
-    """What is copied, by its path in the output folder."""
+    """The files to copy, by their path in the output folder."""
     source = Path(str(files("gymdata.sample_data")))
     found = sorted(path for path in (source / "tour").rglob("*") if path.is_file())
     known = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -1,5 +1,5 @@
-"""What a training saw of each sampled token, kept beside the rollouts: which turn a trained token is of, the rows as they
-are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
+"""What a training computed for each sampled token, stored beside the rollouts: which turn a trained token is of, the
+rows as they are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
 
 Invariants: a row's lists are as long as the generation of its turn, token for token; a file never holds steps from both
 sides of a checkpoint, so a training that resumes drops whole files and no step is there twice; at most ``TOKENS`` tokens of
@@ -35,14 +35,14 @@ from gymdata.train.sequence_data import TrainingExperiences
 
 #: Tokens of one process that are held before they are written.
 TOKENS = 1 << 20
-#: Of a training's folder: what it has written of its rows so far.
+#: File in a training's folder with the rows written so far.
 FOLDER = "annotations"
 FILE = "annotations.parquet"
 _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
 _BATCH_ROWS = 512
-#: What is written of a token that was not trained.
+#: The values of a token that was not trained.
 _NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
-#: Stages whose output is made from rollouts that lie elsewhere.
+#: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
 
 
@@ -78,8 +78,8 @@ def run_behind(source: str | Path) -> Path:
 
 
 def place_of(run: Path, output: Path) -> Path:
-    """Where the rows of the training in ``output`` go. Raises StoreError when another training's are there, or the folder
-    cannot be written."""
+    """The folder for the annotations of the training in ``output``. Raises StoreError when another training's are
+    there, or the folder cannot be written."""
     folder = run / f"annotations-{output.resolve().name}"
     refuse_other_kind(folder / RUN_JSON, FOLDER)
     refuse_unwritable(folder)
@@ -142,7 +142,7 @@ def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
 
 
 def _segments(made: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
-    """Of each sequence the turns that it trains: their numbers, where their generations begin in it, and their lengths."""
+    """The turns that each sequence trains: their numbers, where their generations begin in it, and their lengths."""
     sampled = made.sampled
     source = np.arange(len(sampled.logprobs.values)) if made.source is None else made.source
     kept = np.repeat(np.arange(len(sampled.turn_sizes)), sampled.turn_sizes)[source]
@@ -162,7 +162,7 @@ def _match(
     segments: tuple[Ints, Ints, Ints],
     found: dict[int, tuple[Ints, Ints, Ints]],
 ) -> None:
-    """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing beside them."""
+    """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing else."""
     for row in rows:
         own, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
         if row in found or len(own) > len(ids) or not np.array_equal(ids[: len(own)], own):
@@ -179,7 +179,7 @@ def _match(
 
 @dataclass
 class AnnotationWriter:
-    """Collects rows of one process and writes them to files in ``folder``. ``training``: what it is called in them."""
+    """Collects rows of one process and writes them to files in ``folder``. ``training``: its name in them."""
 
     folder: Path
     places: TurnPlaces
@@ -191,15 +191,15 @@ class AnnotationWriter:
     _files: int = 0
 
     def begin(self, step: int) -> None:
-        """Train on after ``step`` steps: what was written of later ones goes."""
+        """Continue after ``step`` steps: rows of later steps are removed."""
         self._forget()
         for file in parts(self.folder):
             if self.rank == 0 and _first_step(file) > step:
                 file.unlink()
 
     def add(self, step: int, at: Ints, values: Mapping[str, np.ndarray]) -> None:
-        """What ``step`` saw of the tokens ``at`` (flat token numbers of the training's sequences, those of a sequence
-        together); ``values``: columns of ANNOTATIONS, a number per token each."""
+        """Record the values of the tokens ``at`` in ``step`` (flat token numbers of the training's sequences, those of
+        a sequence together); ``values``: columns of ANNOTATIONS, a number per token each."""
         if not len(at):
             return
         turn, k = self.places.of(at)
@@ -249,7 +249,7 @@ class AnnotationWriter:
 
 
 def parts(folder: Path) -> list[Path]:
-    """What was written so far, in the order of the steps."""
+    """The rows written so far, in the order of the steps."""
     return sorted(file for file in folder.iterdir() if _PART.fullmatch(file.name)) if folder.is_dir() else []
 
 

@@ -1,7 +1,7 @@
 """Starts the training process and follows it; the parent loads neither torch nor TRL.
 
-Invariants: what the process says for people reaches ``Progress``, everything else goes to ``job/trainer.log``; a
-failure is raised as the error that the process named, or as the trainer's with the last lines of its log.
+Invariants: messages for people go to ``Progress``, everything else goes to ``job/trainer.log``; a failure is raised as
+the error that the process named, or as the trainer's with the last lines of its log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gymdata.train.trainer_settings import reported_to
 if TYPE_CHECKING:
     from gymdata.train.settings import TrainConfig
 
-#: The process is offline and says nothing to anybody but its parent.
+#: The process is offline and reports to its parent only.
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
@@ -37,10 +37,10 @@ _ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "PYTHONUNBUFFERED": "1",
 }
-#: Threads that wait for each other by spinning made a step four times as long on a busy machine; sleeping costs nothing
-#: measurable on a quiet one. The user's own setting wins.
+#: On a busy machine, threads that spin while waiting made a step four times as long; sleeping costs nothing measurable
+#: on a quiet one. The user's own setting wins.
 _DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
-#: What a cluster tells its pods of their ranks; the launcher gives each process its own.
+#: Variables by which clusters set the ranks of their pods; the launcher sets those of each process.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _EVENT = "@gymdata "
 _TAIL_LINES = 12
@@ -49,7 +49,7 @@ _TAIL_LINES = 12
 def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     """Run a job to its end. Returns ``{"proof": …}`` as the process announced it before its first step.
 
-    Raises the GymdataError that the process reported, OutsideError("trainer") when it died without a word, and
+    Raises the GymdataError that the process reported, OutsideError("trainer") when it died without a report, and
     KeyboardInterrupt after a Ctrl-C that it obeyed.
     """
     log = job_file.parent / "trainer.log"
@@ -122,8 +122,8 @@ def _accelerate(config: TrainConfig) -> dict[str, Any]:
 
 
 def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:
-    """Where what is reported is kept: beside the model, where nothing else says so. Beside the checkpoints, which is where
-    TensorBoard's events would be, it would be removed with them."""
+    """Environment variables of the reporting services: their files go beside the model, unless set otherwise.
+    TensorBoard's default is beside the checkpoints, with which its events would be removed."""
     wanted = {"TENSORBOARD_LOGGING_DIR": str(logs), "WANDB_DIR": str(logs), "TRACKIO_DIR": str(logs / "trackio"),
               "WANDB_PROJECT": "gymdata"}  # fmt: skip
     found = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -131,7 +131,7 @@ def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:
     if not {"wandb", "all"} & services:
         found["WANDB_DISABLED"] = "true"
     if "wandb" in services:
-        logs.mkdir(exist_ok=True)  # W&B would take a temporary folder in the place of one that is not there
+        logs.mkdir(exist_ok=True)  # W&B would replace a missing folder by a temporary one
     if "trackio" in services and settings.get("trackio_space_id"):
         found["HF_HUB_OFFLINE"] = "0"
     return found

@@ -20,8 +20,9 @@ BEGIN, END = "<!-- losses -->\n", "<!-- end of losses -->\n"
 
 @dataclass(frozen=True)
 class Loss:
-    """``settings``: setting → its default. ``aggregation``: what the mean over the global batch counts. ``needs``: a column
-    beside the saved log-probs and advantages. ``at_zero``: whether it trains where every advantage is 0."""
+    """``settings``: setting → its default. ``aggregation``: what the mean over the global batch counts. ``needs``: a
+    column that it needs besides the saved log-probs and advantages. ``at_zero``: whether it trains where every
+    advantage is 0."""
 
     formula: str
     source: str

@@ -1,7 +1,7 @@
 """Arrays in files that are mapped into memory, and dropped from it again: data larger than memory, shared by processes.
 
-Invariants: what was read stays in memory for the rows of a few batches only, since ``read_rows`` lets go of it; letting go
-changes no number. Where a system cannot let go, memory grows as it does for any mapped file.
+Invariants: only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages; this changes no
+number. Where a system cannot drop pages, memory grows as for any mapped file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymdata.rollouts.ragged import Array, Ints, Ragged
 
 #: Rows that are read before their pages are dropped. Reading one value maps 64 kB around it.
 _ROWS = 128
-#: Numbers of a whole file that are looked at at once.
+#: Numbers of a whole file that are processed at once.
 CHUNK = 1 << 20
 #: Arrays that are smaller need no file.
 _IN_MEMORY_BYTES = 1 << 25
@@ -51,7 +51,7 @@ def _mapped(held: mmap.mmap, dtype: str) -> Array:
 
 
 def read_rows(count: int) -> None:
-    """Take note that so many rows are about to be read; memory lets go of those before, now and then."""
+    """Announce that ``count`` rows are about to be read; pages of earlier rows are dropped from time to time."""
     global _read
     _read += count
     if _read >= _ROWS:
@@ -59,7 +59,7 @@ def read_rows(count: int) -> None:
 
 
 def release() -> None:
-    """Let go of all that was read of mapped files; what is read again comes from the disk's cache, or the disk."""
+    """Drop all pages of mapped files that were read; later reads come from the disk cache, or the disk."""
     global _read
     _read = 0
     if not hasattr(mmap, "MADV_DONTNEED"):
@@ -69,7 +69,8 @@ def release() -> None:
 
 
 def chunks(offsets: Ints, size: int = CHUNK) -> Iterator[slice]:
-    """Lists ``a`` to ``b`` as slices, about ``size`` numbers at a time and at least one list; memory lets go after each."""
+    """Lists ``a`` to ``b`` as slices, about ``size`` numbers at a time and at least one list; pages are dropped after
+    each."""
     first, n = 0, len(offsets) - 1
     while first < n:
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1)
@@ -104,7 +105,7 @@ class Texts(Sequence[str]):
 
 
 class TextPairs(Sequence[tuple[str, str]]):
-    """Pairs of texts that lie side by side."""
+    """Pairs of texts, stored side by side."""
 
     def __init__(self, texts: Texts) -> None:
         self.texts = texts

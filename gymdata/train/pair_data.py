@@ -1,9 +1,9 @@
-"""What every trainer's data shares, and pairs as trainers get them: flat arrays of ids and masks.
+"""The base of all trainers' data, and pairs as trainers get them: flat arrays of ids and masks.
 
-Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of
-its sequence (nothing predicts it); sequences are cut only where it was asked for, and whatever a length limit costs is in
-the returned ``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is
-on depends on its id, the share and the seed alone.
+Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of its
+sequence (nothing predicts it); sequences are cut only on request, and whatever a length limit costs is in the returned
+``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is on
+depends on its id, the share and the seed alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NamedSequences(Sequences):
         return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
 
     def trained(self) -> proof.TrainedTokens:
-        """What one epoch over these sequences trains."""
+        """The trained tokens of one epoch over these sequences."""
         return proof.total(*self.by_sequence)
 
     @cached_property
@@ -78,7 +78,7 @@ class NamedSequences(Sequences):
 
     @cached_property
     def first_trained(self) -> np.ndarray:
-        """int64 (n,): index of each sequence's first trained token, its length where there is none."""
+        """int64 (n,): index of each sequence's first trained token, its length without one."""
         return self.loss_mask.first_nonzero()
 
     @cached_property
@@ -118,7 +118,7 @@ class NamedSequences(Sequences):
 
 
 class LimitCost(Protocol):
-    """What a length limit took away."""
+    """What a length limit cut."""
 
     def refuse(self, where: str, model: str, limit: int | None) -> None:
         """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the
@@ -126,14 +126,14 @@ class LimitCost(Protocol):
         ...
 
     def text(self) -> str | None:
-        """What was lost, in a sentence; None when nothing was."""
+        """A sentence on what was cut; None when nothing was."""
         ...
 
     def as_json(self) -> dict[str, Any]: ...
 
 
 class TrainingData(Protocol):
-    """What a trainer trains: sequences, a row of training being one of them or a pair."""
+    """The data of a trainer: sequences, a row of training being one of them or a pair."""
 
     @property
     def sequences(self) -> NamedSequences: ...
@@ -165,7 +165,7 @@ def refuse_too_long(where: str, longest: int, max_length: int | None, model: str
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a length limit took away, in pairs and in trained tokens; and which pairs could not be used."""
+    """What a length limit cut, in pairs and in trained tokens; and which pairs could not be used."""
 
     max_length: int | None
     pairs: int
@@ -176,7 +176,7 @@ class Cost:
     nothing_left: tuple[str, ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
-        """Of two parts of a file."""
+        """The sum of two parts of a file."""
         return Cost(
             self.max_length,
             self.pairs + other.pairs,
@@ -391,7 +391,7 @@ def _no_doubles(ids: list[str], where: str) -> None:
 
 
 def pair_twice(pair: str, where: str) -> DataError:
-    """A pair is there more than once."""
+    """The error for a pair that occurs more than once."""
     return DataError(f"{where}: pair {pair} is there more than once", hint="are the same pairs given twice?")
 
 
@@ -417,7 +417,7 @@ REWARD_COLUMNS = (*PAIR_COLUMNS, "task_id")
 
 @dataclass(frozen=True)
 class RewardPairs(TrainingPairs):
-    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry a pair) to measure on."""
+    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry per pair) to measure on."""
 
     heldout: TrainingPairs | None = None
     heldout_tasks: Sequence[str] = ()

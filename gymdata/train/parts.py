@@ -1,4 +1,4 @@
-"""Tables of training data as parts of a few rows each, with what is seen only over all parts.
+"""Tables of training data as parts of a few rows each, and the checks that need all parts.
 
 Invariants: the parts are the rows of ``read_table`` in its order, with the same columns; what would be refused of the whole
 table is refused, after the last part at the latest.
@@ -20,12 +20,12 @@ from gymdata.store import scan_batches
 from gymdata.train.pair_data import pair_twice
 from gymdata.train.sequence_data import WEIGHTS, lacking_weights, made_sequences, no_token_ids, sequence_names, twice
 
-#: Rows of a part. A part takes about a hundred bytes a token while it is checked.
+#: Rows of a part. A part takes about a hundred bytes per token while it is checked.
 ROWS = 1024
 
 
 def parts(source: str, table: Table, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
-    """(number of its first row, part) of a path; one part without rows where there are none."""
+    """(number of its first row, part) of a path; a single empty part for an empty table."""
     first = 0
     for batch in scan_batches(source, table, columns, rows):
         yield first, pa.Table.from_batches([batch])
@@ -99,7 +99,7 @@ def _chosen(
 
 
 class Names:
-    """Names of which none may be there twice: 16 bytes of each."""
+    """Names that must be unique: 16 bytes of each."""
 
     def __init__(self) -> None:
         self._keys: list[np.ndarray] = []

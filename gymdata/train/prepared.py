@@ -1,4 +1,4 @@
-"""What is trained, in files that are made once and mapped by every process of a training.
+"""Training data in files that are written once and mapped by every process of a training.
 
 A part of the data (``TrainConfig.parts``) is in memory while it is checked, counted and appended; after that only numbers
 per sequence are. ``prepared.json``, written last, says how the files make up the data again, which settings and source they
@@ -124,7 +124,7 @@ class _Files:
             file.close()
 
     def read(self, name: str, dtype: str) -> Array:
-        """What was appended so far."""
+        """The data appended so far."""
         self._open[name].flush()
         return np.fromfile(self.folder / name, dtype)
 
@@ -215,7 +215,7 @@ class _Texts:
 
 @dataclasses.dataclass
 class _Fact:
-    """What is small, and added up over the parts."""
+    """Small facts, which are summed over the parts."""
 
     value: Any
 
@@ -241,7 +241,7 @@ class _Fact:
 class _Object:
     """A dataclass of rows: columns in files, others of its kind within it, and facts.
 
-    A part without rows says nothing of which columns there are; a column that a part with rows lacks is one that none has.
+    A part without rows may lack any column; otherwise all parts have the same columns.
     """
 
     def __init__(self, kind: str, path: str = "") -> None:
@@ -272,7 +272,7 @@ class _Object:
         return self.columns.setdefault(name, kind(f"{self.path}{name}"))
 
     def finish(self, files: _Files) -> None:
-        """What is known once all parts are there."""
+        """The facts that need all parts."""
         for inner in self.objects.values():
             inner.finish(files)
         if self.kind == NamedSequences.__name__:
@@ -291,7 +291,7 @@ class _Object:
 
 
 def _columns(part: Any) -> Iterator[tuple[str, Any]]:
-    """What has an entry a row; the items of a dictionary as ``field.item``."""
+    """Fields with one entry per row; the items of a dictionary as ``field.item``."""
     for name, value in _fields(part):
         if isinstance(value, (np.ndarray, Ragged)) or (
             isinstance(value, Sequence) and not isinstance(value, (str, tuple))
@@ -316,7 +316,7 @@ def _fields(part: Any) -> list[tuple[str, Any]]:
 
 
 class _Opened:
-    """Makes the data again of what ``_Object.as_json`` wrote."""
+    """Rebuilds the data that ``_Object.as_json`` described."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -352,7 +352,7 @@ class _Opened:
         given = {name: value for name, value in values.items() if name in known}
         made = kind(**given, **dict.fromkeys(_absent(kind, values)))
         if isinstance(made, NamedSequences):
-            # What is computed when it is first looked at, and was while the part was in memory.
+            # Cached properties that were computed while the part was in memory.
             kept = {name: values[name] for name in ("keys", "first_trained", "siblings")}
             by_sequence = values["counts"], values["checksums"]
             vars(made).update(kept, by_sequence=by_sequence, extent=values["extent"].reshape(-1, 3))

@@ -1,4 +1,4 @@
-"""``train_dpo``, ``train_kto`` and the others: what is refused, what is announced, what is left behind. Knows no trainer.
+"""``train_dpo``, ``train_kto`` and the others: checks, reports and outputs, independent of the trainer.
 
 Invariants: data whose tokenizer is not the model's, or that cannot be a reference, is refused with its reason, its code and
 what to do before a trainer starts; a check reads the data and the run.json files behind it, never the model's weights;
@@ -24,7 +24,7 @@ from gymdata.experience.settings import COMPARING
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.logprobs import sampling_biases, truncations
-from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
 from gymdata.store.lock import LOCK, Lock, refuse_held
@@ -65,7 +65,7 @@ CHECKPOINTS = "checkpoints"
 Prepared = Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
-#: What of run.json is a field of the report.
+#: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
@@ -73,10 +73,10 @@ _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainReport(Report):
-    """What a training left in ``output``; of a dry run, what it would begin with. ``trained_tokens``: the token checksum of
-    the file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
+    """The result of a training in ``output``; of a dry run, its checks. ``trained_tokens``: the token checksum of the
+    file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens a second; ``annotations``: the file of what its steps saw of each token, and its rows;
+    (means), and tokens per second; ``annotations``: the file of what its steps saw of each token, and its rows;
     ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
@@ -271,7 +271,7 @@ def _trained(
     progress: Progress | None,
 ) -> TrainReport:
     source = path_of(source, f"train_{algorithm}")
-    resolve(source, TRAINERS[algorithm].table)  # a missing path is told first
+    resolve(source, TRAINERS[algorithm].table)  # reports a missing path first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
     given = {**settings, "model": model and str(model), "output": output and str(output)}
@@ -299,7 +299,7 @@ def train(
     """
     from gymdata.train.launch import run_job
 
-    # What costs nothing to see, before torch is loaded.
+    # The cheap checks, before torch is loaded.
     source = located(source)
     _refuse_no_rows(source, settings.table)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
@@ -343,13 +343,15 @@ def train_resolved(
     source, loss = str(source), config.facts()
     out = local_output(config.output)
     run = _annotated_run(config, source, out)
+    scored_by = [str(folder) for folder in config.scored_by(source)]
+    read = [*resolve(source, config.table), *(found for folder in scored_by for found in resolve(folder, SCORES))]
     job = {
         **config.own(),
         **({"rollouts": str(run)} if run else {}),
         **({"loss_facts": loss["loss"]} if loss else {}),
         "trainer": config.algorithm,
         "data": absolute(source),
-        "data_xxh3": [hash_file(found.path) for found in resolve(source, config.table)],
+        "data_xxh3": [hash_file(found.path) for found in read],
         "model": absolute(config.model),
         "policy_hash": model.policy_hash,
         "output": str(out.resolve()),
@@ -363,7 +365,7 @@ def train_resolved(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         **loss,
-        "parents": [parent_of(source)],
+        "parents": [parent_of(path) for path in (source, *scored_by)],
         "model": vars(model),
     }
 
@@ -383,7 +385,7 @@ def train_resolved(
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
-    """What says what is trained of a source, and what is held out of it."""
+    """The settings that determine what is trained of a source, and what is held out."""
     return {**config.own(), "trainer": config.algorithm, "seed": config.trainer.get("seed", 0)}
 
 
@@ -451,7 +453,7 @@ def run_training(
         if not begins:
             _drop_prepared(out)
         if failed_at_once:
-            _clear(out)  # settings that the trainer refuses: nothing was trained, and nothing is to be resumed
+            _clear(out)  # the trainer refused the settings: there is nothing to resume
         leave_log(out)
         lock.remove()
         if made and (failed_at_once or not begins):
@@ -460,14 +462,15 @@ def run_training(
 
 
 def _drop_prepared(out: Path) -> None:
-    """What is trained goes; so does the folder of a job that there never was."""
+    """Remove the prepared data, and the folder of a job that never began."""
     shutil.rmtree(out / JOB / DATA, ignore_errors=True)
     with contextlib.suppress(OSError):
         (out / JOB).rmdir()
 
 
 def _tidy(out: Path, job: dict[str, Any]) -> None:
-    """What a training leaves that was killed after it said SUCCESS goes; where another process is at it, it does that."""
+    """Remove what only a resume needs, for a training that was killed after SUCCESS; not while another process works
+    there."""
     with contextlib.suppress(StoreError):
         lock = Lock(out)
         try:
@@ -484,7 +487,7 @@ def _drop_what_resumes(out: Path, job: dict[str, Any]) -> None:
 
 
 def _refuse_place(out: Path, stage: str) -> None:
-    """Raises StoreError when ``out`` cannot be written, or holds something that is no training of this kind."""
+    """Raises StoreError when ``out`` cannot be written, or holds something other than a training of this kind."""
     refuse_other_kind(out / RUN_JSON, stage)
     refuse_unwritable(out)
     if (
@@ -504,7 +507,7 @@ def _is_training(out: Path) -> bool:
 
 
 def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """What ``out`` holds of this very training. Raises StoreError when it holds another one.
+    """The existing state of this training in ``out``. Raises StoreError when it holds another one.
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
     """
@@ -519,7 +522,7 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
             f"{out}: this training cannot be resumed: its settings are not known, as {out / JOB / 'job.json'} {why}",
             hint="bring the file back from a copy, start again with --overwrite, or give another output folder",
         ) from error
-    # What is trained is counted last, and follows from the rest.
+    # The token counts come last, and follow from the rest.
     ignored = (*_OPERATION, *({"trained_tokens"} - job.keys()))
     changed = differences(*({k: v for k, v in side.items() if k not in ignored} for side in (was, job)))
     if changed:
@@ -566,13 +569,13 @@ def _helped(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str
 
 
 def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer measured before its first step, other than the proof."""
+    """Measurements of a trainer before its first step, other than the proof."""
     return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
 def _clear(out: Path, keep: str | None = None) -> None:
-    """Remove an earlier training's files; the folder itself stays, and so do the lock that we hold and ``keep`` of its job.
-    What says that it is a training goes last: killed on the way, it still is one."""
+    """Remove an earlier training's files; the folder itself stays, and so do our lock and ``keep`` of its job. The
+    files that mark it as a training are removed last, so that after a kill it is still recognised."""
     (out / SUCCESS).unlink(missing_ok=True)
     paths = sorted((path for path in out.iterdir() if path.name not in (LOCK, JOB)), key=lambda p: p.name == RUN_JSON)
     for path in [*paths, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
@@ -601,7 +604,7 @@ def check(
     source: str,
     progress: Progress,
 ) -> None:
-    """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` hears the warnings."""
+    """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
     check_vocabulary(data.sequences.extent, model, source)
     check_tokenizer(runs, model, source, progress)
@@ -639,7 +642,7 @@ def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
 
 
 def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
-    """Report settings and data with which a training would end as it began."""
+    """Warn of settings and data with which nothing would be trained."""
     keys = config.trainer
     if keys.get("num_train_epochs") == 0 and (keys.get("max_steps") or 0) <= 0:
         progress.message("warning: num_train_epochs is 0: nothing is trained, and the model is saved as it was")
@@ -663,7 +666,7 @@ def _has_advantage(data: TrainingExperiences) -> bool:
 
 
 def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """What estimators that compare rollouts call a return is what is left after the others' mean was taken off."""
+    """Warn that the returns of estimators that compare rollouts are relative to the group's mean."""
     made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
     for estimator in sorted(COMPARING.intersection(made)):
         progress.message(
@@ -707,7 +710,7 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
 
 
 def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """Saved distributions that are not the teacher's whole one at the temperature of its rows teach something else."""
+    """Refuse distributions that are truncated, or not at the temperature of their rows: they are not the teacher's."""
     identities = [identity for run in runs if (identity := run.get("identity"))]
     temperatures = set(data.temperature.tolist())
     reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}

@@ -1,10 +1,10 @@
-"""Experiences and rollouts as trainers get them: flat arrays of ids, masks and what each algorithm needs beside them.
+"""Experiences and rollouts as trainers get them: flat arrays of ids, masks and what each algorithm needs besides.
 
-Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first
-of its sequence (nothing predicts it); whatever a length limit costs is counted. For SFT a rollout without a known reward is
-never chosen for its reward; a rollout that breaks or branches gives several sequences, each sampled token trained once. For
-KTO a rollout without a known reward, or whose reward is the very bar that it is measured against, has no label and is not
-trained; they are counted. Neither choice depends on the order of the rows.
+Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first of
+its sequence (nothing predicts it); whatever a length limit costs is counted. For SFT a rollout without a known reward
+is never chosen for its reward; a rollout that breaks or branches gives several sequences, each sampled token trained
+once. For KTO a rollout without a known reward, or whose reward equals the bound that it is compared with, has no label
+and is not trained; they are counted. Neither choice depends on the order of the rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.stats import unit_of
+from gymdata.store.lineage import unscored_hint
 from gymdata.train.pair_data import NamedSequences, refuse_too_long
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
-EXPERIENCE_COLUMNS = (
+EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
     "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
 )  # fmt: skip
@@ -38,7 +39,7 @@ EXPERIENCE_COLUMNS = (
 
 @dataclass(frozen=True)
 class LengthCost:
-    """What was not trained, and why."""
+    """What was cut or left out because of the length limit."""
 
     max_length: int | None
     sequences: int
@@ -48,7 +49,7 @@ class LengthCost:
     nothing_trained: tuple[str, ...] = ()
 
     def __add__(self, other: LengthCost) -> LengthCost:
-        """Of two parts of a file."""
+        """The sum of two parts of a file."""
         return LengthCost(
             self.max_length,
             self.sequences + other.sequences,
@@ -90,7 +91,7 @@ class LengthCost:
 @dataclass(frozen=True)
 class TrainingExperiences:
     """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
-    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry a sequence, as have
+    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
     ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
     sequences: NamedSequences
@@ -113,7 +114,7 @@ class TrainingExperiences:
 
     @property
     def per_token(self) -> dict[str, Ragged]:
-        """What a loss needs beside ids and masks: name → a number per token."""
+        """What a loss needs besides ids and masks: name → a number per token."""
         return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
 
     def of_policy(self, rows: np.ndarray) -> np.ndarray:
@@ -140,18 +141,18 @@ class TrainingExperiences:
 
 
 def sequence_names(table: pa.Table) -> list[str]:
-    """What each row of experiences is called."""
+    """The name of each row of experiences."""
     numbers = table["sequence_index"].to_pylist()
     return [f"{rollout}/{index}" for rollout, index in zip(table["rollout_id"].to_pylist(), numbers, strict=True)]
 
 
 def twice(where: str) -> DataError:
-    """A sequence is there more than once."""
+    """The error for a sequence that occurs more than once."""
     return DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
 
 
 def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError:
-    """Some rows have a weight and some do not."""
+    """The error for a weight that only some rows have."""
     return DataError(
         f"{where}: {name} is missing in {lacking:,} of {counted(rows, 'row')}",
         hint="give it in every row, or drop the column",
@@ -194,8 +195,8 @@ def training_experiences(
 
 
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
-    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or stands at a
-    token that is not trained."""
+    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or is at
+    a token that is not trained."""
     found = {}
     for name in WEIGHTS:
         if name not in table.column_names or table[name].null_count == len(table):
@@ -294,13 +295,13 @@ def _beside(
 
 
 #: Columns of an experiences file that a critic's training reads; ``values`` only where there are any.
-VALUE_COLUMNS = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
+VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
 
 
 @dataclass(frozen=True)
 class TrainingReturns(TrainingExperiences):
     """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
-    ``heldout``: those of the tasks ``heldout_tasks`` (one entry a sequence), to measure on."""
+    ``heldout``: those of the tasks ``heldout_tasks`` (one entry per sequence), to measure on."""
 
     returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     values: Ragged | None = None
@@ -357,7 +358,16 @@ def _with_returns(table: pa.Table, max_length: int | None, where: str) -> Traini
 
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "reward", "policy", "policy_hash", "temperature", "turns")
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "turns",
+)
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -424,7 +434,7 @@ def rollouts_to_train(
         raise RefusedError(
             f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`, lower --min-reward, or --select all",
+            hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
         )
     return np.asarray(rows[chosen])
 
@@ -449,8 +459,8 @@ def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> Tra
 
 @dataclass(frozen=True)
 class TeacherDistributions(TrainingExperiences):
-    """Sequences with the ``k`` most likely tokens that the sampler saw at the place of each trained token: a list a sequence
-    of k ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence of k
+    ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
 
     top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
     top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
@@ -533,8 +543,8 @@ def sampled_sequences(
     """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
-    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs``
-    of so many numbers a trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
+    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
+    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
     (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
     """
     require_agents(rollouts["turns"].chunks, agents, where)
@@ -559,14 +569,14 @@ def made_sequences(
 
 
 def no_token_ids(where: str) -> RefusedError:
-    """The rollouts have nothing that could be trained."""
+    """The error for rollouts without token ids."""
     hint = "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
     return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
 
 
 def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
-    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError for
-    none."""
+    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError
+    when there are none."""
     if model is None:
         return np.arange(rollouts.num_rows)
     mine = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
@@ -616,8 +626,8 @@ def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str
 
 
 #: Columns of rollouts that labelled training reads.
-KTO_COLUMNS = (*SFT_COLUMNS, "task_id")
-#: Rewards nearer to the bar than this, relative to the larger of the two, are ties.
+KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
+#: Rewards closer to the bound than this, relative to the larger of the two, are ties.
 _TIE = 1e-9
 
 
@@ -639,8 +649,8 @@ class TrainingLabels(TrainingExperiences):
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
     """(row numbers, desirable or not) of the rollouts that have a label, rising.
 
-    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable: below.
-    A reward equal to that bar says nothing and has no label.
+    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable:
+    below. A rollout whose reward equals that bound has no label.
     """
     reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
     known = np.isfinite(reward)
@@ -703,7 +713,7 @@ def rollouts_to_label(
         raise RefusedError(
             f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
             code="R501",
-            hint="score them with `gymdata score RUN --reward …`",
+            hint=unscored_hint([where]),
         )
     if not len(rows):
         bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"

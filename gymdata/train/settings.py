@@ -1,11 +1,11 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-Invariants: a key that is not ours is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
-model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The command's
-process and the training process make their data by the same ``prepare`` from the same settings.
+Invariants: a key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
+model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The
+command's process and the training process make their data by the same ``prepare`` from the same settings.
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
-the proof of trained tokens, metrics, curve and resuming are everybody's.
+the proof of trained tokens, metrics, curve and resuming are shared by all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gymdata.errors import UsageError
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
+from gymdata.store.lineage import scores_of
 from gymdata.train.losses import LOSSES, with_setting
 from gymdata.train.pair_data import (
     PAIR_COLUMNS,
@@ -54,13 +55,13 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
-#: How the processes are started, which says nothing of what is trained.
+#: Settings of how the processes are started, which do not affect what is trained.
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
 class TrainConfig(Config):
-    """What every training command takes. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
+    """Settings of every training command. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
 
     Every field is a key of --config and --set.
     """
@@ -71,14 +72,14 @@ class TrainConfig(Config):
 
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
-    #: Whose settings are keys of ``trainer``, for ``--help``.
+    #: The classes whose settings are keys of ``trainer``, for ``--help``.
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
     only_with: ClassVar[OnlyWith] = {
         "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
     }
-    #: Sequences that a row of training stands for.
+    #: Sequences per row of training.
     sides: ClassVar[int] = 1
 
     given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
@@ -107,20 +108,27 @@ class TrainConfig(Config):
         "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
     )
     trainer: dict[str, Any] = pydantic.Field(
-        default_factory=dict, description="Settings of the library's trainer, which may also stand beside ours."
+        default_factory=dict,
+        description="Settings of the library's trainer, which may also be keys of the file itself.",
     )
 
+    def scored_by(self, source: str) -> list[Path]:  # noqa: ARG002 - for those that choose by a score
+        """Folders beside the data of which training reads scores."""
+        return []
+
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        """What is trained of a table (``columns``); ``where`` names it in errors. Raises DataError and RefusedError."""
+        """The training data of a table (``columns``); ``where`` names it in errors. Raises DataError and
+        RefusedError."""
         raise NotImplementedError
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
-        """What is trained of a path, in parts of ``rows`` rows where a trainer can; a part is made when the one before is
-        used up. Raises as ``prepare``."""
+        """The training data of a path, in parts of ``rows`` rows if the trainer supports it; a part is made when the
+        one before is used up. Raises as ``prepare``."""
         yield self.prepare(read_table(source, self.table, columns=self.columns), source)
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says of the loss beside the settings. Raises UsageError for code of the user's that is not there."""
+        """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
+        not there."""
         return {}
 
     def own(self) -> dict[str, Any]:
@@ -152,7 +160,7 @@ class TrainConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _sort_keys(cls, values: Any) -> Any:
-        """In files and ``--set`` the trainer's keys stand beside ours; here they move into ``trainer``."""
+        """In files and ``--set`` the trainer's keys are beside gymdata's; they are moved into ``trainer``."""
         if not isinstance(values, dict):
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
@@ -162,7 +170,7 @@ class TrainConfig(Config):
 
 
 class RenderedConfig(TrainConfig):
-    """What the trainers take that need no log-probabilities of the sampler."""
+    """Settings of the trainers that need no log-probabilities of the sampler."""
 
     allow_rendered: bool | None = pydantic.Field(
         None, description="Train token IDs that were rendered from text, not sampled (T213)."
@@ -217,7 +225,7 @@ def _annotate() -> Any:
 
 
 def _of_loss(default: str, description: str, **limits: Any) -> Any:
-    """A setting of some losses: nothing stands for the loss's own default."""
+    """A setting of some losses; left out, it has the loss's own default."""
     return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
 
 
@@ -310,18 +318,35 @@ class TrainRlConfig(TrainConfig):
 
 
 class RolloutsConfig(RenderedConfig):
-    """What the trainers that read rollouts take besides. Turns of other agents than ``target_agents`` are context."""
+    """Settings of the trainers that read rollouts. Turns of other agents than ``target_agents`` are context."""
 
     table = ROLLOUTS
 
+    reward: str | None = pydantic.Field(
+        None, description="Named reward or re-scoring to choose by (default: the total reward)."
+    )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")
     keep_duplicates: bool = pydantic.Field(
         False, description="Keep rows with identical token IDs, mask and label (default: drop them)."
     )
 
+    def scored_by(self, source: str) -> list[Path]:
+        return [] if self.reward is None else self._scores(source)[1]
+
+    def scored(self, table: pa.Table, source: str) -> pa.Table:
+        """``table``, the rows of ``source`` in their order, with the score that is chosen by as ``reward``. Raises
+        UsageError for a score that there is not."""
+        if self.reward is None:
+            return table
+        return table.set_column(table.schema.get_field_index("reward"), "reward", self._scores(source)[0])
+
+    def _scores(self, source: str) -> tuple[pa.ChunkedArray, list[Path]]:
+        _, values, made = scores_of([source], read_table(source, self.table, ("rollout_id", "rewards")), self.reward)
+        return values, made
+
     def choice(self) -> dict[str, Any]:
-        """What of the rollouts is trained."""
+        """The choice of rollouts to train on."""
         names = ("target_agents", "target_model", "keep_duplicates")
         return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
@@ -331,7 +356,7 @@ class RolloutsConfig(RenderedConfig):
         return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
 
     def seen(self) -> set[bytes] | None:
-        """Where what was trained is noted, so that it is not trained twice."""
+        """An empty set for the keys of trained sequences, by which duplicates are found; None to keep duplicates."""
         return None if self.keep_duplicates else set()
 
 
@@ -364,15 +389,21 @@ class TrainSftConfig(RolloutsConfig):
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
         return training_rollouts(
-            table, self.select, self.min_reward, self.max_length, where, distill=self.distill, **self.choice()
+            self.scored(table, where),
+            self.select,
+            self.min_reward,
+            self.max_length,
+            where,
+            distill=self.distill,
+            **self.choice(),
         )
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        if self.distill:  # how many alternatives a token has shows in the whole file only
+        if self.distill:  # how many alternatives a token has is known only from the whole file
             yield from super().parts(source, rows)
             return
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
-        chosen = rollouts_to_train(table, self.select, self.min_reward, source, self.target_model)
+        chosen = rollouts_to_train(self.scored(table, source), self.select, self.min_reward, source, self.target_model)
         total, seen = table.num_rows, self.seen()
         for _, _, made in self.sequences(source, chosen, rows):
             yield rollout_part(made, total, self.max_length, source, seen)
@@ -401,11 +432,13 @@ class TrainKtoConfig(RolloutsConfig):
         return self
 
     def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_labels(table, self.threshold, self.max_length, where, **self.choice())
+        return training_labels(self.scored(table, where), self.threshold, self.max_length, where, **self.choice())
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("task_id", "reward", "policy"))
-        chosen, desirable, counts = rollouts_to_label(table, self.threshold, source, self.target_model)
+        chosen, desirable, counts = rollouts_to_label(
+            self.scored(table, source), self.threshold, source, self.target_model
+        )
         seen = self.seen()
         for numbers, ids, made in self.sequences(source, chosen, rows):
             label = dict(zip(ids, desirable[numbers].tolist(), strict=True))

@@ -83,7 +83,7 @@ def trained_tokens(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> 
 
 
 def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """(counts int64, checksums uint64), one a sequence.
+    """(counts int64, checksums uint64), one per sequence.
 
     ``keys`` (n,); ``ids`` and ``mask`` have n lists. A position is counted from the start of its sequence. Sums of
     ``checksums`` wrap, as they must.

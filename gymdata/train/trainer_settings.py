@@ -21,7 +21,7 @@ from gymdata.errors import UsageError
 from gymdata.settings import Fields, place_of, source_fields
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
-#: Keys that gymdata sets, or that would lose tokens without saying so → what to do instead.
+#: Keys that gymdata sets, or that would silently lose tokens → what to do instead.
 RESERVED = {
     "output_dir": "use -o",
     "model_name_or_path": "use -m",
@@ -41,7 +41,7 @@ RESERVED = {
     "do_train": "it always trains",
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
-#: Numbers of the trainers that mean nothing below the first of these, above the second, or from the third on.
+#: Bounds of the trainers' numbers: invalid below the first, above the second, or from the third on.
 LIMITS: dict[str, tuple[float, float | None, float | None]] = {
     **dict.fromkeys(
         ("learning_rate", "num_train_epochs", "warmup_steps", "weight_decay", "adam_epsilon", "max_grad_norm", "beta",
@@ -62,14 +62,14 @@ LIMITS: dict[str, tuple[float, float | None, float | None]] = {
 }  # fmt: skip
 
 
-#: What ``report_to`` may name besides none, and the module and the package of those that are called otherwise.
+#: The values of ``report_to`` besides none, and the module and the package of those that are called otherwise.
 SERVICES = (
     "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab", "clearml", "dvclive", "codecarbon", "neptune",
     "azure_ml", "dagshub", "flyte", "kubeflow", "all",
 )  # fmt: skip
 _MODULES = {"azure_ml": "azureml", "flyte": "flytekit"}
 _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit", "comet_ml": "comet-ml"}
-#: What a training process imports before anything else.
+#: The modules that a training process imports first.
 _NEEDED = ("torch", "transformers", "trl", "accelerate")
 
 

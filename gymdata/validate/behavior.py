@@ -1,6 +1,6 @@
-"""What policies do that no single token shows: loops, turns that say nothing, storms of errors, rewards that teach nothing.
+"""Checks of a policy's behavior: loops, empty turns, series of tool errors, uninformative rewards.
 
-Invariants: these are never errors, for a policy may behave so; a file that is too small to tell gives no finding; no Python
+Invariants: these are never errors, because a policy may behave so; a file that is too small gives no finding; no Python
 loop over tokens or over turns that are fine; of a whole path a few numbers per rollout are kept.
 """
 
@@ -17,22 +17,22 @@ from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, UNKNOWN, Evidence, Messages
 from gymdata.rollouts.violations import Violation
 
-#: B801: a piece of at most this many tokens, repeated at least so often and over at least so many tokens.
+#: B801: largest period in tokens, fewest repetitions, and fewest tokens of a loop.
 LOOP_PERIOD, LOOP_TIMES, LOOP_TOKENS = 64, 4, 80
 #: Every how many tokens a loop is looked for, and by how many tokens: see ``_suspects``.
 _STRIDE, _COMPARED = 48, 8
-#: B802: share of the model calls that were cut by a limit, of at least so many.
+#: B802: share of model calls that were cut by a limit, and fewest calls.
 CUT_SHARE, CUT_OF = 0.1, 20
-#: B804: tool results of one rollout that are errors: so many, and this share of all.
+#: B804: fewest errors among a rollout's tool results, and their share.
 STORM, STORM_SHARE = 4, 0.5
-#: B805: messages that spell a call which nobody parsed.
+#: B805: fewest messages with an unparsed tool call in their text.
 UNPARSED = 2
-#: B806, B807: scored rollouts that are needed to say something of all.
+#: B806, B807: fewest scored rollouts.
 ENOUGH = 8
 #: B807: correlation with the reward of the part that dominates, and of another that varies and does not.
 DOMINATES, DOMINATED = 0.99, 0.9
-#: B808: the last quarter's median length against the first's, of at least so many rollouts, and by how many standard
-#: errors of the mean logarithm.
+#: B808: ratio of the last quarter's median length to the first's, fewest rollouts, and how many standard errors of the
+#: mean logarithm apart.
 DRIFT, DRIFT_OF, DRIFT_ERRORS = 1.5, 200, 4.0
 
 
@@ -97,7 +97,7 @@ class Behavior:
                 yield at("B804", r, detail=text)
         self._parsed = self._parsed or bool((assistant & m.calls).any())
         self._offered = self._offered or e.offers_tools
-        # Only a path without a single parsed call is looked at for those in its texts.
+        # Texts are searched for calls only until a call was parsed.
         if not self._parsed:
             spelled = np.flatnonzero(m.spelled_calls())
             self._spelled += len(spelled)
@@ -121,7 +121,7 @@ class Behavior:
             self._started.append(e.started[known])
 
     def append(self, other: Behavior) -> None:
-        """Join what another has seen of the rows that follow."""
+        """Append the data of another, of the rows that follow."""
         self._calls, self._cut, self._spelled = (
             self._calls + other._calls, self._cut + other._cut, self._spelled + other._spelled
         )  # fmt: skip
@@ -210,30 +210,30 @@ def _suspects(generations: Ragged) -> list[tuple[int, int, int]]:
 
 
 def loop_text(period: int, start: int, end: int, size: int) -> str:
-    """What B801 says of a loop in a generation of ``size`` tokens, the last of which may end the turn."""
+    """B801's text for a loop in a generation of ``size`` tokens, the last of which may end the turn."""
     more = f", then {_tokens(size - end)} more" if size - end > 1 else ""
     return f"{_tokens(period)} repeated {(end - start) // period} times{more}"
 
 
 def empty_turn(sampled: int) -> str:
-    """B803: what is odd about a turn that says nothing."""
+    """B803's text for an empty turn."""
     return f"{_tokens(sampled)} sampled"
 
 
 def runaway(cut: int, of: int, what: str) -> str | None:
-    """B802: what is odd when many of the calls were cut."""
+    """B802's text when many calls were cut."""
     if of < CUT_OF or cut < CUT_SHARE * of:
         return None
     return f"{cut:,} of {of:,} {what} at a token limit ({cut / of:.0%})"
 
 
 def storm(bad: int, every: int) -> str | None:
-    """B804: what is odd about the tool results of one rollout."""
+    """B804's text for the tool results of one rollout."""
     return f"{bad:,} of {every:,} tool results are errors" if bad >= STORM and bad >= STORM_SHARE * every else None
 
 
 def unparsed(spelled: int, *, parsed: bool, offered: bool) -> str | None:
-    """B805: what is odd when calls are spelled, tools were offered, and none was parsed."""
+    """B805's text when messages contain unparsed tool calls, and none was parsed although tools were offered."""
     return (
         f"{spelled:,} messages spell a tool call, and none was parsed"
         if spelled >= UNPARSED and offered and not parsed
@@ -242,7 +242,7 @@ def unparsed(spelled: int, *, parsed: bool, offered: bool) -> str | None:
 
 
 def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
-    """What is odd when every scored rollout got one and the same reward."""
+    """B806's text when all scored rollouts have the same reward."""
     known = reward[np.isfinite(reward)]
     if len(known) < ENOUGH or (known != known[0]).any():
         return None
@@ -250,7 +250,7 @@ def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
 
 
 def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArray[np.float64]]) -> str | None:
-    """What is odd when the reward moves with one part and another part that varies makes no difference."""
+    """B807's text when the reward follows one part, and another part that varies makes no difference."""
     moves = {}
     for name, values in parts.items():
         both = np.isfinite(values) & np.isfinite(reward)
@@ -269,7 +269,7 @@ def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArra
 
 
 def length_drift(started: Ints, sizes: Ints) -> str | None:
-    """What is odd when rollouts that began late are longer, or shorter, than those that began early.
+    """B808's text when rollouts that began late are longer, or shorter, than those that began early.
 
     ``started``: microseconds; ``sizes``: sampled tokens. The order of rows would not do: short rollouts end first.
     """

@@ -1,4 +1,4 @@
-"""What the columns of a JSON row may hold, for validation without pyarrow: types, known keys, keys given twice.
+"""The schema of JSON rows, for validation without pyarrow: types, known keys, keys given twice.
 
 Invariants: a value of another type than its column's is S102 at its place; a key that nothing reads is reported, once per
 file; the types are those of the schema (a test compares them).
@@ -16,10 +16,10 @@ from gymdata.errors import json_value
 from gymdata.store.lines import NON_FINITE
 
 _ABSENT = object()
-#: Where a turn stands, and its lists of tokens.
+#: A turn's position, and its lists of tokens.
 INT_FIELDS = ("parent", "prefix_length", "digest")
 LISTS = ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")
-#: What the columns outside the token evidence hold, as in schema.ROLLOUTS, which would need pyarrow; ? may be null.
+#: The types of the columns outside the token evidence, as in schema.ROLLOUTS, which would need pyarrow; ? may be null.
 COLUMNS = {
     "run_id": "text", "task_id": "text", "rollout_index": "int32", "policy": "text", "policy_hash": "text",
     "policy_version": "int32", "status": "text", "stop_reason": "text?", "finish_reason": "text?", "reward": "number?",
@@ -32,7 +32,7 @@ MESSAGE = {
     "name": "text?", "turn": "int32?", "extra": "text?",
 }  # fmt: skip
 STATUS = ("completed", "truncated")
-#: What a turn holds beside ids, log-probabilities and its place.
+#: The columns of a turn besides ids, log-probabilities and its position.
 TURN = {
     "finish_reason": "text", "agent": "text?", "reward": "number?", "top_log_probs": "alternatives?", "rendered": "bool?",
     "server": "text?", "weight_versions": "spans?",
@@ -61,7 +61,7 @@ class UnknownKey:
 
 
 def record_unknown_key(number: int, value: Mapping[str, Any], strange: dict[str, UnknownKey]) -> None:
-    """A key that nobody reads may be one that was misspelt, so each is reported once per file."""
+    """Record an unknown key, which may be misspelt: each is reported once per file."""
     keys = {key for key in value if key not in _KNOWN[""]}
     for where, items in (("turns[].", value.get("turns") or ()), ("messages[].", value["messages"])):
         known = _KNOWN[where]
@@ -80,11 +80,11 @@ def reject_duplicate_keys(line: bytes, value: Mapping[str, Any]) -> None:
     try:
         json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        return  # what decodes it otherwise has read it
+        return  # a reader that decodes it otherwise has read it
 
 
 def _count_keys(value: Any) -> int:
-    """Keys of all objects in a value. Lists of tokens are the bulk and hold none: a first number is believed."""
+    """Keys of all objects in a value. Lists of tokens are skipped: a list whose first item is a number has no keys."""
     count, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

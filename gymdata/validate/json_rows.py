@@ -1,7 +1,7 @@
 """Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
 
-Invariants: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103
-missing); one bad row never hides another; non-finite numbers are read in every spelling that Python or gymdata writes.
+Invariants: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103 missing);
+one bad row never hides another; non-finite numbers are read in every form that Python or gymdata writes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def scan(source: Source, strange: dict[str, UnknownKey]) -> Iterator[Evidence | 
 
 
 def unknown_keys(strange: Mapping[str, UnknownKey]) -> Iterator[Violation]:
-    """What ``scan`` counted in a whole file."""
+    """Violations for the keys that ``scan`` counted in a whole file."""
     for key, seen in strange.items():
         detail = f"unknown key {key!r} in {counted(seen.rows, 'row')}, which nothing reads"
         yield Violation(
@@ -144,7 +144,7 @@ def _turns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise BadRow("S103", "the row has no rollout_id", expected="rollout_id")
     for name in ("rollout_id", "group_id"):
         if name in value and not isinstance(value[name], str):
-            raise BadRow("S102", f"{name}", expected="text", got=json_value(value[name]))
+            raise BadRow("S102", name, expected="text", got=json_value(value[name]))
     if "turns" not in value:
         raise BadRow("S103", "the row has no turns", expected="turns")
     turns = value["turns"] if value["turns"] is not None else []
@@ -175,7 +175,7 @@ def _turn(index: int, turn: Any) -> dict[str, Any]:
 
 
 def _numbers(turn: int, name: str, values: Any, kind: type) -> np.ndarray:
-    """A list field as an array. A null or missing list is empty: T205 and L301 tell of it."""
+    """A list field as an array. A null or missing list is empty: T205 and L301 report it."""
     if values is None:
         return np.empty(0, kind)
     if not isinstance(values, list):
@@ -264,7 +264,7 @@ def _gather(rows: list[_Row]) -> Evidence:
 
 
 def _started(values: list[Mapping[str, Any]]) -> np.ndarray:
-    """When each rollout began; ``UNKNOWN`` where it does not tell."""
+    """When each rollout began; ``UNKNOWN`` when the row does not say."""
     texts = [v.get("started_at") for v in values]
     try:
         return np.asarray([_instant(t) for t in texts], "datetime64[us]").astype(np.int64)
@@ -284,7 +284,7 @@ def _microseconds(text: Any) -> int:
 
 
 def _counts(rows: list[_Row]) -> dict[str, np.ndarray]:
-    """The count columns. A row without one says nothing that could be wrong, so it gets what its turns amount to."""
+    """The count columns. A row without one gets the count of its turns."""
     result = {}
     for name in _COUNTS:
         if any(name in row.value for row in rows):

@@ -1,5 +1,5 @@
-"""Family B of NeMo Gym rows: B801 to B806. Their rewards have no parts (B807), and they do not tell when a rollout began
-(B808): the time of its last response would call long rollouts late ones."""
+"""Family B of NeMo Gym rows: B801 to B806. Their rewards have no parts (B807), and no start times (B808): by the time
+of the last response, long rollouts would be late ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Validation of pairs files.
 
-Invariants: a file that is no pairs table is a violation with what the store says of it; rows keep their numbers.
+Invariants: a file that is not a pairs table is a violation with the store's error; rows keep their numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class PairChecks:
     def __init__(self, vocab_size: int | None = None) -> None:
         self._limit = vocab_size if vocab_size is not None else 2**31
         self._preferred: dict[tuple[str, str], str] = {}
-        #: Of each rollout: its prompt, and prompt and completion together. A pair may begin later, where two rollouts fork.
+        #: Keys of each rollout's prompt, and of prompt and completion together. A pair may begin later, where two
+        #: rollouts fork.
         self._prompts: dict[str, tuple[int, int]] = {}
         self._split_of: dict[str, str] = {}
         self._shared: set[tuple[str, str]] = set()
@@ -51,7 +52,7 @@ class PairChecks:
             return Violation(code, first_row + int(row), ids[int(row)], **more)
 
         found = [at(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
-        # A pair that says the opposite of another is no copy of it, whatever ids it holds.
+        # A pair that contradicts another is not a copy of it, whatever ids it holds.
         opposite = {v.row for v in found if v.code == "P604"}
         copies = self._copies(batch, ids, first_row, file)
         found += [at(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
@@ -77,7 +78,7 @@ class PairChecks:
         for row in np.flatnonzero(is_rendered(batch)):
             yield int(row), "T213", {}
         margin = batch.column("margin").to_numpy(zero_copy_only=False)
-        # Of a pair of texts that was imported nobody may have said it.
+        # An imported pair of texts may have no margin.
         sampled = lists[1].lengths > 0
         for row in np.flatnonzero((margin <= _TIE) | (np.isnan(margin) & sampled)):
             yield row, "P603", {"expected": "a margin above 0", "got": f"{margin[row]:g}"}

@@ -27,7 +27,7 @@ from gymdata.workers.tuning import ahead, in_order
 _SCALARS = (
     "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",
 )  # fmt: skip
-#: Read where they are, for what a policy does is no fault of the file.
+#: Read if present: behavior is not a fault of the file.
 _WHERE_THERE = ("tools", "started_at")
 _NESTED = {
     "rewards": ("name", "value"),
@@ -47,8 +47,8 @@ _CHECKED_BYTES = 8 << 20
 
 
 def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
-    """The Parquet leaf paths that validation reads of ``file``: what a fair rival has to read as well. ``texts``: with
-    those of messages, which only checks of behavior need."""
+    """The Parquet leaf paths that validation reads of ``file``: for benchmarks, what another tool has to read as well.
+    ``texts``: with those of messages, which only checks of behavior need."""
     wanted = []
     for i in range(len(file.schema)):
         path = file.schema.column(i).path.split(".")
@@ -181,7 +181,7 @@ def _read_ahead(
 
 
 def _in_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, so many at a time that what is computed of them is small beside a row group."""
+    """The same rows in slices, so that what is computed of a slice is small compared to a row group."""
     for batch in batches:
         step = max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))
         yield from (batch.slice(start, step) for start in range(0, len(batch), step))

@@ -42,20 +42,21 @@ def validate_rollouts(
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
-    ``reader`` gives what decodes ids; it is called at the first break. ``workers``: processes that check parts of the files.
+    ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
+    files.
     """
     report = ValidationReport(files=[str(source.path) for source in sources])
     across, behavior = checks.AcrossRows(), Behavior()
     check = _Check(
         selection.wants("T209"),
-        # Texts are read for nothing else.
+        # Texts are read only for this.
         any(code.startswith("B") for code in selection.select - selection.ignore),
         vocab_size if vocab_size is not None else vocabulary(run or {}),
         names_reward(run or {}),
         reader,
     )
     sampled_greedily = any_log_prob = False
-    #: Of each file, the rows with token ids.
+    #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
     checked = _checked_in_order(check, sources, across, behavior, workers)
@@ -91,7 +92,7 @@ def validate_rollouts(
 
 @dataclass(slots=True)
 class _Checked:
-    """What was found in a batch of a file, or beside its batches: all but what takes other rows to see."""
+    """The findings in a batch of a file, or besides its batches: all that need no other rows."""
 
     file: str
     rollouts: int = 0
@@ -116,7 +117,7 @@ class _Check:
     reader: Reader | None
 
     def batches(self, source: Source, across: checks.AcrossRows, behavior: Behavior) -> Iterator[_Checked]:
-        """Batch by batch. ``across`` and ``behavior`` remember what they must of them."""
+        """The findings, batch by batch; ``across`` and ``behavior`` collect the data that they need."""
         file = str(source.path)
         rest = _Checked(file)
         for batch in _scan(source, self.behaves, rest.strange):
@@ -187,7 +188,7 @@ def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Viol
 
 
 def behavior_of(path: str | Path) -> dict[str, str]:
-    """What is odd in what the policy did, by code: how often, or what it is; nothing else is checked."""
+    """The behavior findings alone, by code: the count, or the text."""
     behavior, found = Behavior(), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):
@@ -236,7 +237,7 @@ def names_reward(run: Mapping[str, Any]) -> bool:
 
 
 def vocabulary(run: Mapping[str, Any]) -> int | None:
-    """The vocabulary's size as run.json tells it: the model's where the engine knew it, else the tokenizer's."""
+    """The vocabulary's size from run.json: the model's if the engine reported it, else the tokenizer's."""
     for part in (run.get("engine"), run.get("chat")):
         if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])

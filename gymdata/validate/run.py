@@ -43,7 +43,7 @@ _FOREIGN = {
 }
 
 
-# What was changed is checked like anything else, and is a fault itself; damaged journal lines are violations.
+# Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 @rare_collections()
 def validate(
@@ -60,12 +60,12 @@ def validate(
     """Check rollouts or pairs, token for token, and name every fault.
 
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
-    recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors. ``tokenizer``: a
-    folder whose vocabulary bounds the ids, and whose texts tell the cause of a break (the model folder that run.json names
-    serves for that, too); ``decode`` also compares generations with their messages' text. ``workers``:
-    processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one large
-    JSONL file where there is one worker (default 2; forks only where that is safe). Raises DataError when nothing can be
-    read there, UsageError for an unknown code.
+    recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors.
+    ``tokenizer``: a folder whose vocabulary bounds the ids, and whose texts show the cause of a break (the default is
+    the model folder that run.json names); ``decode`` also compares generations with their messages' text. ``workers``:
+    processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one
+    large JSONL file where there is one worker (default 2; forks only where that is safe). Raises DataError when nothing
+    can be read there, UsageError for an unknown code.
     """
     path = path_of(path, "validate")
     began = time.perf_counter()
@@ -156,7 +156,7 @@ def _fix(
     from gymdata.store.lineage import parent_of
 
     report, name = validate(path), out.names[0]
-    # That a file was changed is the fault of none of its rows.
+    # A changed file is not a fault of its rows.
     report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
     if nemo:
         from gymdata.interop.nemo_gym.fix import fix_nemo_gym
@@ -168,7 +168,7 @@ def _fix(
         from gymdata.validate.fix import fixed_rollouts
 
         out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # How the rollouts were sampled is looked up for the copy as it was for them.
+    # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
     more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
@@ -180,7 +180,7 @@ def _sources(path: Path, text: str) -> list[Source]:
     sources = resolve(text, "rollouts")
     if not sources and path.is_dir():
         sources = resolve(text, "pairs")
-        # The held-out side of a split lies beside it.
+        # The held-out side of a split is beside it.
         for source in list(sources):
             held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
             if held.is_file() and held != source.path:
@@ -189,7 +189,7 @@ def _sources(path: Path, text: str) -> list[Source]:
 
 
 def kind_of(source: Source) -> Kind:
-    """What the rows of a file are, from its metadata or its first row."""
+    """The kind of a file's rows, from its metadata or its first row."""
     if source.kind == "parquet":
         return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
     if source.kind == "journal":
@@ -237,7 +237,7 @@ def _of_another_project(path: Path) -> str:
 
 
 def _is_task(line: bytes) -> bool:
-    """Whether a row asks something and tells no answer: neither turns nor a response, nor a reply at the end."""
+    """Whether a row is a task without an answer: no turns, no response, and no reply at the end."""
     if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"chosen"')):
         return False
     try:
@@ -308,7 +308,7 @@ def _vocab_size(folder: str | Path) -> int:
 
 
 def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
-    """What decodes ids, loaded when it is first asked: most files have no break."""
+    """The reader of ids, loaded at the first use, because most files have no break."""
     if tokenizer is None and run is None:
         return None
 

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gymdata.errors import GymdataError, printable
+from gymdata.errors import GymdataError, counted, printable
 from gymdata.errors import shown as by_url
 from gymdata.urls import OnlyHosts
 from gymdata.view.pages import Missing, Pages
@@ -116,7 +116,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         sys.stderr.write(printable(line, lines=False) + "\n")
         return PlainTextResponse("unexpected error: the terminal says more\n", 500)
 
-    # What the first page needs is read while the browser opens; the page waits for what is left of it.
+    # The data of the first page is read while the browser opens.
     threading.Thread(target=pages.index.snapshot, name="gymdata-view-index", daemon=True).start()
     app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
     try:
@@ -148,7 +148,6 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
     )
     filters: Any = (
         text.number,
-        text.count,
         text.short,
         text.share,
         text.signed,
@@ -156,7 +155,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         text.seconds,
         text.moment,
     )
-    made.filters |= {one.__name__: one for one in filters}
+    made.filters |= {one.__name__: one for one in filters} | {"count": counted}
     made.globals |= {
         f"{name}_href": (links or {}).get(name, functools.partial(_page_of, name)) for name in ("rollout", "comparison")
     }

@@ -1,7 +1,7 @@
-"""Pages that put rollouts side by side: a group, a preference pair, and what a judge said of two.
+"""Pages that show rollouts side by side: a group, a preference pair, and a judge's comparisons.
 
-Invariants: a judge's figures are computed from the comparisons that the page lists; "against the rewards" is said only of
-comparisons whose two rollouts have different rewards; a failed comparison is never a verdict.
+Invariants: a judge's figures are computed from the comparisons that the page lists; only comparisons whose two rollouts
+have different rewards can be "against the rewards"; a failed comparison is never a verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_CARDS = 64
 #: Longer completions are compared by their common beginning and end only.
 _MOST_COMPARED = 6_000
 _UNCHANGED = 12
-#: What each figure about a judge means, and where a fair judge stands.
+#: The meaning of each figure about a judge, and a fair judge's value.
 FIGURES = {
     "position_bias": ("first position wins", "of decided comparisons; a fair judge is at 50 %", 0.5),
     "position_inconsistency": (
@@ -55,7 +55,7 @@ def completion(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def group_cards(table: pa.Table) -> dict[str, Any]:
-    """The rollouts of a group: their common prompt, what each made of it, and how often each final answer came."""
+    """The rollouts of a group: their common prompt, their completions, and how often each final answer came."""
     rows = sorted(table.to_pylist(), key=lambda row: (row["rollout_index"], row["rollout_id"]))
     prompts = [row["messages"][: completion(row["messages"])] for row in rows]
     shared = prompts[0] if all(_bare(p) == _bare(prompts[0]) for p in prompts) else None
@@ -91,7 +91,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def list_pairs(rows: Rows, page: int, sort: str) -> dict[str, Any]:
-    """One page of the pairs, by margin or as they stand."""
+    """One page of the pairs, by margin or in the file's order."""
     keys = rows.keys
     order = np.arange(len(rows))
     if sort in ("margin", "-margin"):
@@ -134,7 +134,7 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
 
 
 def _differences(a: Sequence[int], b: Sequence[int], fork: int) -> tuple[list[bool], list[bool]]:
-    """Which tokens of each side the other has not."""
+    """Which tokens of each side the other lacks."""
     mine, theirs = [True] * len(a), [True] * len(b)
     mine[:fork], theirs[:fork] = [False] * fork, [False] * fork
     if max(len(a), len(b)) - fork <= _MOST_COMPARED:
@@ -159,7 +159,7 @@ def _marked(
 
 
 class Verdicts:
-    """All comparisons with what they decided. Arrays have one entry a comparison."""
+    """All comparisons with what they decided. Arrays have one entry per comparison."""
 
     def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
         self.rows, keys = rows, rows.keys
@@ -214,7 +214,8 @@ class Verdicts:
                 "unequal": self.unequal, "failed": failed}  # fmt: skip
 
     def outcomes(self) -> dict[str, int]:
-        """How many verdicts agree with the rewards and how many do not, and what became of pairs when they were swapped."""
+        """How many verdicts agree with the rewards and how many do not, and what happened to pairs when their positions
+        were swapped."""
         a, _, flipped, one_tie = self.pairs
         won = self.won[self.places[a]]
         return {
@@ -262,7 +263,7 @@ def _verdicts(_state: tuple[int, int], held: Any) -> Verdicts:
 
 
 class _Aside:
-    """A value that a cache takes no notice of."""
+    """A value that a cache ignores."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

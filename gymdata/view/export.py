@@ -16,7 +16,7 @@ import orjson
 from markupsafe import Markup
 
 from gymdata import __version__
-from gymdata.errors import GymdataError, RefusedError, UsageError
+from gymdata.errors import GymdataError, RefusedError, UsageError, counted
 from gymdata.rollouts.violations import BREAKS, CODES
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
@@ -26,11 +26,10 @@ from gymdata.view.evidence.rollout import Tokens, shown_messages
 from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
-from gymdata.view.text import count
 
 _SHOWN = ("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks",
           "n_context_tokens", "n_generated_tokens", "policy", "policy_version")  # fmt: skip
-#: What HTML would take for the end of a script inside JSON.
+#: Characters in JSON that HTML could read as the end of a script.
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 
@@ -52,7 +51,7 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     left = f" of {total:,} (--limit takes more)" if shown < total else ""
-    return f"{count(shown, 'rollout')}{left} in {target}, {target.stat().st_size / 1e6:.1f} MB"
+    return f"{counted(shown, 'rollout')}{left} in {target}, {target.stat().st_size / 1e6:.1f} MB"
 
 
 def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:

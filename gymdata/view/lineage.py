@@ -1,6 +1,6 @@
 """What was made from what: the run.json of every file here, and of all that they name as parents, as a graph.
 
-Invariants: an edge is a parent that a run.json names; what is no longer where its child says is a node that says so.
+Invariants: an edge is a parent that a run.json names; a parent that has been moved or deleted is a node that says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_STAGE = {
     "annotations": "checks",
     "pairs": "data", "experiences": "data", "experience": "data", "export": "data", "tokenize": "data",
 }  # fmt: skip
-#: The table that a stage is made for, where it writes several, and what its rows are where its name does not say it.
+#: The main table of a stage that writes several, and the noun for its rows if it differs from the table's name.
 _MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
 _NOUN = {"audit": "rollouts", "scores": "scored rollouts", "annotations": "rows"}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
@@ -54,7 +54,7 @@ def graph(paths: Sequence[Path]) -> dict[str, Any]:
     for path in paths:
         for folder in _with_stages(path):
             _add(nodes, folder, here=True)
-    # A policy that was not trained from anything here, and what is gone, stand where the path begins.
+    # A policy that was not trained from anything here, and missing parents, are in the first column.
     for node in nodes.values():
         leads_on = any(node.key in other.parents for other in nodes.values())
         if leads_on and not node.parents and (node.kind == "models" or (node.missing and not node.facts)):

@@ -1,6 +1,6 @@
-"""What each page of ``gymdata view`` shows: an address to the name of its template and the values in it.
+"""The pages of ``gymdata view``: an address to the name of its template and the values in it.
 
-Invariant: pages only read; a page that is asked for something that is not there says what there is.
+Invariant: pages only read; for something that does not exist, a page lists what does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
 class Missing(Exception):  # noqa: N818 - an answer, not a defect
-    """What an address names is not there."""
+    """The thing that an address names does not exist."""
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
@@ -68,7 +68,7 @@ class Pages:
         self.index.close()
 
     def version(self, snapshot: Snapshot) -> str:
-        """Differs when what a page shows does: other rollouts, or all of them checked."""
+        """Changes when pages would: with other rollouts, or when all of them are checked."""
         return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
@@ -113,7 +113,7 @@ class Pages:
         return answer
 
     def around(self, request: Request, *, bare: bool = False) -> dict[str, Any]:
-        """What every page has: navigation, the state of the data, the color scheme."""
+        """Values of every page: navigation, the state of the data, the color scheme."""
         snapshot = self.index.snapshot()
         theme = request.cookies.get("theme", "")
         return {
@@ -130,7 +130,7 @@ class Pages:
         }
 
     def state(self, _: Request) -> dict[str, Any]:
-        """What a page asks for now and then: whether something has changed."""
+        """Polled by pages: whether something has changed."""
         snapshot = self.index.snapshot()
         return {"version": self.version(snapshot), "growing": snapshot.growing, "rollouts": len(snapshot)}
 
@@ -196,7 +196,7 @@ class Pages:
     # -- one rollout ---------------------------------------------------------------------------------------------
 
     def row_of(self, request: Request) -> tuple[Snapshot, int]:
-        """The rollout that an address names with ``id``: a whole id, or a beginning that fits one only."""
+        """The rollout that an address names with ``id``: a whole id, or a unique prefix."""
         given = request.query_params.get("id", "")
         snapshot = self.index.snapshot()
         if not given:
@@ -230,7 +230,7 @@ class Pages:
             "after": ids[mates[place + 1]].as_py() if place + 1 < len(mates) else None,
             "fault": fault,
             "breaks": breaks,
-            "violations": told_of(found),
+            "violations": listed_violations(found),
             "codes": CODES,
             "turns": len(row["turns"]),
             "has": _colors(tokens),
@@ -239,7 +239,7 @@ class Pages:
         }
 
     def violations_of(self, snapshot: Snapshot, number: int, row: Mapping[str, Any]) -> list[Violation]:
-        """What validation finds in one rollout."""
+        """The violations of one rollout."""
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
         return violations(batch, 0, vocabulary_size(snapshot.file(number)), reader_of(lambda: self.vocabulary(row)))
 
@@ -250,7 +250,7 @@ class Pages:
         return Tokens(row, self.stages).data(self.vocabulary(row))
 
     def token(self, request: Request) -> dict[str, Any]:
-        """What else was likely at one sampled token."""
+        """The alternatives of one sampled token."""
         snapshot, number = self.row_of(request)
         row = self.index.row(snapshot, number)
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
@@ -270,7 +270,7 @@ class Pages:
         return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
 
     def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
-        """What gives this rollout's ids their text."""
+        """The vocabulary that decodes this rollout's ids."""
         if self.config.tokenizer is not None:
             return load_vocabulary(self.config.tokenizer)
         for path in self.index.paths:
@@ -328,7 +328,7 @@ class Pages:
         return "group.html", self.group_values(snapshot, mates) | {"scale": _scale(snapshot)}
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> dict[str, Any]:
-        """What there is to say of some rollouts of one group."""
+        """The values of the page of a group's rollouts."""
         columns = ["rollout_id", "rollout_index", "task_id", "group_id", "status", "stop_reason", "reward", "rewards",
                    "n_turns", "n_breaks", "n_generated_tokens", "messages"]  # fmt: skip
         values = comparing.group_cards(self.index.rows(snapshot, mates, columns))
@@ -356,22 +356,22 @@ class Pages:
         return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours}
 
     def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
-        """What there is to say of one pair."""
+        """The values of a pair's page."""
         row = rows.row(number)
         snapshot = self.index.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
         here = [snapshot.find(one) for one in ids]
-        told = {"run_id": row["run_id"], "policy": ""}
+        source = {"run_id": row["run_id"], "policy": ""}
         if here[0] is not None:
-            told["policy"] = snapshot.table["policy"][here[0]].as_py()
-        said = []
+            source["policy"] = snapshot.table["policy"][here[0]].as_py()
+        listed: list[dict[str, Any]] = []
         if (made := self.stages.rows("comparisons")) and len(made):
             verdicts = comparing.verdicts(made, snapshot)
             numbers = [n for one, other in (ids, ids[::-1]) for n in made.where("rollout_i", one)
                        if made.keys["rollout_j"][n].as_py() == other]  # fmt: skip
-            said = verdicts.listed(numbers)
-        return comparing.pair_page(row, self.vocabulary(told)) | {
-            "verdicts": said,
+            listed = verdicts.listed(numbers)
+        return comparing.pair_page(row, self.vocabulary(source)) | {
+            "verdicts": listed,
             "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in here],
             "file": str(rows.file(number)),
             "known": [n is not None for n in here],
@@ -474,7 +474,7 @@ class Pages:
         return training.curves(files[_chosen(request, len(files))])
 
     def code(self, request: Request) -> Page:
-        """What one code of validation means, and how many rollouts have it."""
+        """The page of a validation code: its meaning, and how many rollouts have it."""
         given = request.query_params.get("code", "")
         if given not in CODES:
             raise Missing(
@@ -487,8 +487,9 @@ class Pages:
         return "lineage.html", lineage.graph(self.index.paths)
 
 
-def told_of(found: Sequence[Violation]) -> list[Violation]:
-    """The violations that a rollout's page lists: breaks have lines of their own, and that there are no tokens it says."""
+def listed_violations(found: Sequence[Violation]) -> list[Violation]:
+    """The violations that a rollout's page lists. Breaks have lines of their own, and missing tokens are shown
+    otherwise."""
     return [one for one in found if one.code not in BREAKS and (one.severity == "error" or one.code[0] not in "TR")]
 
 
@@ -536,7 +537,7 @@ def _group(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _colors(tokens: Tokens | None) -> dict[str, bool]:
-    """What tokens can be colored by, and what they cannot."""
+    """What tokens can be colored by → whether the data for it is there."""
     if tokens is None:
         return {}
     has_text = any(len(turn["generation_token_ids"]) for turn in tokens.turns)

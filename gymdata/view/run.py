@@ -19,9 +19,9 @@ from gymdata.store.paths import RUN_JSON, beside
 from gymdata.urls import address_of, listening_socket
 from gymdata.view.settings import ViewConfig
 
-#: How far below a folder that is no run of its own runs are looked for.
+#: How deep below a folder that is not a run runs are searched for.
 _DEPTH = 4
-#: Bytes of an address: as much as browsers send.
+#: Longest address in bytes, as in browsers.
 _LONGEST_REQUEST = 2 << 20
 
 
@@ -30,7 +30,7 @@ def view(
 ) -> None:
     """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
 
-    ``paths``: run, stage and model folders, files and globs; a folder without a run.json stands for the runs in it.
+    ``paths``: run, stage and model folders, files and globs; a folder without a run.json means the runs in it.
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """
@@ -55,7 +55,7 @@ def view(
 
 
 def server_of(app: Any) -> Any:
-    """The settings of the server: quiet, and fit for the long addresses that statements and lists of ids make."""
+    """The settings of the server: quiet, and able to take long addresses with statements and lists of ids."""
     import uvicorn
 
     return uvicorn.Config(
@@ -73,7 +73,8 @@ def server_of(app: Any) -> Any:
 
 
 def expanded(path: Path) -> list[Path]:
-    """``path``, or the runs inside it where it is a folder that is none itself. Raises DataError when nothing is there."""
+    """``path``, or the runs inside it when it is a folder that is not a run itself. Raises DataError when nothing is
+    there."""
     if not path.is_dir() or (path / RUN_JSON).exists() or (path.parent / RUN_JSON).exists():
         if not path.exists() and "*" not in str(path):
             raise DataError.missing_path(path)

@@ -1,7 +1,7 @@
 """SQL over what the pages show, as ``gymdata query`` runs it: one SELECT, nothing outside the given files, bounded.
 
-Invariants: a statement has a time limit, a memory limit and a limit of shown rows, and says which one it met; a download
-has the statement's whole result.
+Invariants: a statement has a time limit, a memory limit and a limit of shown rows, and an error names the one that was
+reached; a download has the statement's whole result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gymdata.view.settings import ViewConfig
 
 FORMATS = {"csv": "text/csv", "jsonl": "application/jsonl", "parquet": "application/vnd.apache.parquet"}
 _MOST_TEXT = 400
-#: Advice that helps with ``gymdata query`` alone.
+#: Hints that only help with ``gymdata query``.
 _OF_COMMAND = re.compile(r"`-|^query takes|given after it")
 #: Ids that a filter command may name.
 _MOST_IDS = 200
@@ -75,7 +75,7 @@ def command_of(paths: Sequence[Path], condition: str) -> str:
 
 
 def page_error(error: Exception) -> str:
-    """An error without advice that is about the command line; the views are listed on the page already."""
+    """An error without the hints for the command line; the views are listed on the page already."""
     if not isinstance(error, GymdataError):
         return str(error)
     message = error.message.removesuffix(": query only reads")
@@ -107,7 +107,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """A value for a cell: text is cut, what has parts is JSON."""
+    """A value for a cell: text is shortened, nested values are JSON."""
     if isinstance(value, (dict, list)):
         text = json.dumps(json_value(value), default=str, ensure_ascii=False)
     elif isinstance(value, str):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from gymdata.errors import counted, printable
+from gymdata.errors import printable
 
 
 def number(value: Any) -> str:
-    """A number to four digits; a dash for what is not there."""
+    """A number to four digits; a dash for None."""
     if value is None or value != value:
         return "–"
     if isinstance(value, bool):
@@ -19,11 +19,6 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else visible(value)
 
 
-def count(value: int, noun: str, plural: str | None = None) -> str:
-    """``3 rollouts``, ``1 rollout``."""
-    return counted(value, noun, plural)
-
-
 def short(value: Any, length: int = 12) -> str:
     """The beginning of an id."""
     text = visible(value)
@@ -31,7 +26,7 @@ def short(value: Any, length: int = 12) -> str:
 
 
 def ending(value: Any, length: int) -> str:
-    """The end of a path, which says most of it."""
+    """The end of a path, its most telling part."""
     text = visible(value)
     return text if len(text) <= length else "…" + text[1 - length :]
 
@@ -47,14 +42,14 @@ def share(value: float | None, digits: int = 1) -> str:
 
 
 def visible(value: Any) -> str:
-    """Text with what a terminal or browser would act on written as an escape."""
+    """Text with control characters for terminals and browsers as escapes."""
     return "" if value is None else printable(str(value))
 
 
 def seconds(value: float | None) -> str:
     """A duration."""
     if not value:
-        # Files of other projects have no durations.
+        # Imported rollouts have no durations.
         return "–"
     if value < 1:
         return f"{1000 * value:.0f} ms"

@@ -53,7 +53,7 @@ def find_metrics(paths: Iterable[Path]) -> list[Path]:
 
 
 def described(file: Path) -> dict[str, Any]:
-    """What a training is: its folder, kind, settings in a line, and how far it is."""
+    """A summary of a training: its folder, kind, settings in a line, and progress."""
     facts = facts_of(file.parent)
     config = facts.get("config") or {}
     rows = list(_rows(file))

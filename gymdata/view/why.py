@@ -1,9 +1,9 @@
-"""Why a sampled token is trained, and how: where its mask comes from, its group's arithmetic, its probabilities, and what a
-loss would make of them.
+"""Why a sampled token is trained, and how: where its mask comes from, its group's arithmetic, its probabilities, and
+its losses.
 
-Invariants: an advantage is the one in the file of experiences where there is one, and beside it the same arithmetic done
-again from the rewards that the page shows; without such a file it is called a preview; counts over the run leave out,
-and name, what cannot be matched token for token.
+Invariants: an advantage is the one in the file of experiences where there is one, and beside it the same arithmetic
+done again from the rewards that the page shows; without such a file it is labelled a preview; counts over the run leave
+out, and name, what cannot be matched token for token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.stages import Stages, facts_of
 
-#: What an estimator makes of the rewards of a group, as it is written.
+#: The formula of an estimator for the rewards of a group.
 FORMULAS = {
     "grpo": ("A = (r − mean) / (std + 1e-9)", True),
     "cpgd": ("A = (r − mean) / (std + 1e-6), population std", True),
@@ -53,7 +53,7 @@ _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
 
 def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
-    """All that is known of why sampled token ``k`` of ``turn`` has its weight in training."""
+    """Everything that determines the weight of sampled token ``k`` of ``turn`` in training."""
     reference = tokens.reference[turn]
     logprob = float(tokens.turns[turn]["generation_log_probs"][k])
     other = None if reference is None else float(reference[k])
@@ -89,7 +89,7 @@ def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
 
 
 def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
-    """The rewards of the group and what the estimator makes of them."""
+    """The rewards of the group and the advantages that the estimator gives."""
     facts = facts_of(Path(tokens.experience)) if tokens.experience else {}
     config = facts.get("config") or {}
     estimator = str(config.get("estimator") or "grpo")
@@ -100,7 +100,8 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
     shaped = _shaped(rewards, estimator, int(config.get("pass_k") or 4))
     known = rewards[np.isfinite(rewards)]
-    saved = None if tokens.advantages[turn] is None else float(tokens.advantages[turn][k])  # type: ignore[index]
+    advantages = tokens.advantages[turn]
+    saved = None if advantages is None else float(advantages[k])
     for one, value in zip(group, shaped.tolist(), strict=True):
         one["advantage"] = _finite(value)
         one["this"] = one["rollout_id"] == row["rollout_id"]
@@ -125,7 +126,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
 
 
 def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> npt.NDArray[np.float64]:
-    """What the rewards alone make of a rollout; NaN where the estimator reads more than them, or other ones."""
+    """A rollout's advantage from the rewards alone; NaN when the estimator reads more than these, or other ones."""
     unknown = np.full(len(rewards), np.nan)
     if not len(rewards) or estimator in ("gdpo", "gigpo", "otb", "rae", "teacher"):
         return unknown
@@ -141,8 +142,8 @@ _SHAPING = ("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", 
 
 
 def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict[str, Any]:
-    """What steps of trainings saw of a token (``train-* --annotate``), at most 60, the last ones; ``more``: how many there
-    are beside them."""
+    """The values of a token at training steps (``train-* --annotate``), the last 60 at most; ``more``: the number of
+    earlier ones."""
     rows = stages.rows("annotations")
     here = rows.where("rollout_id", rollout_id)
     of_turn = [n for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
@@ -253,7 +254,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def counts_over_run(tokens: Tokens) -> dict[str, Any] | None:
-    """``ratios`` of the files that the token's own numbers come from; None where there is one of them only."""
+    """``ratios`` of the files that the token's own numbers come from; None when only one of them exists."""
     if tokens.audit is None or tokens.experience is None:
         return None
     try:

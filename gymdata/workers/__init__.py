@@ -1,1 +1,1 @@
-"""Work by several processes and threads: files in parts, results in order, less memory and fewer searches for garbage."""
+"""Work by several processes and threads: files in parts, results in order, less memory and rarer garbage collection."""

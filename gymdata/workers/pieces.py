@@ -1,8 +1,8 @@
 """Files cut into parts that several processes read: row groups of Parquet, lines of JSON.
 
-Invariants: the parts of a file, one after the other, are the file; the places that readers report are those in the file.
-What cannot be cut (compressed files, journals), and what is not as it was recorded or cannot be opened, stays whole, so that
-it is the reader that says what is wrong, where one process would.
+Invariants: the parts of a file, one after the other, are the file; the places that readers report are those in the
+file. Files that cannot be cut (compressed files, journals), were changed, or cannot be opened stay whole, so that the
+reader reports the fault as in one process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def pieces(
     sources: Iterable[Source], table: Table | None = None, *, lines: bool = True, rows: int | None = None
 ) -> Iterator[Source]:
     """``sources`` in order, in parts where they can be cut. ``lines``: JSON lines, too, and not only Parquet. ``rows``:
-    large row groups are divided at multiples of so many rows, for work that costs much more than reading does: the rows in
-    front are read once more.
+    large row groups are divided at multiples of this many rows, for work that costs much more than reading does: the
+    rows in front are read once more.
 
     With ``table`` only files that ``check_source`` lets pass are cut, and their parts are not checked again.
     """
@@ -49,7 +49,7 @@ def pieces(
 
 
 def name_of(source: Source) -> str:
-    """What to call a piece."""
+    """The name of a piece in messages."""
     if source.part is None:
         return str(source.path)
     what = "row groups" if source.kind == "parquet" else "bytes"
@@ -116,7 +116,7 @@ def _counted(data: bytes) -> tuple[int, int]:
         end = data.find(b"\n", begin)
         end = len(data) if end < 0 else end
         lines += 1
-        # Hardly any line begins with white space, and the others need not be looked at.
+        # Only lines that begin with white space can be blank, and there are few.
         if (end == begin or data[begin : begin + 1].isspace()) and not data[begin:end].strip():
             blank += 1
         begin = end + 1

@@ -1,9 +1,9 @@
 """Work on many pieces in several processes, with the results in the order of the pieces.
 
 Invariants: what comes out is what one process would give, warnings and errors included, in the same places; only a few
-pieces are under way or wait at a time; a worker that is killed is an error that names its piece, never a piece left out; no
-worker outlives the process that started it, however that ends, and none sees a Ctrl-C of the terminal. Workers write no
-files: the one process that started them does.
+pieces are in progress or waiting at a time; a worker that is killed is an error that names its piece, never a piece
+left out; no worker outlives the process that started it, however that ends, and none sees a Ctrl-C of the terminal.
+Workers write no files: the one process that started them does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: What a worker runs; the number of its connection and the places of modules follow.
+#: The program of a worker; its arguments are the number of its connection and the import path.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from gymdata.workers.processes import serve; serve()"
 
 
@@ -40,9 +40,9 @@ def in_order(work: Callable[[T], R], pieces: Iterable[T], workers: int, named: C
     """``work`` of each piece, in the order of ``pieces``, with up to ``workers`` processes at it.
 
     ``work``, the pieces and the results are sent by pickle: ``work`` is a function of a module, or an object with
-    ``__call__`` that each worker gets once and keeps. One worker, or a single piece, is this process itself. What ``work``
-    raises is raised in its place, and what it reports of data is reported here. ``named``: what to call a piece whose worker
-    was killed, which raises OutsideError. A caller that stops ends the workers at once.
+    ``__call__`` that each worker gets once and keeps. One worker, or a single piece, is this process itself. What
+    ``work`` raises is raised in its place, and what it reports of data is reported here. ``named``: the name of a
+    piece, for the OutsideError when its worker was killed. A caller that stops ends the workers at once.
     """
     if workers < 1:
         raise UsageError.bad_value("workers", workers, "at least 1")
@@ -70,7 +70,7 @@ def in_order(work: Callable[[T], R], pieces: Iterable[T], workers: int, named: C
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What a worker is sent first."""
+    """The first message to a worker."""
 
     allow_changed: bool
     work: Callable[[Any], Any]
@@ -78,10 +78,10 @@ class _Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of a piece: its result or what it raised, and what was reported meanwhile (damage, or a warning)."""
+    """A worker's answer for a piece: its result or error, and the reports of damage and warnings."""
 
     result: Any
-    #: As ``GymdataError.to_dict`` has it, where it is one.
+    #: A GymdataError as ``to_dict`` returns it.
     error: BaseException | dict[str, Any] | None
     lines: list[tuple[bool, str]]
 
@@ -128,7 +128,7 @@ class _Processes:
         return process
 
     def end(self) -> None:
-        """Workers keep nothing that could be lost."""
+        """End the workers at once; they hold nothing that could be lost."""
         with self._guard:
             self._ended = True
         for process in self._all:
@@ -152,7 +152,7 @@ class _Process:
         ours, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
-            # What a library prints must not come between the lines of ours.
+            # Output of libraries must not get into the messages.
             popen = subprocess.Popen(
                 [sys.executable, "-c", _START, str(number), *sys.path],
                 stdin=subprocess.DEVNULL,
@@ -173,7 +173,7 @@ def serve() -> None:
     """Work on pieces until there are no more: what ``_START`` runs in a process of its own."""
     from multiprocessing.connection import Connection
 
-    # The parent ends its workers; whoever signals the whole group means the parent.
+    # The parent ends its workers; a signal to the whole group is meant for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     terms: _Terms | BaseException
@@ -182,7 +182,7 @@ def serve() -> None:
         assert isinstance(terms, _Terms)
     except (EOFError, OSError):
         return
-    except Exception as error:  # noqa: BLE001 - whatever it is, the first piece is answered with it
+    except Exception as error:  # noqa: BLE001 - any error is the answer to the first piece
         terms = error
     for piece in _received(connection):
         answer = _answer(terms, piece)
@@ -221,7 +221,7 @@ def _answer(terms: _Terms | BaseException, piece: Any) -> _Answer:
 
 
 def _portable(error: Exception) -> Exception | dict[str, Any]:
-    """``error``, or what says the same and can be sent; a defect with where it was."""
+    """``error``, or an equivalent that can be sent; a defect with its traceback."""
     if isinstance(error, GymdataError):
         return error.to_dict()
     import traceback

@@ -1,5 +1,4 @@
-"""Faster and smaller long commands: the next items made in threads, fewer searches for reference cycles, and memory that is
-free given back."""
+"""Speed and memory of long commands: reading ahead in threads, rarer garbage collection, and releasing free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int) -> Generator[T]:
-    """The items of each job, in order, with up to ``depth`` + 1 jobs under way in ``workers`` threads.
+    """The items of each job, in order, with up to ``depth`` + 1 jobs in progress in ``workers`` threads.
 
     Ends at the first job without items, so that ``jobs`` may be endless; what a job raises is raised in its place. A caller
     that stops waits for the jobs that run, and no more.
@@ -43,19 +42,19 @@ def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int
 
 
 def ahead(items: Iterator[T], depth: int = 3) -> Generator[T]:
-    """``items``, made in a thread of their own, up to ``depth`` ahead."""
+    """``items``, iterated in another thread, up to ``depth`` ahead."""
     return in_order(itertools.repeat(lambda: list(itertools.islice(items, 1))), 1, depth)
 
 
-#: Net allocations before a search of the youngest objects, and how many of these before one of the next older.
+#: Net allocations before a collection of the youngest generation, and collections of it before one of the next.
 _THRESHOLDS = (100_000, 20, 100)
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Requests in flight, and rows that are read, are many objects that live for a moment and form no cycles. Searched every
-    700 of them, as Python does by itself, they cost a collecting process a fifth of its time, on a processor for which the
-    engine waits, and an import a tenth."""
+    """Fewer garbage collections within the block. Requests in flight and rows that are read are many short-lived
+    objects without cycles: with Python's default, a collection every 700 objects, collecting spends a fifth of its time
+    on them, while the engine waits, and an import a tenth."""
     before = gc.get_threshold()
     gc.set_threshold(*_THRESHOLDS)
     try:
@@ -65,7 +64,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """What Arrow has freed goes back to the system: its allocator keeps it, and what numpy and Polars take next comes on
-    top. For the ends of stages; it takes milliseconds."""
+    """Return memory that Arrow has freed to the system; its allocator would keep it while numpy and Polars allocate
+    more. For the ends of stages; takes milliseconds."""
     if (pa := sys.modules.get("pyarrow")) is not None:
         pa.default_memory_pool().release_unused()

@@ -123,7 +123,7 @@ def test_the_hash_of_a_function_knows_what_it_holds() -> None:
     assert source(made(1)) == source(made(1)) != source(made(2))
     named = [partial(above, bound) for bound in (1, 1, 2)]
     for function in named:
-        function.__name__ = "above"  # type: ignore[attr-defined]
+        function.__name__ = "above"  # type: ignore[attr-defined]  # a partial can have one
     assert source(named[0]) == source(named[1]) != source(named[2])
 
 
@@ -142,8 +142,8 @@ def test_an_environment_is_a_class_or_an_instance(policy: str) -> None:
     """Both give their tools; the identity names the class, and an instance counts with what it holds."""
     config = CollectConfig(tasks="in memory", model="served", endpoint="http://127.0.0.1:9/v1", tokenizer=policy)
     by_class = load_parts(config, Given(environment=Adder)).environment
-    assert [s["function"]["name"] for s in by_class.schemas] == ["add"]  # type: ignore[union-attr]
-    assert by_class.identity["spec"] == "in memory:Adder"  # type: ignore[union-attr]
+    assert [s["function"]["name"] for s in by_class.schemas] == ["add"]  # type: ignore[union-attr]  # there is an environment
+    assert by_class.identity["spec"] == "in memory:Adder"  # type: ignore[union-attr]  # there is an environment
     two, three = (given_environment(Adder(start)).identity["file_hash"] for start in (2, 3))
     assert two != three
     assert two == given_environment(Adder(2)).identity["file_hash"]

@@ -205,7 +205,7 @@ class _Warmed:
         await asyncio.gather(*(worker() for _ in range(SEQS // n)))
         self.overhead_s += time.perf_counter() - began
         self.overhead_cpu_s += time.process_time() - cpu
-        return facts  # type: ignore[no-any-return]
+        return facts  # type: ignore[no-any-return]  # from an untyped base
 
     async def sample(self, request: Any) -> Any:
         return await self._inner.sample(request)

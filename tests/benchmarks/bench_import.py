@@ -85,7 +85,7 @@ def exported(run: Path, name: str, rows: Callable[[Path], Any], what: str, *, bo
             for row in rows(run):
                 file.write(orjson.dumps(row) + b"\n")
 
-    # Else the disk still works on what was made for this measurement.
+    # Wait until the disk has written the input of this measurement.
     os.sync()
     timing = interleave(lambda: gymdata.export(run, ours, name, overwrite=True), write)
     took, its = statistics.median(timing.ours_cpu), statistics.median(timing.rival_cpu)

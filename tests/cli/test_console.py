@@ -231,3 +231,21 @@ def test_a_long_name_in_a_summary_is_indented_where_it_continues(capsys: pytest.
     assert lines[at + 1].startswith("      ")
     assert lines[at + 1].strip() in name
     assert max(map(len, lines)) <= 80
+
+
+def test_messages_break_between_words_on_a_terminal(terminal: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors and notes, with what continues indented; a line with a command to copy stays whole."""
+    assert main(["export", "nowhere", "--format", "opnai", "-o", "x.jsonl"]) == 2
+    error = capsys.readouterr().err
+    assert max(map(len, error.splitlines())) <= 80
+    assert ", nat-trajectories,\n  nat-dpo, nat-dpo-items, atif," in error
+    console.note("a line of words " * 8 + "\n  → " + "gymdata score runs/x " * 5)
+    words, command = capsys.readouterr().err.rstrip("\n").rsplit("\n", 1)
+    assert [len(line) <= 80 for line in words.split("\n")] == [True, True]
+    assert command == "  → " + "gymdata score runs/x " * 5
+
+
+def test_messages_in_a_pipe_are_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader of lines gets each in one."""
+    console.note("a line of words " * 8)
+    assert capsys.readouterr().err == "a line of words " * 8 + "\n"

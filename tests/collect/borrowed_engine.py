@@ -20,7 +20,7 @@ class Borrowed:
         self._engine, self._loop = engine.sampler, loop
 
     async def start(self) -> Mapping[str, Any]:
-        return self._engine.facts()  # type: ignore[no-any-return]
+        return self._engine.facts()  # type: ignore[no-any-return]  # the other loop's, without types
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         work = asyncio.run_coroutine_threadsafe(self._engine.sample(request), self._loop)

@@ -77,6 +77,7 @@ def server() -> Iterator[Callable[[Settings], str]]:
 
         thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
         thread.start()
+        # What they return is not used.
         stops.append(lambda: (loop.call_soon_threadsafe(done.set), thread.join()))  # type: ignore[arg-type, return-value]
         assert came_up.wait(30)
         return ready[0]

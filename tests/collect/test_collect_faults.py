@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -145,6 +146,32 @@ def test_a_reward_of_a_column_that_no_task_has_is_refused_before_sampling(tasks:
     mixed.write_text('{"prompt": "a", "gold": "1"}\n{"prompt": "b"}\n')
     summary = collect(tasks=str(mixed), output=tmp_path / "run", parts=parts(rewards=made))
     assert (summary.new_rollouts, summary.reward_faults) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("reward", "row", "note"),
+    [
+        ("numeric", {"gold": "3"}, "with a number in it; the first has gold, prompt; pass --map answer=gold"),
+        ("numeric", {"answer": "three"}, "with a number in it; the first has answer, prompt"),
+        ("exact_match", {"level": 2}, "it needs the task column `answer`; the first has level, prompt"),
+        (
+            "regex",
+            {"answer": "3"},
+            "`--reward regex:PATTERN` or the task column `pattern`; the first has answer, prompt",
+        ),
+        ("regex:[0-9]", {"gold": "3"}, None),
+        ("numeric", {"answer": 3}, None),
+    ],
+)
+def test_a_shipped_reward_that_applies_to_no_task_is_noted_before_sampling(
+    tmp_path: Path, reward: str, row: dict[str, Any], note: str | None
+) -> None:
+    """The note has what the reward needs, the columns that there are, and the --map that would read one of them."""
+    (tmp_path / "tasks.jsonl").write_text(f"{json.dumps({**row, 'prompt': 'a'})}\n")
+    made = parts(rewards=[reward])
+    collect(tasks=str(tmp_path / "tasks.jsonl"), output=tmp_path / "run", parts=made)
+    notes = [text.partition("applies to no task: ")[2] for text in made.notes if text.startswith("reward ")]
+    assert [text[-len(str(note)) :] for text in notes] == ([] if note is None else [note])
 
 
 @pytest.mark.parametrize(("values", "got", "of"), [("[1.0]", 1, 2), ("[1.0, 1.0]", 2, 1)])

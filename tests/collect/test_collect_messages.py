@@ -157,6 +157,6 @@ def test_a_vllm_server_with_messages_only_breaks_honestly(vllm_server: str, poli
     assert {v.code for v in found} <= {"T201", "T202"}
     collect(parts=made(), output=tmp_path / "refused", on_break="fail", max_attempts=1, **settings)
     refused = read_table(tmp_path / "refused").to_pylist()
-    key = lambda r: (r["task_id"], r["rollout_index"])  # noqa: E731
+    key = lambda r: (r["task_id"], r["rollout_index"])  # noqa: E731  # used twice below
     assert {key(r) for r in refused} == {key(r) for r in rows if not r["n_breaks"]}
     assert {"break: the prompt" in json.dumps(f) for f in failures_of(tmp_path / "refused")} == {True}

@@ -88,6 +88,14 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, row: dict[str, Any]
     assert lenient.skipped == 1
 
 
+def test_a_look_at_the_first_task_changes_no_count_of_the_last_full_pass(tmp_path: Path) -> None:
+    """Notes and skipped rows are those of the whole file, whoever has looked at its beginning since."""
+    rows = [{"question": "a"}, {"question": 3}, {"question": "b"}, {"question": "c"}]
+    tasks = TaskFile(write(tmp_path / "t.jsonl", *rows), skip_bad_rows=True)
+    assert [len(list(tasks)), next(iter(tasks)).messages[0]["content"]] == [3, "a"]
+    assert (tasks.skipped, tasks.notes()) == (1, [f"{tmp_path / 't.jsonl'}: prompt = question (3 tasks)"])
+
+
 def test_a_line_that_is_not_json(tmp_path: Path) -> None:
     """A broken line is an error naming it, or is skipped and counted."""
     file = write(tmp_path / "t.jsonl", {"prompt": "a"}, '{"prompt": "b', "[1]", {"prompt": "c"})

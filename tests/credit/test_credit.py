@@ -100,7 +100,7 @@ def test_kl_estimators() -> None:
     near = credit.kl(np.array([1e-9]), np.array([0.0]), "k3")
     assert 0 <= near[0] < 1e-17
     with pytest.raises(UsageError, match="k1, k2, k3"):
-        credit.kl(logp, ref, "k4")  # type: ignore[arg-type]
+        credit.kl(logp, ref, "k4")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_rewards_are_placed_on_the_last_valid_token() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -135,23 +132,3 @@ def test_unknown_engine_arguments_name_the_nearest(policy):
         asyncio.run(start({"max_model_len": -5}))
     with pytest.raises(UsageError, match="-m/--model"):
         VllmSampler(policy, engine_args={"model": "x"})
-
-
-def test_an_engine_that_ended_in_order_leaves_no_log(policy, monkeypatch):
-    """It is there while the engine runs, for the case that it dies, and gone when it was closed."""
-    # vLLM's sockets are made there, too, whose paths must be short.
-    folder = Path(tempfile.mkdtemp())
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-
-    async def run():
-        sampler = VllmSampler(policy, sampling={}, engine_args={}, seed=0)
-        try:
-            await sampler.start()
-            await all_of(sampler, requests(2, 150))
-            return [file.suffix for file in folder.glob("gymdata-engine-*")]
-        finally:
-            await sampler.close()
-
-    assert asyncio.run(run()) == [".log"]
-    assert list(folder.glob("gymdata-engine-*")) == []
-    shutil.rmtree(folder)

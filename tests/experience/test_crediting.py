@@ -387,7 +387,7 @@ def test_rewards_that_no_file_can_hold_are_refused(
 
 @pytest.mark.parametrize("given", ["abc", "1,-1", "-1", "0", "1,2,3"])
 def test_bounds_of_rewards_are_checked_at_once(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no bound is refused with the flag's name and what is expected, before anything is read."""
+    """An invalid bound is refused with the flag's name and what is expected, before anything is read."""
     assert main(["experience", "nowhere", f"--reward-clip={given}"]) == 2
     err = capsys.readouterr().err
     assert f"--reward-clip: got '{given}', expected" in err

@@ -116,6 +116,7 @@ def python(text: str, given_row: dict[str, Any]) -> bool | None:
             return (value(left) is None) == isinstance(op, ast.Is)
         a = value(left)
         if isinstance(op, (ast.In, ast.NotIn)):
+            # The right side of `in` is a list.
             options = [value(option) for option in right.elts]  # type: ignore[attr-defined]
             found = None if a is None else True if a in options else None if None in options else False
             return None if found is None else found == isinstance(op, ast.In)

@@ -172,6 +172,7 @@ def test_pairs_are_chosen_as_the_dpo_builder_says(folder: Path) -> None:
                   ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator"))])  # fmt: skip
     plan, builder = plan_of(config, folder / "customizer.yml")
     assert dict(plan.trainer.pairs) == {"min_margin": 0.01, "max_pairs_per_task": 5, "strategy": "all"}
+    # The shipped kind has the attribute.
     assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]  # type: ignore[attr-defined]
     assert plan.reward == (f'{folder}/evaluator.py:Accuracy{{"right": 2.0}}',)
 
@@ -248,7 +249,7 @@ def test_a_served_workflow_stands_in_for_the_sections_of_it(folder: Path) -> Non
     notes: list[str] = []
     config = load(folder / "customizer.yml", given, notes=notes)
     _, builder = plan_of(config, folder / "customizer.yml")
-    assert builder.config.settings["result_json_path"] == "$.value"  # type: ignore[attr-defined]
+    assert builder.config.settings["result_json_path"] == "$.value"  # type: ignore[attr-defined]  # the shipped kind has it
     assert {note.partition(" ")[0] for note in notes} >= {"workflow", "functions", "ttc_strategies"}
 
 
@@ -260,6 +261,7 @@ def test_another_dataset_has_the_same_columns(folder: Path) -> None:
                   ("eval.general.dataset", "other.json")])  # fmt: skip
     plan, builder = plan_of(config, folder / "customizer.yml")
     assert plan.tasks == str(folder / "other.json")
+    # The shipped kind has the attribute.
     assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]  # type: ignore[attr-defined]
 
 
@@ -272,6 +274,6 @@ def test_a_template_is_found_beside_the_file(folder: Path) -> None:
              ("trajectory_builders.dpo_builder.prompt_template", "prompt.jinja"),
              ("trajectory_builders.dpo_builder.system", "system.txt")]  # fmt: skip
     _, builder = plan_of(load(folder / "customizer.yml", given), folder / "customizer.yml")
-    settings = builder.config.settings  # type: ignore[attr-defined]
+    settings = builder.config.settings  # type: ignore[attr-defined]  # the shipped kind has it
     assert settings["prompt_template"] == str(folder / "prompt.jinja")
     assert settings["system"] == str(folder / "system.txt")

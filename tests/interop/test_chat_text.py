@@ -1,4 +1,4 @@
-"""Lines of messages are put together from columns of text: they say what a writer of dicts, row by row, would say."""
+"""JSON lines made from columns of messages equal those of a writer that makes a dict per row."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ known_reward = st.none() | st.just(1.5)
 
 
 def spelled(value: Any) -> Any:
-    """Numbers that are not finite as their names."""
+    """Non-finite numbers as their names."""
     if isinstance(value, dict):
         return {key: spelled(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -66,7 +66,7 @@ def spelled(value: Any) -> Any:
 
 
 def listed(column: str | None) -> list[Any]:
-    """The list in a JSON column; empty where there is no list."""
+    """The list in a JSON column; empty without one."""
     try:
         value = json.loads(column or "")
     except ValueError:
@@ -171,7 +171,7 @@ def test_preferences_are_those_of_their_rows(rows: list[Any]) -> None:
 
 @pytest.mark.parametrize("column", ["content", "name"])
 def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
-    """Also where two halves of a character stand in neighbouring messages, which together would be one."""
+    """Also when the two halves of a character are in adjacent messages and would join to one."""
     kinds = ROLLOUTS.schema.field("messages").type.value_type
     halves = pa.array([b"\xc3", b"\xa9"], pa.binary()).view(pa.string())
     columns = [
@@ -201,7 +201,7 @@ def test_calls_that_json_cannot_hold_name_their_row(calls: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("texts", [["[1", "2]"], ['["', '"]'], ['[{"a": "\\u0000"}]', "[1]"], ["[1],[2]", "[3]"], [""]])
 def test_each_text_of_tool_calls_is_read_by_itself(texts: list[str]) -> None:
-    """Texts that are JSON only together, or that hold what separates them while they are read, are not taken together."""
+    """Texts that are JSON only when joined, or that contain the separator, are parsed one by one."""
     chats = [[{"role": "assistant", "content": "a", "tool_calls": one} for one in texts]]
     (row,) = parsed(text_export.WRITERS["trl-messages"][0](batch_of(chats, ["[]"], [None]), Counter()))
     assert [m.get("tool_calls", []) for m in row["messages"]] == [listed(one) for one in texts]

@@ -110,7 +110,7 @@ def test_cut_lines_are_read_as_whole_ones(
 def test_rows_read_by_their_new_ids_are_those_that_json_reads(
     output: list[Any], beside: Any, separators: tuple[str, str], acts: bool
 ) -> None:
-    """For checks, too: ids, log-probabilities, faults and what the model did are those of the whole line, or nothing is."""
+    """The ids, log-probabilities, faults and acts for checks are those of the general readers, or the result is None."""
     row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
     line = json.dumps(row, separators=separators).encode()
     quick = whole_row(line, pytest.importorskip("simdjson").Parser(), acts)

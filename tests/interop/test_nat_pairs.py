@@ -139,7 +139,7 @@ def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
 
 
 def test_pairs_without_a_margin_are_no_ties_and_keep_long_numbers(tmp_path: Path) -> None:
-    """An imported pair whose margin nobody said is no tie and has none in TRL's rows; a number of more than 64 bits comes
+    """An imported pair without a margin is not a tie and has none in TRL's rows; a number of more than 64 bits comes
     back as it was."""
     row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five", "extra": 12345678901234567890123}
     (tmp_path / "dpo.jsonl").write_text(json.dumps(row) + "\n")

@@ -66,8 +66,8 @@ def rendered_sft(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, 
     from trl.trainer.sft_trainer import SFTTrainer
 
     trainer = SFTTrainer.__new__(SFTTrainer)
-    trainer._tokenizer, trainer.chat_template = tokenizer, None  # type: ignore[attr-defined]
-    trainer.completion_only_loss = False  # type: ignore[attr-defined]
+    trainer._tokenizer, trainer.chat_template = tokenizer, None  # type: ignore[attr-defined]  # made without its __init__
+    trainer.completion_only_loss = False  # type: ignore[attr-defined]  # made without its __init__
     made = trainer._prepare_dataset(loaded(file, tmp_path), tokenizer, Settings(), False, None, "train")
     return [(row["input_ids"][: row.get("completion_mask", [1]).index(1)], row["input_ids"]) for row in made]
 
@@ -77,6 +77,7 @@ def rendered_dpo(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, 
     from trl.trainer.dpo_trainer import DPOTrainer
 
     trainer = DPOTrainer.__new__(DPOTrainer)
+    # Made without its __init__.
     trainer._tokenizer, trainer._is_vision_dataset = tokenizer, False  # type: ignore[attr-defined]
     rows = trainer._prepare_dataset(loaded(file, tmp_path), tokenizer, Settings(), "train")
     return [

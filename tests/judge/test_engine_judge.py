@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,18 @@ def two_groups(folder: Path) -> Path:
 
 
 @pytest.mark.engine
-def test_a_judge_in_process_judges_a_run(tmp_path):
+def test_a_judge_in_process_judges_a_run(tmp_path, monkeypatch):
     """Held to the schema, even a policy writes verdicts; raw words and token counts are kept; the next run starts no
-    engine."""
+    engine. The engine's log, which is there for the case that it dies, is gone with an engine that ended in order."""
     pytest.importorskip("vllm")
+    logs, make = [], tempfile.mkstemp
+
+    def making(**given):
+        handle, name = make(**given)
+        logs.append(Path(name))
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", making)
     run = two_groups(tmp_path)
     settings = {"path": str(run), "genrm": str(DATA / "policy"), "constrain": "on", "max_tokens": 200}
     summary = run_judge(**settings)
@@ -54,6 +63,8 @@ def test_a_judge_in_process_judges_a_run(tmp_path):
     assert read_run_json(run / "judge-policy")["engine"]["engine"] == "vllm"
     again = run_judge(**settings)
     assert (again.asked, again.cached) == (0, 4)
+    (log,) = [path for path in logs if path.name.startswith("gymdata-engine-")]
+    assert not log.exists()
 
 
 @pytest.mark.engine

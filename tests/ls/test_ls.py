@@ -164,7 +164,7 @@ def test_a_narrow_terminal_shows_whole_paths(
 
 
 def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:
-    """An import of pairs of which a line was rejected counts its pairs."""
+    """An import of pairs with a rejected line counts its pairs."""
     row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five"}
     (tmp_path / "dpo.jsonl").write_text(
         json.dumps(row) + "\n" + json.dumps({**row, "prompt": "7?"}) + '\n{"prompt": 1}\n'

@@ -48,7 +48,8 @@ def contents(top: Path) -> dict[str, bytes]:
 
 
 def test_nothing_changes_without_delete(runs: Path) -> None:
-    """What the model was made from is needed by it; the rest is listed with its size."""
+    """What the model was made from is needed by it, and as large as ``ls`` has it; the rest is listed with its size."""
+    (runs / "model" / "curve.png").write_bytes(b"a picture")
     before = contents(runs)
     report = gymdata.prune(runs)
     assert {o.path: o.needed_by for o in report.outputs} == {
@@ -57,6 +58,8 @@ def test_nothing_changes_without_delete(runs: Path) -> None:
     sizes = {o.path: o.bytes for o in report.outputs}
     ours = [size for name, size in ((n, len(b)) for n, b in before.items()) if name.startswith("y/pairs-reward/")]
     assert sizes["y/pairs-reward"] == sum(ours)
+    listed = {o.path: o.bytes for o in gymdata.ls(runs).outputs}
+    assert {name: sizes[name] for name in ("model", "x")} == {name: listed[name] for name in ("model", "x")}
     assert contents(runs) == before
 
 
@@ -152,7 +155,7 @@ def test_a_folder_that_cannot_be_read_stops_everything(
     assert main(["ls", str(runs)]) == 0
     shown = capsys.readouterr()
     assert "good.parquet" in shown.out
-    assert "model: cannot be looked into: Permission denied" in shown.err
+    assert "model: cannot be read: Permission denied" in shown.err
 
 
 @pytest.mark.parametrize("place", ["x/pairs-reward", "other"])

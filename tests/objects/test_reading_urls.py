@@ -321,7 +321,7 @@ def test_what_is_nearly_a_url_is_a_usage_error(url: str, said: str, capsys: pyte
 def test_gs_without_credentials_is_said_at_once(
     answers: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where neither the environment nor gcloud nor a machine of Google's has any, no request is tried for minutes."""
+    """Without credentials in the environment, of gcloud or of a Google Cloud machine, no request is tried for minutes."""
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "SERVICE_ACCOUNT"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))

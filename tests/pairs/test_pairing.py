@@ -110,12 +110,19 @@ def test_changed_tokens_are_refused(tmp_path: Path) -> None:
         gymdata.pairs(write_run(tmp_path / "run", rows))
 
 
+def length(completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
 def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) -> None:
     """The same file twice is D701, and nothing scored at all is R501."""
     with pytest.raises(RefusedError, match="D701"):
         gymdata.pairs([run, run], output=tmp_path / "p.parquet")
     with pytest.raises(RefusedError, match="R501"):
-        gymdata.pairs(write_run(tmp_path / "none", group("a", 5, [None, None])))
+        gymdata.pairs(none := write_run(tmp_path / "none", group("a", 5, [None, None])))
+    gymdata.score(none, reward=length)
+    with pytest.raises(RefusedError, match="choose a score that was made since: --reward length"):
+        gymdata.pairs(none)
 
 
 def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
@@ -262,7 +269,7 @@ def test_a_margin_beyond_float64_is_refused(tmp_path: Path) -> None:
 def test_no_pairs_are_no_success(
     rewards: list[float], settings: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipeline stops where nothing came of the rollouts: exit code 1, what became of them by reason, and what to change;
+    """Without pairs the exit code is 1, and a note gives the counts by reason and what to change, so that a pipeline stops;
     the function returns the same account."""
     run = write_run(tmp_path / "run", group("a", 5, list(rewards)))
     assert main(["pairs", str(run), *settings]) == 1

@@ -146,10 +146,10 @@ def test_bad_settings_are_usage_errors() -> None:
     """An unknown strategy or an impossible number is refused before anything is done."""
     f = frame(("a", [1.0, 0.0]))
     with pytest.raises(UsageError, match="best-worst"):
-        pairs.select_pairs(f, "bestworst")  # type: ignore[arg-type]
+        pairs.select_pairs(f, "bestworst")  # type: ignore[arg-type]  # wrong on purpose
     for bad in ({"min_margin": -1.0}, {"max_per_task": 0}, {"length_balance": 1.5}):
         with pytest.raises(UsageError):
-            pairs.select_pairs(f, **bad)  # type: ignore[arg-type]
+            pairs.select_pairs(f, **bad)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(DataError, match="score"):
         pairs.select_pairs(f.drop_columns(["score"]))
 

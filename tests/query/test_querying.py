@@ -277,6 +277,21 @@ def test_a_source_given_twice_is_read_once(run: Path) -> None:
         assert gymdata.query("SELECT count(*) AS n FROM rollouts", *paths)["n"].to_pylist() == [12]
 
 
+def test_a_field_of_json_text_is_answered_with_how_it_is_read(run: Path) -> None:
+    """Conditions take ``task.level``; SQL takes ``task->>'level'``, and the error says so."""
+    with pytest.raises(
+        UsageError, match=r"task is JSON text: task->>'level' is the text of a field; there is to query"
+    ):
+        gymdata.query("SELECT task.level FROM rollouts", run)
+    assert gymdata.query("SELECT task->>'level' AS level FROM rollouts", run).column_names == ["level"]
+
+
+def test_a_query_of_no_files_is_refused() -> None:
+    """With what is expected."""
+    with pytest.raises(UsageError, match=r"gymdata.query: got no paths, expected the files that the SELECT reads"):
+        gymdata.query("SELECT 1")
+
+
 def test_a_wrong_word_is_not_answered_with_all_columns(run: Path) -> None:
     """The list of what there is helps with a name that is not there, not with broken SQL."""
     with pytest.raises(UsageError) as caught:

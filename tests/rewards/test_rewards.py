@@ -112,6 +112,7 @@ def test_a_function_of_the_users_is_called_as_trl_calls_it(tmp_path: Path) -> No
     ((function, weight),) = load_rewards([f"{tmp_path / 'r.py'}:score=3"])
     assert function([rollout("1", answer="1", level=4), rollout("2", answer="1")]) == [1.0, 0.0]
     assert (function.name, weight) == ("score", 3.0)
+    # A Python function has globals.
     prompts, completions, ids, answer, rest = function.function.__globals__["seen"][0]  # type: ignore[attr-defined]
     assert (prompts, completions, ids, answer) == (["q", "q"], ["1", "2"], [[1, 2], [1, 2]], ["1", "1"])
     assert rest == {"level": [4, None]}
@@ -187,7 +188,7 @@ def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path:
     assert [one.parts[0].value for one in scored] == [None] * 3
     assert all("returned 1 value for 3 rollouts" in one.faults["f"] for one in scored)
     assert score_batch([Weighted(function)], [rollout("a")])[0].parts[0].value is None
-    assert function.function.__globals__["asked"] == [1]  # type: ignore[attr-defined]
+    assert function.function.__globals__["asked"] == [1]  # type: ignore[attr-defined]  # a Python function has them
 
 
 def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_roll
             one([rollout("a")])
     ((each, _),) = load_rewards([f"{tmp_path / 'r.py'}:each"])
     assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3
-    assert each.function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]
+    assert each.function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]  # a Python function has them
 
 
 def test_what_is_no_function_is_refused_before_it_is_called(tmp_path: Path) -> None:

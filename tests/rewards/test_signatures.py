@@ -104,6 +104,7 @@ def test_a_fault_of_one_rollout_costs_no_other_its_reward(load: Load) -> None:
     scored = score_batch([Weighted(function)], [rollout("a", level=n) for n in (1, 0, 2)])
     assert [s.parts[0].value for s in scored] == [1.0, None, 0.5]
     assert scored[1].faults == {"f": "reward: f raised ZeroDivisionError: division by zero (r.py:4, in f)"}
+    # A Python function has globals.
     assert function.function.__globals__["tries"] == [1, 0, 0, 0, 2]  # type: ignore[attr-defined]
 
 
@@ -161,7 +162,7 @@ def test_async_functions_of_one_rollout_run_together_up_to_a_limit(load: Load) -
         "    return 1.0\n"
     )
     assert function([rollout("a")] * 40) == [1.0] * 40
-    assert function.function.__globals__["peak"] == 32  # type: ignore[attr-defined]
+    assert function.function.__globals__["peak"] == 32  # type: ignore[attr-defined]  # a Python function has them
 
 
 def test_calls_of_one_function_share_a_loop(load: Load) -> None:
@@ -173,6 +174,7 @@ def test_calls_of_one_function_share_a_loop(load: Load) -> None:
     ):
         function = load(text)
         assert function([rollout("a")]) == function([rollout("b")]) == [1.0]
+        # A Python function has globals.
         assert len(set(function.function.__globals__["loops"])) == 1  # type: ignore[attr-defined]
 
 

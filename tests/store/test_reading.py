@@ -210,6 +210,7 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     file.write_bytes(os.urandom(2 << 20))
     hashed: list[Path] = []
     real = hash_file
+    # append() returns None, so the hash is returned.
     monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
     monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "SETTLED_NS", 0)
     first = file_hash(file)

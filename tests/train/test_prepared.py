@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
@@ -21,6 +22,7 @@ from gymdata.train import prepared
 from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
 from gymdata.train.prepared import PREPARED, opened
 from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
+from tests.rollout_files import rollout, two_turns, write_run
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.
@@ -158,6 +160,28 @@ def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[s
         found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4), {})
         assert plain(found) == plain(whole)
         assert (found.counts["left_out_duplicate"] >= len(found)) == (not settings)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "kto"])
+def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: Path, algorithm: str) -> None:
+    """Without a reward the refusal names the score that was made since, and --reward chooses by it, in parts as whole."""
+    run = write_run(tmp_path / "run", [rollout("t", k, None, two_turns(4, 20 + k)) for k in range(3)])
+    with pytest.raises(RefusedError, match=r"gymdata score .*--reward NAME"):
+        list(config_of(algorithm).parts(str(run)))
+
+    def second(completion_ids: list[list[int]]) -> list[float]:
+        return [float(21 in ids) for ids in completion_ids]
+
+    made = gymdata.score(run, reward=second)
+    with pytest.raises(RefusedError, match="made since: --reward second"):
+        list(config_of(algorithm).parts(str(run)))
+    config = config_of(algorithm, reward="second")
+    assert config.scored_by(str(run)) == [Path(made.path)]
+    found = prepare(tmp_path / "data", config.parts(str(run), 2), {})
+    assert plain(found) == plain(config.prepare(read_table(run, ROLLOUTS, columns=config.columns), str(run)))
+    assert list(found.rollout_ids) == (["t-1"] if algorithm == "sft" else ["t-0", "t-1", "t-2"])
+    with pytest.raises(UsageError, match=r"--reward: got 'third', which is no score of these rollouts[^$]*second"):
+        list(config_of(algorithm, reward="third").parts(str(run)))
 
 
 def test_an_agent_or_a_model_that_no_rollout_has_is_refused_in_parts(sources: dict[str, Path], tmp_path: Path) -> None:

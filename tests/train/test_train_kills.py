@@ -12,7 +12,7 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.rollouts.schema import ANNOTATIONS
 from gymdata.store import read_table
-from tests.forks import Forks, forks
+from tests.forks import TRAINING, Forks, forks
 from tests.kills import Killed, run
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -33,13 +33,6 @@ _TIMES = {
 _FACTS = (
     "stage", "status", "config", "parents", "model", "counts", "trained_tokens", "steps", "heldout", "ratio", "settings",
 )  # fmt: skip
-_LOADED = [
-    "gymdata.cli.main", "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "polars",
-    "gymdata.train.trainers.sft", "gymdata.train.trainers.dpo", "gymdata.train.trainers.kto",
-    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "matplotlib.pyplot",
-    "torch",
-    "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def processes() -> Iterator[Forks]:
         # What a trainer's environment has is read when its libraries are loaded.
         for name in ("HF_HUB_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):
             patch.setenv(name, "1")
-        with forks(*_LOADED) as made:
+        with forks(*TRAINING) as made:
             yield made
 
 

@@ -62,7 +62,7 @@ def test_lines_say_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_lines_are_those_of_an_editor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In JSON lines they count from 1, blank ones too; a Parquet file has rows, and --json counts rows from 0."""
+    """In JSON lines, lines count from 1, with blank ones; a Parquet file has rows, and --json counts rows from 0."""
     rows = native_rows(n=3)
     rows[1]["turns"][1]["digest"] += 1
     parquet, lines = write_native(tmp_path, rows, "parquet"), write_native(tmp_path, rows, "jsonl")

@@ -41,7 +41,7 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
     }
     for choice in CHOICES:
         target = tmp_path / f"{choice}.parquet"
-        account = fix(source, choice, target)  # type: ignore[arg-type]
+        account = fix(source, choice, target)  # type: ignore[arg-type]  # a text, not a literal
         assert generations(target) == expected[choice]
         assert validate(target).errors == 0
         assert (account.rollouts_in, account.rollouts_with_errors, account.errors_after) == (3, 1, 0)
@@ -105,4 +105,4 @@ def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="exists"):
         fix(source, "drop", tmp_path / "there.parquet")
     with pytest.raises(UsageError, match="--fix"):
-        fix(source, "mend", tmp_path / "x.parquet")  # type: ignore[arg-type]
+        fix(source, "mend", tmp_path / "x.parquet")  # type: ignore[arg-type]  # a text, not a literal

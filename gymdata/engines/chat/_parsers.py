@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateChat(Protocol):
-    """What reading needs of a tokenizer with its chat template (``gymdata.engines.chat.template.TransformersChat``)."""
+    """The parts of a tokenizer with its chat template that parsers need
+    (``gymdata.engines.chat.template.TransformersChat``)."""
 
     tokenizer: Any
     served_template: str

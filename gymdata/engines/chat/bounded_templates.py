@@ -1,4 +1,5 @@
-"""Jinja templates that cannot run on for ever or fill the memory: chat templates and judge prompts are others' programs.
+"""Jinja templates that cannot run on for ever or fill the memory: chat templates and judge prompts are untrusted
+programs.
 
 Invariants: a rendering ends after a bounded number of loop turns, seconds and characters, or fails with
 ``TemplateLimitError``, a TemplateError that says which limit it was; what keeps within the limits is rendered as by
@@ -22,7 +23,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: Of one rendering: turns of loops and calls of macros, seconds, characters of one text, of all texts that are made.
+#: Limits of one rendering: iterations of loops and calls of macros, seconds, characters of one text, of all texts that
+#: are made.
 MAX_STEPS, MAX_SECONDS, MAX_TEXT, MAX_WORK = 5_000_000, 30.0, 100_000_000, 4_000_000_000
 #: Bits of a whole number; items of a list.
 _MAX_BITS, _MAX_ITEMS = 100_000, 1_000_000
@@ -39,7 +41,7 @@ class TemplateLimitError(TemplateError):
 
 
 class Budget(threading.local):
-    """What the rendering of this thread may still use."""
+    """The remaining budget of this thread's rendering."""
 
     steps, work, until = MAX_STEPS, MAX_WORK, float("inf")
 

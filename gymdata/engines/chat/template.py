@@ -41,7 +41,7 @@ def known_template(text: str) -> KnownTemplate | None:
 
 
 def training_twin(text: str) -> KnownTemplate | None:
-    """The form of a shipped template that is made for training; None when there is none or TRL is not installed."""
+    """The training variant of a shipped template; None when it has none or TRL is not installed."""
     known = known_template(text)
     if known is None or known.name.endswith(_TWIN):
         return None
@@ -88,7 +88,7 @@ class ChatRendering:
         return _GENERATION.search(self._chat.tokenizer.chat_template) is not None
 
 
-#: Characters that are tokenised in no time.
+#: Texts of up to this many characters are tokenised quickly.
 _LONG_TEXT = 200_000
 
 
@@ -240,7 +240,7 @@ class TransformersChat:
     # --- ids to messages --------------------------------------------------------------------------------------------
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
-        """The assistant message that generated ids spell. Never raises: what does not parse is content."""
+        """The assistant message in generated ids. Never raises: what does not parse is content."""
         return self._parser.read([int(i) for i in token_ids], tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -42,7 +42,7 @@ def most_characters(tokenizer: Any) -> int | None:
     return longest * (_COMPOSED if normaliser is not None else 1)
 
 
-#: Stands for what the assistant wrote. Words that no template looks for and no JSON escape changes.
+#: A placeholder for the assistant's text: words that no template looks for and no JSON escape changes.
 STAND_IN = "gymdata stands here"
 _PROBE = "gymdata asks this"
 _CALL_ID = "call00000"
@@ -185,15 +185,15 @@ def _usefulness(refusal: Exception) -> int:
 
 
 def _stand_ins(completion: Message) -> Iterator[Message]:
-    """What may stand for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
-    leave out the content beside a call."""
+    """Placeholders for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
+    leave out the content of a message with calls."""
     orders = (_calling(completion.get("tool_calls")), _assistant())
     yield from orders if completion.get("tool_calls") else reversed(orders)
 
 
 def _held(message: Message) -> Message:
-    """An earlier message as it is rendered around a bridge. The ids that the model generated are held already, and many
-    templates take reasoning or white space away from it once others have spoken; of fixed words they take nothing."""
+    """An earlier message as it is rendered around a bridge. Fixed words replace its text, because many templates remove
+    reasoning or white space from earlier turns, and the generated ids are held anyway."""
     if message["role"] != "assistant":
         return message
     calls = message.get("tool_calls")
@@ -220,7 +220,7 @@ def _probe(message: Message) -> Message:
 
 
 def _tail(text: str) -> str:
-    """What follows the last stand-in."""
+    """The text after the last placeholder."""
     at = text.rfind(STAND_IN)
     if at < 0:
         raise RefusedError("the chat template leaves out what an assistant message says", hint=_HINT)

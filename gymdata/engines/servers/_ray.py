@@ -52,8 +52,8 @@ _FRESH = ("fresh", None)
 
 
 class Replica:
-    """What an actor does: one sampler, made here by ``make``. Every answer is ("ok", value), ("fault", facts), or ("fresh",
-    None) where the process was started again since."""
+    """The class of an actor: one sampler, made here by ``make``. Every answer is ("ok", value), ("fault", facts), or
+    ("fresh", None) where the process was started again since."""
 
     def __init__(self, make: Callable[[], Member], environment: Mapping[str, str]) -> None:
         for name, value in environment.items():
@@ -103,7 +103,8 @@ class Replica:
             return "ok", await work
         except GymdataError as error:
             if isinstance(error, OutsideError) and error.fatal:
-                # Nothing of a dead engine is of use to the next one. exit_actor would not be followed by a restart.
+                # A dead engine leaves nothing for the next one to use. After exit_actor Ray would not restart the
+                # actor.
                 asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, 1)
             return "fault", _described(error)
 
@@ -153,11 +154,11 @@ class ReplicaSampler:
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the engine; empty before ``start``."""
+        """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def fingerprint(self) -> Fingerprint:
-        """What it shows of its policy. Raises UsageError when it holds other weights than this machine's folder."""
+        """The fingerprint of its policy. Raises UsageError when it holds other weights than this machine's folder."""
         proof: Fingerprint = replace(await self._call("fingerprint"), url=self.name)
         expected = self._pool.policy_hash
         if expected is not None and proof.model != expected:
@@ -194,7 +195,7 @@ class ReplicaSampler:
         error = reported(value["error"])
         for flag, on in value["flags"].items():
             setattr(error, flag, on)
-        # A dead engine is one replica's matter: others have theirs, and this one comes back.
+        # A dead engine affects one replica only, and that one comes back.
         if isinstance(error, OutsideError) and error.fatal:
             error.retryable = True
         raise error
@@ -231,7 +232,7 @@ class Replicas:
         return ReplicaSampler(self, int(given))
 
     async def open(self) -> None:
-        """Join or start Ray and ask it for every replica. Raises UsageError when they can never be placed."""
+        """Join or start Ray and request every replica. Raises UsageError when they can never be placed."""
         self.check()
         for index in range(self.count):
             self._groups[index] = placement_group([self._bundle], strategy="STRICT_PACK")
@@ -294,7 +295,7 @@ class Replicas:
             call.cancel()
 
     async def call(self, index: int, name: str, method: str, *arguments: Any) -> Any:
-        """What the replica's method returns. Raises OutsideError where its process or node is gone."""
+        """The result of the replica's method. Raises OutsideError where its process or node is gone."""
         ref = getattr(self._actors[index], method).remote(*arguments)
         try:
             return await ref
@@ -336,7 +337,7 @@ def _gone(name: str, error: RayError | None = None) -> OutsideError:
 
 def _first(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # The last line of a traceback says what it was.
+    # The last line of a traceback has the error.
     return (lines[-1] if lines else type(error).__name__)[:300]
 
 
@@ -376,7 +377,7 @@ def _join(address: str) -> bool:
                 "engine", f"no Ray cluster answers at {address}: {_first(error)}",
                 hint="`ray status` on a node of it must answer; --ray auto is the cluster of this machine", fatal=True,
             ) from error  # fmt: skip
-        except (RuntimeError, ValueError) as error:  # another version of Ray or Python, an address that is none
+        except (RuntimeError, ValueError) as error:  # another version of Ray or Python, or an invalid address
             raise UsageError(f"Ray cannot be used at {address}: {_first(error)}") from error
     # Private, and without another form: deaths of nodes are written to stdout, where data goes. We report them ourselves.
     ray._private.worker._worker_logs_enabled = False
@@ -432,7 +433,7 @@ def replicated(
         needs=needs,
         address=checked_address(address or LOCAL),
         policy_hash=policy_hash,
-        # What waits in an engine's queue fills the places that a whole group frees together.
+        # Requests in an engine's queue fill the slots that a whole group frees at once.
         concurrency=2 * int(engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS),
     )
     return Servers(replicas, replicas.member, retries=retries)

@@ -1,4 +1,4 @@
-"""A server that must be spoken to in messages: /v1/chat/completions with token ids and log-probabilities in its answers.
+"""A server that takes messages only: /v1/chat/completions with token ids and log-probabilities in its answers.
 
 Chat messages alone do not determine token ids: the server writes them out with its template and tokenises them again,
 so a later prompt need not begin with what was sampled. Three ways to say what the prompt must be are tried before any
@@ -111,7 +111,7 @@ class ChatServerSampler(ServerSampler):
         return mode
 
     async def _proves(self, way: Way, drawn: Generation) -> bool:
-        """Whether the server reads the prompt that this way asks for, in place of its own rendering."""
+        """Whether the server reads the prompt that this way gives it, in place of its own rendering."""
         if way == "messages":
             return True
         held = [*drawn.prompt_token_ids, *drawn.token_ids]
@@ -170,7 +170,7 @@ class ChatServerSampler(ServerSampler):
 
 
 class OnPolicyPrompts:
-    """What the next prompt of a conversation should be, when the last word on it is a server's."""
+    """What the next prompt of a conversation should be, when a server renders the prompts."""
 
     def __init__(self, chat: TransformersChat) -> None:
         self._chat = chat

@@ -1,4 +1,4 @@
-"""What a server's answers say: generations with their evidence, or why there are none.
+"""Parses a server's answers: generations with their evidence, or the reason why an answer has none.
 
 Invariants: a choice becomes a generation only with prompt ids, sampled ids and one log-probability for each, all of
 them checked; any other answer is the engine's fault, which may pass.
@@ -30,7 +30,7 @@ class Evidence(NamedTuple):
     weights: Any = None
 
 
-#: vLLM's name for weights that nobody named.
+#: vLLM's default name for a weight version.
 _UNNAMED = "default"
 
 
@@ -80,7 +80,7 @@ def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[
     """The evidence in a choice of /v1/chat/completions, where the choices share the prompt."""
     ids, reason = choice.get("token_ids"), choice.get("finish_reason")
     if reason == "tool_calls" and isinstance(ids, list):
-        # Says what a parser found, not why sampling ended: with the last token of its allowance it was cut.
+        # This finish reason is the parser's; with all of its allowed tokens used, the generation was cut.
         closed = bool(ids) and ids[-1] in body.get("stop_token_ids", ())
         reason = "length" if len(ids) >= body["max_tokens"] and not closed else "stop"
     content = (choice.get("logprobs") or {}).get("content")

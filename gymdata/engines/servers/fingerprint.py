@@ -1,4 +1,4 @@
-"""What several samplers of one policy are compared by, over HTTP or in processes of their own."""
+"""The data by which samplers of one policy are compared, over HTTP or in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells a server of one policy from that of another: names or hashes of weights, hashes of the tokens of a fixed
-    text and conversation (None: the server does not say), and of fixed prompts the likeliest next tokens with their
-    log-probabilities, in nats."""
+    """What distinguishes a server of one policy from that of another: names or hashes of weights, hashes of the tokens
+    of a fixed text and conversation (None: the server does not say), and of fixed prompts the likeliest next tokens
+    with their log-probabilities, in nats."""
 
     url: str
     model: str | None

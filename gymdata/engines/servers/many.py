@@ -23,7 +23,7 @@ from gymdata.engines.servers.vllm_server import server_address
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, counted
 from gymdata.urls import Address
 
-#: Requests that a server gets before it has answered any; twice as many with each answer, until one says that it has enough.
+#: Requests that a server gets before it has answered any; twice as many with each answer, until it refuses more.
 _FIRST_LIMIT = 32
 _LEAST_LIMIT = 4
 #: Faults in a row, other than a broken connection, after which a server gets no more requests.
@@ -50,11 +50,11 @@ class Pooled(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about it; empty before ``start``."""
+        """Facts for run.json; empty before ``start``."""
         ...
 
     async def fingerprint(self) -> Fingerprint:
-        """What it shows of its model; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        """The fingerprint of its model; after ``start``. Raises UsageError when that is too little, OutsideError."""
         ...
 
     async def close(self) -> None:
@@ -89,8 +89,8 @@ class Places(Protocol):
         ...
 
     def check(self) -> str:
-        """What will be used, in words. Raises UsageError when that can never be had. Ray is started here where it is to
-        be, which only a program's main thread can do."""
+        """A description of what will be used. Raises UsageError when it can never be available. Ray is started here
+        where it is to be, which only a program's main thread can do."""
         ...
 
     async def open(self) -> None:
@@ -103,7 +103,7 @@ class Places(Protocol):
 
 
 class Endpoints:
-    """The base URLs that were given: each a URL, or ``@FILE`` with one a line (``#`` begins a comment). ``address_of``
+    """The base URLs that were given: each a URL, or ``@FILE`` with one per line (``#`` begins a comment). ``address_of``
     checks one."""
 
     noun = "server"
@@ -112,7 +112,7 @@ class Endpoints:
         self._given, self._address_of = list(given), address_of
 
     def check(self) -> str:
-        return f"{counted(len(self.read()), 'server')}"
+        return counted(len(self.read()), "server")
 
     async def open(self) -> None:
         """Nothing: servers run already."""
@@ -182,13 +182,13 @@ class Server(Generic[M]):
     pause_s: float = _PAUSE_S[0]
     reviving: asyncio.Task[None] | None = None
     busy_since: float = 0.0
-    #: When its last good answer came, and whether a message has named it since.
+    #: When its last good answer came, and whether a message has named it as silent since.
     answered_at: float = 0.0
     named: bool = False
 
     @property
     def name(self) -> str:
-        """What its answers call it: a replica has the name of its node as well."""
+        """Its name in its answers: a replica has the name of its node as well."""
         return str(getattr(self.sampler, "name", self.url))
 
     @property
@@ -214,7 +214,7 @@ class Server(Generic[M]):
             self.limit += n / self.limit if self.overloaded else n
 
     def is_full(self) -> None:
-        """It had more than it can take."""
+        """It had more requests than it can take."""
         self.overloaded = True
         self.limit = max(_LEAST_LIMIT, self.limit / 2)
 
@@ -229,7 +229,7 @@ class Pool(Generic[M]):
 
     #: Whose fault it is when no server can be reached.
     system: ClassVar[str] = "engine"
-    #: What they serve, and what answers of theirs are called.
+    #: Nouns for what they serve and for their answers.
     of_one: ClassVar[str] = "of one run must serve the same policy"
     answers: ClassVar[str] = "generations"
     #: Seconds without an answer after which a server is not waited for while others answer, or is named while they idle.
@@ -282,7 +282,8 @@ class Pool(Generic[M]):
         return self.facts()
 
     async def _proofs(self) -> list[Fingerprint | BaseException]:
-        """Of each server its proof, or why there is none. Once others answered, silent ones are left out."""
+        """The proof of each server, or the error instead. Servers that have not answered when others have are left
+        out."""
         tasks = [asyncio.ensure_future(self._prove(server)) for server in self.servers]
         waiting = set(tasks)
         try:
@@ -306,7 +307,7 @@ class Pool(Generic[M]):
         return {**self._facts, "servers": self.account(), "notes": self._notes()}
 
     def account(self) -> list[dict[str, Any]]:
-        """What each server did so far."""
+        """The account of each server so far."""
         return [
             {
                 "url": server.name,
@@ -340,7 +341,7 @@ class Pool(Generic[M]):
         return found
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From here on it is waited for this long when no server can be reached; ``say`` hears of every loss and return."""
+        """From now on wait this long when no server can be reached; ``say`` is called for every loss and return."""
         self._wait_s, self._say = seconds, say
 
     @property
@@ -349,8 +350,8 @@ class Pool(Generic[M]):
         return not any(server.up for server in self.servers)
 
     async def ask(self, work: Callable[[M], Awaitable[T]], keys: Sequence[str] = (), n: int = 1) -> tuple[T, Server[M]]:
-        """What ``work`` makes with one server, and which: one that has room for ``n`` answers. ``keys``: requests with the
-        same one begin alike, the likest first. Raises OutsideError."""
+        """The result of ``work`` with one server that has room for ``n`` answers, and that server. ``keys``: requests
+        with the same one begin alike, the likest first. Raises OutsideError."""
         avoid: frozenset[str] = frozenset()
         tries, pause = self._retries + len(self.servers), self._pause_s
         while True:
@@ -389,7 +390,7 @@ class Pool(Generic[M]):
     # --- which server gets a request --------------------------------------------------------------------------------
 
     async def _turn(self, keys: Sequence[str], n: int, avoid: frozenset[str]) -> Server[M]:
-        """The server that has room for it, which counts it from here on."""
+        """The server that has room for it, which counts it from now on."""
         self._began = self._began or time.monotonic()
         future: asyncio.Future[Server[M]] = asyncio.get_running_loop().create_future()
         self._waiting.append((keys, n, avoid, future))
@@ -544,11 +545,11 @@ class Pool(Generic[M]):
         await old.close()
 
     def _read_again(self) -> None:
-        """What the files list now: new servers are checked first, those that left get no more requests."""
+        """Read the list of servers again: new servers are checked first, removed ones get no more requests."""
         try:
             urls = self.places.read()
         except (DataError, UsageError) as error:
-            # Whoever writes the file may be in the middle of it.
+            # The file may be incomplete while it is written.
             if self._list_fault != error.message:
                 self._say(f"the list of servers stays as it was: {error.message}")
             self._list_fault = error.message

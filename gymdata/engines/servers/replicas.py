@@ -1,7 +1,7 @@
 """How many replicas of an engine Ray starts, and what each takes of a machine.
 
-Invariants: a replica lies on one node, so that its tensor and pipeline parallel parts never talk over the network; what can
-never be placed is refused with numbers before any engine is started.
+Invariants: a replica is on one node, so that its tensor and pipeline parallel parts never communicate over the network;
+what can never be placed is refused with numbers before any engine is started.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one replica takes of its node. ``gpus``: None for ``parts`` where the cluster has GPUs, else none;
+    """The resources of one replica on its node. ``gpus``: None for ``parts`` where the cluster has GPUs, else none;
     ``parts``: processes that hold a part of the model (tensor × pipeline parallel)."""
 
     cpus: float = 1.0
@@ -105,7 +105,8 @@ def _parts(engine: Mapping[str, Any]) -> int:
 
 
 def check_room(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], *, growing: str = "add nodes") -> str:
-    """What the replicas take and where they have room, in words. Raises UsageError when they can never be placed."""
+    """A description of what the replicas take and where they have room. Raises UsageError when they can never be
+    placed."""
     room = [_room(bundle, node) for node in nodes]
     each = spelt(bundle)
     if sum(room) >= count:

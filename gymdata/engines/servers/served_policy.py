@@ -26,7 +26,7 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.progress import Progress
 
 T = TypeVar("T")
-#: What a server does not say of the model.
+#: Facts about the model that a server does not report.
 UNKNOWN = "as served"
 #: Sequences that are prepared at a time: the servers' limits decide how many of them are in flight.
 _AHEAD = 512
@@ -131,7 +131,7 @@ class ServedPolicy:
         return found
 
     def account(self) -> list[dict[str, Any]]:
-        """What each server did."""
+        """The account of each server."""
         return self._servers.account()
 
     def remarks(self) -> list[str]:

@@ -53,7 +53,7 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[s
         try:
             facts = dict(await sampler.start())
         except UsageError as error:
-            # The sampler asks in this order: a name means that the model was found before ids were asked for.
+            # In the sampler's order: a name in the error means that the model was found before ids were requested.
             found = sampler.model_found
             first = Finding("models listed", found, True, sampler.model or "" if found else str(error))
             first = first if found else replace(first, cure=error.hint)
@@ -151,8 +151,8 @@ _ADVICE = Advice(
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
 
-#: Of an answer: beside its tokens; for a token or alternative with text, bytes and log-probability; for an id of the
-#: prompt; and the prompt's ids where a server makes it and does not say how many it reads.
+#: Bytes of an answer: besides its tokens; for a token or alternative with text, bytes and log-probability; for an id of
+#: the prompt; and the prompt's ids where a server makes it and does not say how many it reads.
 _ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
 
 #: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
@@ -161,7 +161,7 @@ DEFAULT_CONCURRENCY = 512
 
 
 def server_address(endpoint: str) -> Address:
-    """Where a server is, with or without ``/v1``. Raises UsageError for what is no such URL."""
+    """The base URL of a server, given with or without ``/v1``. Raises UsageError for an invalid URL."""
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
@@ -227,7 +227,7 @@ class ServerSampler:
         self.default_concurrency = concurrency
         self.allow_raw_logprobs = allow_raw_logprobs
         self.vocab_size = vocab_size
-        #: What the probe's answers named as their model; every later answer must name the same.
+        #: The model name in the probe's answers; every later answer must have the same.
         self._answers_as: str | None = None
         self._probing = False
         self._root: Any = None
@@ -274,7 +274,7 @@ class ServerSampler:
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """What run.json keeps about the server; empty before ``start``."""
+        """Facts about the server for run.json; empty before ``start``."""
         return dict(self._facts)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
@@ -303,7 +303,8 @@ class ServerSampler:
         return await self._http.ask("POST", "/v1/completions", body, read, most_bytes=most)
 
     async def fingerprint(self) -> Fingerprint:
-        """What this server shows of its policy; after ``start``. Raises UsageError when that is too little, OutsideError."""
+        """The fingerprint of this server's policy; after ``start``. Raises UsageError when that is too little,
+        OutsideError."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
         try:
             drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
@@ -312,13 +313,13 @@ class ServerSampler:
                 raise
             hint = f"start it without --max-logprobs, or with {ALTERNATIVES} or more"
             raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
-        said: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
+        conversation: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
         return Fingerprint(
             self.base,
             self.model,
             str(self._facts.get("logprobs_mode")),
             await self._tokens_of({"prompt": PRINT_TEXT}),
-            await self._tokens_of({"messages": said, "add_generation_prompt": True}),
+            await self._tokens_of({"messages": conversation, "add_generation_prompt": True}),
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
@@ -342,7 +343,7 @@ class ServerSampler:
         await self._http.close()
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From here on a server that cannot be reached is waited for; ``say`` hears of it, once an outage."""
+        """From now on wait for a server that cannot be reached; ``say`` is called once per outage."""
         self._http.wait_for_server(seconds, say)
 
     @property
@@ -415,7 +416,7 @@ class ServerSampler:
         return self._mode(best)
 
     def _mode(self, best: Generation) -> str:
-        """What the log-probabilities of a draw under top_k 1 prove; UsageError when they are no use."""
+        """The logprobs mode that a sample under top_k 1 proves; UsageError when they cannot be used."""
         # Under top_k 1 a processed log-prob is exactly 0; a raw one is what the model gives its best token.
         if all(value > -1e-3 for value in best.log_probs):
             return "processed_logprobs"
@@ -429,7 +430,7 @@ class ServerSampler:
         return "raw_logprobs"
 
     async def _version(self) -> str | None:
-        with contextlib.suppress(OutsideError):  # not every server tells, and nothing depends on it
+        with contextlib.suppress(OutsideError):  # not every server has this, and nothing depends on it
             version = (await self._http.ask("GET", "/version", None, dict, retries=0)).get("version")
             return str(version) if version else None
         return None
@@ -463,7 +464,7 @@ class ServerSampler:
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
-        """What the answer to a request can sensibly have."""
+        """The largest sensible answer to a request."""
         generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
         prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
         return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
@@ -479,7 +480,7 @@ class ServerSampler:
         return made
 
     def _check_model(self, named: object) -> None:
-        """Every answer names the model that was asked for, by the name that the probe's answer gave it."""
+        """Raises OutsideError for an answer that names another model than the probe's answer did."""
         if self._probing and (named is None or named in (self.model, self._root)):
             self._answers_as = None if named is None else str(named)
         elif named != self._answers_as or self._probing:
@@ -487,7 +488,7 @@ class ServerSampler:
             raise AnswerFaultError("model", f"the answer is of model {str(named)[:100]!r}, expected {expected!r}")
 
     def _refusal(self, error: AnswerFaultError) -> UsageError | None:
-        """What the server was started with rules it out, and no later try can help."""
+        """The error for a fault that follows from the server's settings, which no retry can cure; None for others."""
         reason = error.reason
         if error.fault in ("no_ids", "no_logprobs"):
             return UsageError(f"{self.base}: {reason}", hint=error.hint)

@@ -1,4 +1,4 @@
-"""What is seen only over all NeMo Gym rows of a path: duplicates, and groups whose rewards are all equal.
+"""Checks that need all NeMo Gym rows of a path: duplicates, and groups whose rewards are all equal.
 
 Invariants: of each row 33 bytes are kept and its id, compressed; rows are compared in parts, so that this takes little more.
 Importing this loads neither pyarrow nor polars.
@@ -23,10 +23,10 @@ from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts.ragged import Ints, first_like
 from gymdata.rollouts.violations import Violation
 
-#: Of what a row has; none of them for a row that cannot be read.
+#: Flags of what a row has; 0 for a row that cannot be read.
 _READ, _WITH_IDS, _GENERATED, _SCORED = 1, 2, 4, 8
-#: The marks above; hashes of the id (of the line where there is none), of the generations with the group, and of the group;
-#: the reward.
+#: The flags above; hashes of the id (of the line for a row without one), of the generations with the group, and of the
+#: group; the reward.
 _RECORD = np.dtype([("marks", "u1"), ("key", "<u8"), ("generations", "<u8"), ("group", "<u8"), ("reward", "<f8")])
 _PACKED = struct.Struct("<BQQQd")
 _BAD = bytes(_RECORD.itemsize)
@@ -37,10 +37,10 @@ _TOGETHER, _SHARES = 1024, 16
 
 @dataclass(slots=True)
 class Remembered:
-    """What is kept of the rows of one file, or of one stretch of it."""
+    """The data kept of the rows of one file, or of one stretch of it."""
 
     records: bytearray = field(default_factory=bytearray)
-    #: Ids of so many rows each, compressed, and those that wait for it.
+    #: Compressed ids, in blocks of rows, and the ids of the next block.
     names: list[tuple[int, bytes]] = field(default_factory=list)
     _waiting: list[str | None] = field(default_factory=list, init=False)
 
@@ -76,7 +76,7 @@ class Remembered:
         self.names += other.names
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One number a row."""
+        """One number per row."""
         column: npt.NDArray[Any] = np.frombuffer(self.records, _RECORD)[name]
         return column
 
@@ -96,7 +96,7 @@ class Remembered:
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
-        """Of the rows that can be read; NaN where there is none."""
+        """The rewards of the rows that can be read; NaN for a missing one."""
         marks = self.column("marks")
         return np.where(marks & _SCORED, self.column("reward"), np.nan)[marks > 0]
 

@@ -1,4 +1,5 @@
-"""What the model of a NeMo Gym row did, beside its tokens: texts, calls and tool results, as counts for checks of behavior.
+"""What the model of a NeMo Gym row did, besides tokens: texts, calls and tool results, as counts for the checks of
+behavior.
 
 Invariants: only the output counts, not what the row was given; nothing of a text is kept.
 """
@@ -27,20 +28,21 @@ class RowActs(NamedTuple):
     #: Tool results, and those that are errors.
     results: int
     failed: int
-    #: Messages that spell a call in their text, and the turn of the first.
+    #: Messages with an unparsed tool call in their text, and the turn of the first.
     spelled: int
     spelled_turn: int | None
     parsed: bool
     offered: bool
-    #: Whether the last call was cut at a token limit; None where the row does not tell.
+    #: Whether the last call was cut at a token limit; None when the row does not say.
     cut: bool | None
     last_turn: int
-    #: (turn, sampled tokens) of calls that said nothing.
+    #: (turn, sampled tokens) of calls without text or tool calls.
     silent: tuple[tuple[int, int], ...]
 
 
 class Odd(NamedTuple):
-    """What checks of behavior call odd: lists that repeat themselves, and so many errors of so many tool results."""
+    """The criteria of the checks of behavior: repetition in token lists, and the number of errors among tool
+    results."""
 
     loops: Loops
     storm: Callable[[int, int], str | None]
@@ -51,11 +53,11 @@ class PathActs:
     """Many rows: counts, and the rows themselves where one of them alone is odd."""
 
     odd: list[RowActs] = field(default_factory=list)
-    #: Rows that tell whether their last call was cut, and those where it was.
+    #: Rows that say whether their last call was cut, and those where it was.
     known: int = 0
     cut: int = 0
     first_cut: RowActs | None = None
-    #: Messages that spell a call in their text.
+    #: Messages with an unparsed tool call in their text.
     spelled: int = 0
     first_spelled: RowActs | None = None
     parsed: bool = False
@@ -93,7 +95,7 @@ class PathActs:
 
 
 class Acts:
-    """Gathers one row's, item by item."""
+    """Collects one row's ``RowActs``, item by item."""
 
     __slots__ = ("_thoughts", "failed", "parsed", "results", "speaks", "spelled", "spelled_turn")
 
@@ -116,20 +118,20 @@ class Acts:
         if kind == "function_call" or _filled(item.get("tool_calls"), lists):
             self.parsed = self.speaks[-1] = True
         elif kind == "reasoning":
-            # Looked at only where nothing else was said; most calls end with a message or a tool call.
+            # Read only when the call has nothing else; most calls end with a message or a tool call.
             self._thoughts.append((len(self.speaks) - 1, item))
         else:
-            said = list(_texts(item.get("content"), lists))
+            texts = list(_texts(item.get("content"), lists))
             # A refusal is an answer, and so is a part of another kind.
-            self.speaks[-1] |= any(map(str.strip, said)) or (not said and _filled(item.get("content"), lists))
+            self.speaks[-1] |= any(map(str.strip, texts)) or (not texts and _filled(item.get("content"), lists))
             # One parsed call of the path is enough for B805 to be silent.
-            if not self.parsed and any(map(_spells_call, said)):
+            if not self.parsed and any(map(_spells_call, texts)):
                 self.spelled += 1
                 if self.spelled_turn is None:
                     self.spelled_turn = len(self.speaks) - 1
 
     def result(self, output: Any, lists: Any) -> None:
-        """What a tool gave."""
+        """A tool's result."""
         self.results += 1
         self.failed += any(map(_is_error, (output,) if isinstance(output, str) else _texts(output, lists)))
 
@@ -149,8 +151,8 @@ class Acts:
 
 def _thinks(item: Any, lists: Any) -> bool:
     """Whether a reasoning item has text, or is encrypted."""
-    said = (text for key in ("summary", "content") for text in _texts(item.get(key), lists))
-    return bool(item.get("encrypted_content")) or any(map(str.strip, said))
+    texts = (text for key in ("summary", "content") for text in _texts(item.get(key), lists))
+    return bool(item.get("encrypted_content")) or any(map(str.strip, texts))
 
 
 def _filled(value: Any, lists: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The fast way from a line to a row whose turns each continue the one before: prompts are compared as text, and only what
-is new in them is parsed.
+"""The fast reader of NeMo Gym lines in which each turn continues the one before: prompts are compared as text, and only
+their new ids are parsed.
 
-A prompt repeats all that came before it, so most of a line is repetition. The token lists are cut out of the text, the rest
-is parsed as Python values, and the new ids of all turns are parsed at once. Invariants: either the same comes out as by the
-slow ways, or nothing, and then those look at the line: at other shapes, at any other spelling of what is repeated, at
-duplicate keys, at whatever is no JSON.
+Most of a line is repetition, because each prompt contains the ones before it. The token lists are cut out of the text,
+the rest is parsed as Python values, and the new ids of all turns are parsed at once. Invariants: the result is that of
+the general readers (``rows``), or None, and then those read the line: other shapes, prompts that repeat earlier ids in
+other text (white space), duplicate keys, anything that is not JSON.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gymdata.rollouts.messages import (
 )
 from gymdata.rollouts.ragged import Runs
 
-#: In the order in which the fast way takes lists; a search for one name is many times as fast as for any of three.
+#: In the order in which the lists must come; a search for one name is many times as fast as for any of three.
 _NAMES = [b'"%b"' % name.encode() for name in TOKEN_KEYS]
 _OPENING = re.compile(rb"[ \t]*:[ \t]*\[")
-#: How the place of a list begins, in a text with the number of the list.
+#: How the placeholder of a list begins: a JSON string of NUL and the number of the list.
 _PLACE = b'"\\u0000'
-#: As Python's json writes them when they follow each other.
+#: The same as Python's json writes them when one list follows another.
 _NEXT_HEADS = [b', "%b": [' % name.encode() for name in TOKEN_KEYS]
-#: What simdjson's refusals come as.
+#: What simdjson and the row reader raise for a line that they cannot read.
 _REFUSALS = (nemo_rows.BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
@@ -49,8 +49,8 @@ MESSAGE_FIELDS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt; ids are int32.
-    ``log_probs``: of all turns, float64."""
+    """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt;
+    ``generation``: its sampled ids (both int32); ``log_probs``: float64, of the sampled ids of all turns in order."""
 
     row: nemo_rows.Row
     value: dict[str, Any]
@@ -62,18 +62,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The items of a response. ``turns``: where those are that held the lists."""
+    """The items of a response. ``turns``: the indices of the items that had the token lists."""
 
     turns: list[int]
-    #: The values of ``MESSAGE_FIELDS`` of the messages that the items make; None where it takes ``messages.walk`` to see
-    #: which call an item is of: calls of tools after a text that ends a turn.
+    #: The values of ``MESSAGE_FIELDS`` of the response's messages; None when a tool call follows a text that ends a
+    #: turn: only ``messages.walk`` then knows which model call an item belongs to.
     messages: list[tuple[Any, ...]] | None
-    #: Whether the last turn is of the last call.
+    #: Whether the last model call ended with token lists.
     ended: bool
 
 
 def cut(line: bytes, parser: Any) -> Cut | None:
-    """The row of a line; None when the slow ways have to look at it. ``parser``: simdjson's."""
+    """The row of a line without its newline; None when the general readers must read it. ``parser``: a simdjson
+    parser."""
     try:
         found = _lists(line)
         if found is None:
@@ -82,10 +83,10 @@ def cut(line: bytes, parser: Any) -> Cut | None:
         if value is None:
             return None
         response = value["response"]
-        output = _take_out(response["output"], found.n_lists)
+        output = _read_output(response["output"], found.n_lists)
         if output is None:
             return None
-        # The output was looked at.
+        # The output has been read already.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, nemo_rows.Values(parser))
         ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
         log_probs = _numbers(parser, found.log_probs, "d", np.float64)
@@ -102,7 +103,8 @@ def cut(line: bytes, parser: Any) -> Cut | None:
 
 
 def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
-    """The row of a line, calls and all, as ``rows.fast`` reads it. None for the same lines as ``cut``, and others."""
+    """The row of a line with its model calls, as ``rows.fast`` returns it; None when that must read the line. ``acts``:
+    collect what the checks of behavior need."""
     try:
         found = _lists(line)
         if found is None:
@@ -122,14 +124,14 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
-    """Lists of numbers of 8 bytes that follow each other."""
+    """The bytes of each list in ``values``: 8-byte numbers, list after list, of ``sizes`` numbers each."""
     data = values.tobytes()
     return [data[a:b] for a, b in pairwise(accumulate((8 * size for size in sizes), initial=0))]
 
 
 def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
-    """Prompt, generation and log-probabilities of each turn, one after the other. ``ids``: what is new in each prompt, then
-    each generation."""
+    """Whole prompt, generation and log-probabilities of each turn, in that order, as bytes. ``ids``: the new ids of
+    each prompt, then each generation."""
     found: list[bytes] = []
     held = b""
     for new, generation, chances in zip(ids, ids[len(log_probs) :], log_probs, strict=False):
@@ -140,17 +142,18 @@ def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
 
 
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
-    """The object of a line with places for this many lists; None where its text may mean another value than orjson's."""
-    # A text of the line's own that looks like a place.
+    """The object of a line with ``lists`` placeholders; None when its text may mean another value than the one that
+    orjson reads."""
+    # A text of the line itself looks like a placeholder.
     if rest.count(_PLACE) != lists:
         return None
     value = orjson.loads(rest)
-    return value if type(value) is dict and nemo_rows.says_the_same(rest, orjson.dumps(value)) else None
+    return value if type(value) is dict and nemo_rows.is_unambiguous(rest, orjson.dumps(value)) else None
 
 
 class _Lists(NamedTuple):
-    """The token lists of a line, as text, and the ``rest`` with places for them. ``new``: of each prompt, what it has after
-    the prompt and generation before it."""
+    """The token lists of a line, as text without brackets, and the ``rest`` with placeholders for them. ``new``: the
+    part of each prompt after the previous prompt and generation."""
 
     rest: bytes
     new: list[bytes]
@@ -163,7 +166,8 @@ class _Lists(NamedTuple):
 
 
 def _lists(line: bytes) -> _Lists | None:
-    """None where a prompt does not begin with the prompt and generation before it, or a list is missing."""
+    """The lists of a line; None when a prompt does not begin with the previous prompt and generation, or a list is
+    missing."""
     kept: list[bytes] = []
     new: list[bytes] = []
     generations: list[bytes] = []
@@ -195,7 +199,8 @@ def _lists(line: bytes) -> _Lists | None:
 
 
 def _opened(line: bytes, at: int, of: int) -> int | None:
-    """Where the next list of ``TOKEN_KEYS[of]`` begins, behind its bracket; None where there is no more, -1 in a text."""
+    """The position after the opening bracket of the next list of ``TOKEN_KEYS[of]``; None when there are no more, -1
+    when it is inside a text."""
     if of and line.startswith(_NEXT_HEADS[of], at):
         return at + len(_NEXT_HEADS[of])
     name = _NAMES[of]
@@ -207,7 +212,7 @@ def _opened(line: bytes, at: int, of: int) -> int | None:
 
 
 class _Placed(nemo_rows.Values):
-    """The values of a line without its token lists, which stand in places and are taken in their order."""
+    """The values of a line with placeholders, which are replaced by ``lists`` in their order."""
 
     def __init__(self, parser: Any, lists: Sequence[bytes]) -> None:
         super().__init__(parser)
@@ -225,19 +230,20 @@ class _Placed(nemo_rows.Values):
     floats = ids
 
 
-def _take_out(output: list[Any], count: int) -> Output | None:
-    """The items without the ``count`` places of lists, three each and all in order, that are taken out of them."""
+def _read_output(output: list[Any], count: int) -> Output | None:
+    """The output's items without their ``count`` placeholders, which are removed; None unless there are three per turn,
+    all in order."""
     turns: list[int] = []
     rows: list[tuple[Any, ...]] = []
     texts: list[str] = []
     reasons: list[str] = []
     calls: list[dict[str, Any]] = []
     at = 0
-    #: Whether what the model wrote is not yet a message; whether a text that ends a turn came last.
+    #: Whether the model's items so far are not yet a message; whether the last item is a text that ends a turn.
     speaking = closed = False
     plain = ended = True
 
-    def spoken(turn: int | None) -> tuple[Any, ...]:
+    def assistant_message(turn: int | None) -> tuple[Any, ...]:
         content, reasoning = "\n".join(texts) if texts else None, "\n".join(reasons) if reasons else None
         called = json_text(calls) if calls else None
         texts.clear()
@@ -259,7 +265,7 @@ def _take_out(output: list[Any], count: int) -> Output | None:
             calls += chat_calls(item)
         else:
             if speaking:
-                rows.append(spoken(None))
+                rows.append(assistant_message(None))
             speaking = closed = False
             if kind == "function_call_output":
                 called = name_of(item.get("call_id"))
@@ -278,15 +284,16 @@ def _take_out(output: list[Any], count: int) -> Output | None:
             if item.pop(name, None) != f"\0{at}":
                 return None
             at += 1
-        rows.append(spoken(len(turns)))
+        rows.append(assistant_message(len(turns)))
         turns.append(index)
     if speaking:
-        rows.append(spoken(None))
+        rows.append(assistant_message(None))
     return Output(turns, rows if plain else None, ended) if at == count else None
 
 
 def _after(line: bytes, at: int, part: bytes) -> int:
-    """Where a list goes on behind ``part``, which has numbers and stands at ``at``; -1 where it does not."""
+    """The position of the list's numbers after ``part``; -1 when ``part`` has no numbers, or ``line`` does not have it
+    at ``at``."""
     end = at + len(part)
     if not part or part.isspace() or not line.startswith(part, at):
         return -1
@@ -295,14 +302,14 @@ def _after(line: bytes, at: int, part: bytes) -> int:
     if not line.startswith(b",", end):
         return -1
     end += 1 + line.startswith(b" ", end + 1)
-    # Else the comma is one too many.
+    # A comma before the closing bracket is not JSON.
     return end if not line.startswith(b"]", end) else -1
 
 
 def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> tuple[npt.NDArray[Any], list[int]] | None:
-    """The numbers of all lists, and how many each has."""
+    """The numbers of all lists, flat, and the length of each; None when the lengths do not fit."""
     lists = parser.parse(b"[[%b]]" % b"],[".join(texts))
-    # The buffer is flat.
+    # The buffer has all numbers of the nested lists.
     values = np.frombuffer(lists.as_buffer(of_type=kind), dtype)
     sizes = [len(numbers) for numbers in lists]
     return (values, sizes) if len(values) == sum(sizes) else None

@@ -39,11 +39,11 @@ from gymdata.rollouts.turns import Call, TurnEncoder, continuing
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
-#: Beside the letters of lists that a turn holds: its log-probabilities had more digits than float32.
+#: A mark besides the letters of the lists that a turn holds: its log-probabilities had more digits than float32.
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
-#: simdjson's refusals come as any of these; the slow way then names what is wrong.
+#: Exceptions by which simdjson refuses a line; Python's reader then names the fault.
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
@@ -59,10 +59,11 @@ def table_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
-    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob that
-    the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad rows, and
-    those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering`` gives rows
-    their places. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build`` takes.
+    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
+    that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
+    rows, and those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering``
+    gives rows their indices. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build``
+    takes.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
@@ -166,7 +167,7 @@ def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outc
     for turn in strip.rendered:
         encoder.turns[turn]["rendered"] = True
     rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
-    # What the lists were taken from still ends its call.
+    # An item whose lists were taken out still ends its call.
     walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
     messages = list(messages_of(_given(value), walked, turn_of))
     last = encoder.turns[-1]["finish_reason"] if encoder.turns else None
@@ -267,7 +268,7 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
         prompt, generation = (_int32(part, number) for part in call[:2])
         given = np.frombuffer(call[2] or b"", np.float64)
         log_probs = np.full(len(generation), np.nan, np.float32)
-        # Too few or too many: which belongs to which token is not known, so none is.
+        # Too few or too many: it is not known which belongs to which token, so none is used.
         fits = len(given) == len(generation)
         if fits:
             with np.errstate(over="ignore"):
@@ -281,8 +282,9 @@ def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, in
 
 
 def more_than_float32(given: Any, kept: Any) -> bool:
-    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, gives back: float32 tells
-    decimals of up to nine digits apart, and a number that is a float32 already loses nothing, however it is written."""
+    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, keeps: float32
+    distinguishes decimals of up to nine digits, and a number that is a float32 already loses nothing, however it is
+    written."""
     return digits_lost(given, kept, [len(given)])[0]
 
 
@@ -294,7 +296,7 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
         and all(a < b for a, b in zip(starts, ends, strict=True))
         and all(map(_clearly_lost, given[starts].tolist(), kept[starts].tolist()))
     ):
-        # So it is where numbers have all their digits, and there is no need to look at more than one of each list.
+        # When numbers have all their digits, one of each list shows it.
         return [True] * len(ends)
     lost = _lost(given, kept)
     return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
@@ -342,7 +344,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
     temperature: Any = params.get("temperature")
     kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
     if "reward" in value and type(value["reward"]) is not float:
-        # 1 and 1.0 are one number and two texts.
+        # 1 and 1.0 are equal, but have different texts.
         kept["reward"] = value["reward"]
     return {
         "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
@@ -410,8 +412,8 @@ def _time(seconds: Any) -> datetime:
 
 
 def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
-    """What ``task`` and ``extra`` of an imported row keep of its source, and whether orjson can write it; None for a row
-    that came from elsewhere."""
+    """The fields of its source that an imported row keeps in ``task`` and ``extra``, and whether orjson can write it;
+    None for a row that came from elsewhere."""
     extra, plain = parsed(row["extra"] or "{}")
     if AS_TEXT in extra:
         kept, plain = parsed(extra[AS_TEXT])

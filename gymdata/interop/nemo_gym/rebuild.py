@@ -1,11 +1,10 @@
 """Prompts that a NeMo Gym row lacks, rebuilt from the ids that it has.
 
-A call whose generation was captured and whose prompt was not gets the prompt that the conversation's template writes: the
-first call the rendering of what comes before it, a later call the ids held so far and, by ``splice``, what is new in the
-rendering. Invariants: captured prompts, generations and log-probabilities are never changed; a prompt that cannot be
-proved is not made but refused by name, and one that a later captured prompt speaks against is taken back. What nothing in
-the row can show (a first message that was edited, a tokenizer that is not the model's but has its ids) is not noticed, so
-rebuilt prompts stay marked.
+A call whose generation was captured and whose prompt was not gets the prompt that the conversation's template writes:
+the first call the rendering of what comes before it, a later call the ids held so far and, by ``splice``, what is new
+in the rendering. Invariants: captured prompts, generations and log-probabilities are never changed; a prompt that
+cannot be proved is refused by name, and one that a later captured prompt contradicts is removed. Some errors leave no
+trace in the row (a first message that was edited, another tokenizer with the same ids), so rebuilt prompts stay marked.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"
-#: On an item: its ids were rendered from text, and nobody sampled them.
+#: On an item: its ids were rendered from text, not sampled.
 RENDERED = "token_ids_rendered"
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", None})
 Tools = Sequence[Mapping[str, Any]] | None
@@ -48,8 +47,8 @@ class Renders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A prompt that was not rebuilt. ``turn``: the model call's number in the row; ``position``: the first id that speaks
-    against it; ``expected`` and ``got``: the decoded ids around it on both sides."""
+    """A prompt that was not rebuilt. ``turn``: the model call's number in the row; ``position``: the first id that
+    contradicts it; ``expected`` and ``got``: the decoded ids around it on both sides."""
 
     turn: int
     reason: str
@@ -70,7 +69,7 @@ class NotRebuilt:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one row's missing prompts: model call → prompt, and the refusals in the order of the calls."""
+    """The result for one row's missing prompts: model call → prompt, and the refusals in the order of the calls."""
 
     prompts: dict[int, list[int]] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
@@ -153,7 +152,7 @@ class _Row:
         return made
 
     def _prompt(self, number: int, held: list[int], generation: list[int]) -> list[int]:
-        """What the call read, or _Refusal."""
+        """The prompt of the call. Raises _Refusal."""
         if self._unclear:
             raise _Refusal(self._unclear)
         for ids in (held, generation):
@@ -177,7 +176,7 @@ class _Row:
             raise _Refusal(no.message) from no
 
     def _check_statements(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
-        """The message before the cut says nothing that its ids do not."""
+        """Refuse unless everything in the message before the cut is also in its ids."""
         call = self._calls[number]
         decoded = _squeezed(self._chat.decode(_ids(call[1]))) if call is not None else ""
         odd = next(
@@ -190,7 +189,7 @@ class _Row:
     def _against(
         self, number: int, prompt: list[int], held: list[int], made: Outcome, refused: dict[int, Refused]
     ) -> None:
-        """Take back what was rebuilt since the last captured prompt and is not in this one."""
+        """Remove prompts that were rebuilt since the last captured one and are not a beginning of this one."""
         at = _first_difference(prompt, held)
         since = number - 1
         while since in made.prompts:
@@ -250,7 +249,7 @@ def _odd_call(messages: Sequence[Message]) -> str | None:
 
 
 def _statements(message: Message) -> Iterator[tuple[str, ...]]:
-    """What a message says, piece by piece, each with the ways that a model may have written it."""
+    """The contents of a message, piece by piece, each with the ways that a model may have written it."""
     for name in ("content", "reasoning"):
         if message.get(name):
             yield (str(message[name]),)
@@ -274,7 +273,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _squeezed(text: str) -> str:
-    """Without white space, which servers take off the ends and JSON writers put in."""
+    """Without white space, which servers strip and JSON writers add."""
     return "".join(text.split())
 
 

@@ -1,6 +1,6 @@
-"""One NeMo Gym row, parsed by simdjson or by Python's json, brought into one shape.
+"""One NeMo Gym row, parsed by simdjson or by Python's json into one type.
 
-Invariants: both ways give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
+Invariants: both parsers give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
 never Python lists; a value of the wrong type is named with its turn and position.
 """
 
@@ -22,7 +22,7 @@ from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders
 CallBytes = tuple[bytes, bytes, bytes | None]
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SPACE = b" \t\r\n"
-#: Of the names of both lists of ids.
+#: The common end of the names of both lists of ids.
 _IDS = b"_token_ids"
 _GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Row:
-    """What checks need of a row. ``calls`` has None for a model call without ids."""
+    """The data of a row for the checks. ``calls`` has None for a model call without ids."""
 
     calls: list[CallBytes | None]
     rollout_id: str | None
@@ -61,12 +61,12 @@ class Row:
 
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """The fast way cannot decide; the slow way must."""
+    """simdjson's reader cannot decide; Python's must."""
 
 
 class RowReader:
-    """The one way from a line to a row, for validation and import: simdjson where it can decide, else Python's json.
-    ``acts``: with what the model did."""
+    """Reads a line as a row, for validation and import: with simdjson when it can decide, else with Python's json.
+    ``acts``: collect what the checks of behavior need."""
 
     def __init__(self, acts: bool = False) -> None:
         self._parser, self._acts = fast_parser(), acts
@@ -77,7 +77,8 @@ class RowReader:
         return found[0] if found is not None else slow(line, self._acts)
 
     def document(self, line: bytes) -> tuple[Row, Any] | None:
-        """The row with simdjson's document, which lives until the next line; None when the slow way has to look at it."""
+        """The row with simdjson's document, which is valid until the next line; None when Python's json must read
+        it."""
         return fast_document(self._parser, line) if self._parser is not None else None
 
 
@@ -90,18 +91,18 @@ def fast_parser() -> Any:
 
 
 def fast(parser: Any, line: bytes) -> Row | None:
-    """The row by simdjson, or None when the slow way has to look at it."""
+    """The row by simdjson, or None when Python's json must read it."""
     found = fast_document(parser, line)
     return found[0] if found is not None else None
 
 
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which lives until the parser's next line, or with Python's values."""
+    """The same with simdjson's document, which is valid until the parser's next line, or with Python values."""
     try:
         texts = _IDS not in line
         bare = line if texts else _without_numbers(line)
         value = orjson.loads(bare)
-        if not says_the_same(bare, orjson.dumps(value)):
+        if not is_unambiguous(bare, orjson.dumps(value)):
             return None
         if texts:
             return row_of(value, Values(parser), acts), value
@@ -117,7 +118,7 @@ def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, An
 
 
 def _nested_lists(line: bytes) -> bool:
-    """Whether some list may lie directly in a list (simdjson's buffers would flatten it), or a text looks so."""
+    """Whether a list may be directly in a list (simdjson's buffers would flatten it), or a text looks like that."""
     at = line.find(b"[")
     while at >= 0:
         before = line[at - 1]
@@ -130,7 +131,7 @@ def _nested_lists(line: bytes) -> bool:
 
 
 def _without_numbers(line: bytes) -> bytes:
-    """A line whose lists without texts, and so without keys, are empty."""
+    """The line with empty lists in place of those without texts, which have no keys."""
     kept: list[bytes] = []
     at = searched = 0
     end = -1
@@ -145,13 +146,13 @@ def _without_numbers(line: bytes) -> bytes:
     return b"".join(kept)
 
 
-def says_the_same(text: bytes, written: bytes) -> bool:
-    """Whether an object's text has no key twice and no number beyond 64 bits; ``written``: the text of what was made of it.
-    False where that cannot be seen."""
+def is_unambiguous(text: bytes, written: bytes) -> bool:
+    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
+    parsed value. False when that is not certain."""
     if text == written:
         return True
     bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are spelled alike, which is seen sooner than anything is counted.
+    # Most are equal, which is faster to see than anything is counted.
     return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
 
 
@@ -223,7 +224,7 @@ class _FastLists:
 
 
 class _CarefulLists(_FastLists):
-    """The same for a row in which a list may lie in a list, be it only in a text."""
+    """The same for a row that may have a list directly in a list."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         _flat(values)
@@ -278,7 +279,7 @@ class PlainLists:
 
 
 class Values(PlainLists):
-    """Python's values, of which a text is what simdjson makes of it: rows of one prompt are a group by that."""
+    """Python values whose text is simdjson's, because rows are grouped by the text of their prompts."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
@@ -356,7 +357,7 @@ def _settings(params: Any) -> dict[str, Any]:
 
 
 def _key(value: Any, lists: Any) -> Any:
-    """A call's id to look up. One that is no single value is its text, for lists cannot be looked up."""
+    """A call's id to look up. A list or object becomes its text, because lists are not hashable."""
     return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
 
 
@@ -381,7 +382,7 @@ class _Conversation:
             self._acts.begin()
 
     def acts_of(self, value: Any, response: Any, lists: Any) -> RowActs | None:
-        """What the model did in the output, where that was asked for."""
+        """What the model did in the output, if requested."""
         generated = [0 if call is None else len(call[1]) // 8 for call in self.calls]
         return None if self._acts is None else self._acts.of_row(value, response, lists, generated)
 

@@ -67,11 +67,11 @@ def scan_stretch(path: Path, start: int, end: int, scanner: Scanner) -> Part:
 
 
 def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Non-blank lines, newline and all, that begin at ``start`` or later and before ``end``."""
+    """Non-blank lines, with their newlines, that begin at ``start`` or later and before ``end``."""
     with path.open("rb", buffering=_BLOCK) as file:
         at = 0
         if start:
-            # The line that `start` falls into belongs to the stretch before, unless it begins right there.
+            # A line that begins before `start` belongs to the previous stretch.
             file.seek(start - 1)
             at = start - 1 + len(file.readline())
         for line in file:
@@ -89,18 +89,18 @@ def _forked(path: Path, size: int, scanner: Callable[[], Scanner], processes: in
     whole = scan_stretch(path, 0, bounds[1], scanner())
     failed = False
     for pid, pipe in children:
-        # From the pipe itself: the bytes of all would be as much memory again.
+        # Read from the pipe as it is unpickled: all bytes at once would double the memory.
         with os.fdopen(pipe, "rb") as stream:
             part = _received(stream)
         failed = os.waitpid(pid, 0)[1] != 0 or part is None or failed
         if part is not None and not failed:
             whole.append(part)
-    # A child that died (out of memory, killed) says nothing about the rows: look again, alone.
+    # A child that died (out of memory, killed) proves nothing about its rows: scan again in this process.
     return scan_stretch(path, 0, size, scanner()) if failed else whole
 
 
 def _received(stream: BinaryIO) -> Part | None:
-    """What a child found; None when it died before it had sent all of that."""
+    """A child's findings; None when it died before it had sent everything."""
     try:
         part: Part = pickle.load(stream)
     except (EOFError, pickle.UnpicklingError):
@@ -121,7 +121,7 @@ def _child(path: Path, start: int, end: int, scanner: Callable[[], Scanner]) -> 
             pickle.dump(scan_stretch(path, start, end, scanner()), stream, pickle.HIGHEST_PROTOCOL)
         status = 0
     finally:
-        # Whatever happened, the child must not run the parent's ending.
+        # Whatever happened, the child must not run the parent's exit handlers.
         os._exit(status)
     raise AssertionError
 
@@ -133,7 +133,7 @@ LogProbOwner = tuple[int, str | None, int]
 
 
 def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> list[Violation]:
-    """T206 for every id that is negative or not below ``limit``. ``parts``: int64 bytes, one an owner."""
+    """T206 for every id that is negative or not below ``limit``. ``parts``: bytes of int64, one part per owner."""
     ids = np.frombuffer(b"".join(parts), np.int64)
     places = np.flatnonzero((ids < 0) | (ids >= limit))
     found = []
@@ -149,7 +149,7 @@ def odd_ids(parts: Sequence[bytes], owners: Sequence[IdOwner], limit: int) -> li
 
 
 def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> list[Violation]:
-    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: float64 bytes, one an owner."""
+    """L302 and L303 for every log-probability that is not finite, or positive. ``parts``: float64 bytes, one per owner."""
     values = np.frombuffer(b"".join(parts), np.float64)
     places = np.flatnonzero(~np.isfinite(values) | (values > POSITIVE_TOLERANCE))
     found = []
@@ -183,7 +183,7 @@ def _int32(data: bytes) -> npt.NDArray[np.int32]:
 
 
 _CHECK_EVERY = 2_000_000
-#: After so many rows in a row that cannot be read quickly, one of so many is tried.
+#: After this many consecutive rows that the fast reader could not read, it tries only one row in this many.
 _TRIES = 16
 
 
@@ -200,7 +200,7 @@ def recognise(line: bytes) -> bool:
 
 @dataclass(slots=True)
 class Part:
-    """What was found in one file, or one stretch of it. Rows count from the stretch's first."""
+    """The findings in one file, or one stretch of it. Rows count from the stretch's first."""
 
     rows: int = 0
     rollouts: int = 0
@@ -233,8 +233,8 @@ class Part:
 
 
 class Scanner:
-    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` tells the cause of breaks;
-    ``odd`` finds what repeats itself and the like, and without it nothing of behavior is gathered."""
+    """Scans lines one after another. ``vocab_size`` bounds ids when it is known; ``reader`` finds the cause of breaks;
+    ``odd`` finds repetition and other odd behavior; without it no data about behavior is collected."""
 
     def __init__(self, vocab_size: int | None = None, reader: Reader | None = None, odd: Odd | None = None) -> None:
         self.part = Part()
@@ -243,7 +243,7 @@ class Scanner:
         self._read = nemo_rows.RowReader(acts=odd is not None)
         self._odd = odd
         self._parser, self._refused = nemo_rows.fast_parser(), 0
-        # Flat parts waiting for one range check: bytes, and whose they are (row, id, turn, offset, what).
+        # Lists waiting for the next range check, as bytes, and their owners (``IdOwner``, ``LogProbOwner``).
         self._ids: list[bytes] = []
         self._id_owner: list[tuple[int, str | None, int, int, str]] = []
         self._lps: list[bytes] = []
@@ -264,7 +264,7 @@ class Scanner:
         self._row(number, line, row)
 
     def _quick(self, line: bytes) -> nemo_rows.Row | None:
-        """The row where each of its turns continues the one before, by its new ids alone."""
+        """The row as the fast reader returns it; None when ``RowReader`` must read the line."""
         if self._parser is None or (self._refused > _TRIES and self.part.rows % _TRIES):
             return None
         row = whole_row(line, self._parser, self._odd is not None)
@@ -272,7 +272,7 @@ class Scanner:
         return row
 
     def finish(self) -> Part:
-        """The findings, after the last line."""
+        """Run the remaining checks, after the last line; returns the findings, sorted."""
         self._check()
         self.part.across.close()
         self.part.violations.sort(key=lambda v: (v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0))
@@ -359,7 +359,8 @@ class Scanner:
             self.part.settings.append((number, row.settings))
 
     def _check(self) -> None:
-        """Ranges of all ids and log-probabilities since the last time; places are looked for only when one is odd."""
+        """Ranges of all ids and log-probabilities since the last time; positions are computed only when one is out of
+        range."""
         ids, lps = b"".join(self._ids), b"".join(self._lps)
         if not all_below(ids, self._limit):
             self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)

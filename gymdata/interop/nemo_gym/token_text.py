@@ -1,7 +1,8 @@
-"""The token lists of turns as JSON text, whole prompts included: every id is spelled once, however often it is repeated.
+"""The token lists of turns as JSON text, whole prompts included: every id is formatted once, however often it is
+repeated.
 
-Invariants: a list reads back as the ids that it was made from, a log-probability as the same float32; numbers that are not
-finite are spelled as Python's json does. The loops are over turns, never over tokens.
+Invariants: a list reads back as the ids that it was made from, a log-probability as the same float32; non-finite
+numbers are written as Python's json does. The loops are over turns, never over tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gymdata.store.columns import to_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Shares the memory of a longer text where it is its beginning.
+#: Shares the memory of a longer text that it is a prefix of.
 Text = bytes | memoryview
 #: Tokens whose text is held at a time.
 _TOKENS = 500_000
@@ -51,7 +52,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         turns = TurnColumns.of(part.column("turns"))
         turns.refuse_altered(part.column("rollout_id"))
         messages = _Messages(part.select(["messages"]))
-        # Making times of Python is slow.
+        # Python datetime objects are slow to create.
         started = (part.column("started_at").cast("int64").to_numpy() / 1e6).tolist()
         columns = to_rows(part.drop_columns(["turns", "messages", "started_at"]))
         for number, (row, texts) in enumerate(zip(columns, row_texts(turns), strict=True)):
@@ -59,7 +60,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 class _Messages:
-    """The messages of a batch, turned into Python's values when the first of them is wanted."""
+    """The messages of a batch, converted to Python values at the first use."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -73,7 +74,7 @@ class _Messages:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of so many tokens that their text takes little room."""
+    """Slices of the batch that bound the memory of their token text."""
     tokens = batch.column("n_context_tokens").to_numpy() + batch.column("n_generated_tokens").to_numpy()
     ends = np.flatnonzero(np.diff(np.cumsum(tokens) // _TOKENS)) + 1
     for first, last in pairwise([0, *ends.tolist(), batch.num_rows]):
@@ -144,7 +145,7 @@ def _flat(values: np.ndarray) -> bytes:
     """All values as one list, without spaces."""
     if np.isinf(values).any():
         return json.dumps([shortest(value) for value in values], separators=(",", ":")).encode()
-    # orjson spells a float32 by the fewest digits that give it back, and NaN as null.
+    # orjson writes a float32 with the fewest digits that round-trip, and NaN as null.
     text = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)
     return text.replace(b"null", b"NaN") if np.isnan(values).any() else text
 

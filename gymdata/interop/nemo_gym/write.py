@@ -29,18 +29,18 @@ _OWN = (
 
 
 _REBUILT = "prompts_rebuilt"
-#: Stands in a row for list n, whose text is put there afterwards; and how the row's JSON spells it.
+#: Placeholder of list n, whose text is inserted afterwards; and the placeholder in the row's JSON.
 _PLACE = "\0list {}\0"
 _PLACED = re.compile(rb'"\\u0000list (\d+)\\u0000"')
 #: Numbers that are not finite are written as Python writes them, which NeMo Gym reads.
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-#: What a list's text becomes in a row.
+#: A list's text in a row.
 Lists = Callable[[Text], Any]
 
 
 class Line(NamedTuple):
-    """A row as it is written. ``lost``: its turns that found no place; ``rounded``: whether it was imported from
-    log-probabilities with more digits than float32 gives back."""
+    """A written row. ``lost``: its turns that no item could hold; ``rounded``: whether it was imported from
+    log-probabilities with more digits than float32 holds."""
 
     text: bytes
     lost: int
@@ -58,7 +58,7 @@ def nemo_gym_line(row: Mapping[str, Any]) -> Line:
     made, lost, rounded, plain = _nemo_gym_row(row, place)
     first, *rest = _PLACED.split(orjson.dumps(made) if plain else _JSON.encode(made).encode())
     if rest[::2] != [b"%d" % n for n in range(len(texts))]:
-        # Some text of the row looks like a place, or its items were moved: the values themselves go into the row.
+        # A text of the row looks like a placeholder, or its items were moved: the row is written from its values.
         return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", lost, rounded)
     pieces: list[Text] = [first]
     for text, after in zip(texts, rest[1::2], strict=True):
@@ -97,7 +97,7 @@ def _restored(row: Mapping[str, Any], lists: Lists, kept: dict[str, Any], rest: 
     reward = row["reward"]
     if "reward" in kept["keys"] or reward is not None:
         whole["reward"] = kept["reward"] if "reward" in kept and _same(kept["reward"], reward) else reward
-    # A score that was given since comes last.
+    # A later score comes last.
     names = [*kept["keys"], *(["reward"] if "reward" not in kept["keys"] else [])]
     return {key: whole[key] for key in names if key in whole}
 
@@ -155,10 +155,10 @@ def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": row["stop_reason"] or "incomplete"} if truncated else None,
     }
-    # What an imported and then repaired row kept beside these.
+    # Fields that an imported and then repaired row kept besides these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
-    # What a resource server's /verify returned beside the reward.
+    # Fields of a resource server's /verify besides the reward.
     extra = loads(row["extra"])
     environment = extra.get("environment") if isinstance(extra, dict) else None
     made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}

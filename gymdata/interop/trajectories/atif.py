@@ -166,7 +166,7 @@ def _time(text: Any) -> datetime | None:
 
 
 class _Found:
-    """Model calls of a trajectory and its subagents, in the order in which they were made, and where they stand."""
+    """Model calls of a trajectory and its subagents, in the order in which they were made, and their positions."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int | None, list[Any], Call, dict[str, Any] | None]] = []
@@ -230,7 +230,7 @@ class _Found:
 
 
 def read_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that a step is to anybody; ours say more in ``extra.gymdata``."""
+    """The message of a step, without ``extra.gymdata``, in which gymdata's own files have more."""
     more: dict[str, Any] = {}
     if isinstance(step.get("reasoning_content"), str):
         more["reasoning"] = step["reasoning_content"]
@@ -317,7 +317,7 @@ def _alternatives(given: Any, length: int, where: str) -> Any:
 
 
 def _without_lists(source: dict[str, Any], places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
-    """The source without the lists that its turns hold (nulls stand there); for each turn its path and which they were."""
+    """The source with null for the lists that its turns hold; for each turn its path and which lists they were."""
     import copy
 
     stripped = copy.deepcopy(source)
@@ -428,7 +428,7 @@ def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest
 
 
 def _words(turn: Turn) -> list[float | str]:
-    """Log-probabilities with words for those that JSON has no number for."""
+    """Log-probabilities with strings for non-finite ones."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     values = [shortest(value) for value in list_of(turn["generation_log_probs"])]
     return [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
@@ -481,7 +481,7 @@ def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str,
             at = at[step]
         names, spelling = taken
         lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
-        # In the places that they had: a null stands there.
+        # Each in its former position, which holds a null.
         at["metrics"] |= {name: lists[name] for name in names}
     extra = source.get("extra")
     given = extra.get("reward") if isinstance(extra, dict) else None

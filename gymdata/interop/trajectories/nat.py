@@ -1,15 +1,16 @@
 """Trajectories of the NeMo Agent Toolkit: ``.json`` holds a ``TrajectoryCollection``, ``.jsonl`` a ``Trajectory`` a line.
 
-An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are spelt ``token_id:N``, as
-vLLM does when it is asked for ids, so they can be read back; the prompt's ids are in its ``metadata``.
+An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shape; its tokens are written as
+``token_id:N``, as vLLM does with ``return_tokens_as_token_ids``, so they can be read back; the prompt's ids are in its
+``metadata``.
 
-Invariants: each of the seven roles is a role of ours; an answer becomes a turn when its tokens can be read as ids
-and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their ``metadata`` names
-one example, else when they have one prompt: an inner list is not enough, for with one generation an example the toolkit
-puts all of them into one. Reading what is written gives the messages, turns and columns back; a rollout without reward is
-left out, because a trajectory has one and 0 would be invented. Trajectories of one example are written to one inner list, in
-the order in which examples first appear; a whole import goes back into the documents and lists that it came from. Memory
-does not grow with the rollouts.
+Invariants: each of the seven roles has its role in the table; an answer becomes a turn when its tokens can be read as
+ids and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their
+``metadata`` names one example, else when they have one prompt: an inner list is not enough, for with one generation an
+example the toolkit puts all of them into one. Reading what is written gives the messages, turns and columns back; a
+rollout without reward is left out, because a trajectory has one and 0 would be invented. Trajectories of one example
+are written to one inner list, in the order in which examples first appear; a whole import goes back into the documents
+and lists that it came from. Memory does not grow with the rollouts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from gymdata.store.run_json import plain
 _TOKEN = "token_id:"
 #: In the sizes of a document: an element of the outer list that was rejected.
 GONE = "gone"
-#: What each document was, so that nested lists come back.
+#: The kind of each document, to restore nested lists.
 Shapes = list[dict[str, Any]]
 
 
@@ -90,7 +91,8 @@ def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def shape_of(value: Any) -> dict[str, Any]:
-    """What is needed to put the trajectories of a document back: its kind, its other fields, the lengths of its lists."""
+    """The data needed to restore a document from its trajectories: its kind, its other fields, the lengths of its
+    lists."""
     groups = value.get("trajectories") if isinstance(value, dict) else value
     if not isinstance(groups, list):
         return {"kind": "trajectory"}
@@ -137,7 +139,8 @@ def table_rows(
 
 
 def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
-    """That of the next document. Lines of one trajectory each are counted: a file may have millions of them."""
+    """Add the shape of the next document. Lines of one trajectory each are only counted: a file may have millions of
+    them."""
     if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
         shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
         del shapes[-1]
@@ -145,7 +148,7 @@ def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
 
 
 def take_out(shape: dict[str, Any], group: int) -> None:
-    """A trajectory that was rejected has no place in its document any more."""
+    """Remove a rejected trajectory from its document."""
     sizes = shape.get("sizes")
     if sizes is None:
         shape["kind"] = "bad"
@@ -194,7 +197,7 @@ def _foreign(
 
 
 def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:
-    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one an item."""
+    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one per item."""
     steps = shaped if isinstance(shaped, list) and len(shaped) == len(episode) else [None] * len(episode)
     messages: list[dict[str, Any]] = []
     calls: list[tuple[int, int, Call]] = []
@@ -228,7 +231,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
 
 
 def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that an ``EpisodeItem`` is to anybody; ours say more in ``metadata.gymdata``."""
+    """The message of an ``EpisodeItem``, without ``metadata.gymdata``, in which gymdata's own files have more."""
     metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     content = item.get("content")
@@ -279,7 +282,7 @@ def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> C
 
 
 def _token_id(token: Any) -> int | None:
-    """The id that vLLM spells where it is asked for ids in place of texts."""
+    """The id in vLLM's ``token_id:N``."""
     text = token.get("token") if isinstance(token, dict) else None
     if not isinstance(text, str) or not text.startswith(_TOKEN):
         return None
@@ -317,7 +320,8 @@ def _reward(source: Mapping[str, Any]) -> float:
 def _without_lists(
     source: Mapping[str, Any], found: list[int], turns: list[Any]
 ) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The source without the token lists that its turns give back exactly; for each turn its item and which were taken."""
+    """The source without the token lists that its turns reproduce exactly; for each turn its item and which were
+    taken."""
     episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
     taken: list[list[Any]] = []
     for index, turn in zip(found, turns, strict=True):
@@ -393,7 +397,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
 
 
 def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
-    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: how a float32 is written."""
+    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: formats a float32."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
     content = []
@@ -419,7 +423,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
-    """One number an item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
+    """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
     ]
@@ -452,7 +456,7 @@ def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str,
     return source
 
 
-#: What a trajectory is written from: its group, its run, itself.
+#: The source of a written trajectory: its group, its run, itself.
 Made = tuple[str, str, Mapping[str, Any]]
 
 

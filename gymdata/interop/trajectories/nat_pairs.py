@@ -2,7 +2,7 @@
 trajectories whose episodes are ``DPOItem``s.
 
 Invariants: reading what is written gives prompt and responses back; a prompt that is text stays text; whatever
-else a row says is kept with its messages, so that exporting gives it back. The format holds one text a response: a pair
+else a row says is kept with its messages, so that exporting gives it back. The format holds one text per response: a pair
 that has more is left out and counted. Pairs of these files have no token ids, and DPO lines no margin (it is NaN).
 """
 
@@ -136,7 +136,7 @@ def table_rows(
     shapes: Shapes | None = None,
     check: Check | None = None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """(row of the pairs table as JSON spells it, line) of files of either shape. ``shapes`` gets those of documents with
+    """(row of the pairs table as in JSON, line) of files of either shape. ``shapes`` gets those of documents with
     trajectories; what ``check`` refuses is a bad row."""
     for source in sources:
         for line, value, text in documents(source):

@@ -1,4 +1,5 @@
-"""What a rollout of ours says beyond a foreign format's fields, and a foreign trajectory beyond our columns.
+"""What gymdata's rollouts have beyond the fields of other formats, and what other trajectories have beyond gymdata's
+columns.
 
 Invariants: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
 foreign form would get wrong; a kept source comes back as it was, except for numbers that were given since.
@@ -22,7 +23,7 @@ from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
 
-#: Under this name our facts lie in a foreign object.
+#: The key of gymdata's own facts in another format's objects.
 OWN = "gymdata"
 _ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens")
 _COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
@@ -32,7 +33,7 @@ _INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COL
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row (as ``store.columns.to_rows`` gives it) that messages and turns do not tell, as JSON values."""
+    """The columns of a row (as ``store.columns.to_rows`` gives it) besides messages and turns, as JSON values."""
     kept = {name: row[name] for name in _COLUMNS}
     when = row["started_at"]
     kept["started_at"] = when if isinstance(when, str) else when.isoformat()
@@ -102,7 +103,7 @@ def foreign_columns(
     duration_s: float = 0.0,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
-    """The columns of a trajectory that another project wrote. What it does not say has the value that says the least."""
+    """The columns of a trajectory that another project wrote. Unknown columns get neutral values."""
     identity = json.dumps([run, group, index], ensure_ascii=False).encode()
     return {
         "rollout_id": hashlib.blake2b(identity, digest_size=16).hexdigest(),
@@ -134,7 +135,7 @@ def message_of(role: Any, content: Any, **more: Any) -> dict[str, Any]:
 
 
 def refuse_other_name(role: Any, where: str) -> None:
-    """Raises BadItem for another name of a role, which would be read as nobody's."""
+    """Raises BadItem for a synonym of a known role, which would otherwise become ``other``."""
     if (meant := meant_role(role)) is not None:
         raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
 
@@ -145,7 +146,7 @@ def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[st
 
 
 def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
-    """``read`` as ``facts_beyond`` corrects it. Raises BadItem for facts that are none."""
+    """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
     if not isinstance(facts, dict):
         return read
     made = read | {name: facts[name] for name in _MESSAGE_FIELDS if name in facts}
@@ -159,7 +160,7 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
 
 
 def turn_facts(turn: Turn) -> dict[str, Any]:
-    """What a turn says beside its ids and log-probabilities."""
+    """The fields of a turn besides ids and log-probabilities."""
     facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
     facts |= {
         name: turn[name] for name in ("agent", "reward", "server", "weight_versions") if turn.get(name) is not None
@@ -205,7 +206,7 @@ def id_of(value: Any) -> int:
 
 
 def log_probs_of(values: Any, length: int) -> np.ndarray:
-    """Log-probabilities as float32; NaN for all when they are not one a token."""
+    """Log-probabilities as float32; NaN for all when they are not one per token."""
     words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if isinstance(values, list) and len(values) == length:
         numbers: list[Any] = [words.get(v, v) if isinstance(v, str) else v for v in values]
@@ -269,7 +270,7 @@ def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
 
 
 def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What ``keep`` put aside; None for a row of another origin, or one that was repaired since."""
+    """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
     kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
     if isinstance(kept, dict) and list(kept) == ["text"]:
@@ -278,7 +279,7 @@ def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def refuse_surrogates(value: Any) -> bytes:
-    """``value`` as JSON. Raises BadItem for text that no file of ours can hold."""
+    """``value`` as JSON. Raises BadItem for text that no output file can hold."""
     try:
         return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -286,7 +287,7 @@ def refuse_surrogates(value: Any) -> bytes:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Equality of JSON values in which 1, 1.0 and true are three things, and NaN is itself."""
+    """Equality of JSON values in which 1, 1.0 and true differ, and NaN equals NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list):

@@ -1,7 +1,7 @@
 """The compare server that online trainers call: /compare, /verify, /health, /metrics.
 
-Invariants: requests and answers keep the published shapes; every request ends in a reward or in a status that says
-why there is none, also when the server stops; what was judged is written down before it is answered.
+Invariants: requests and answers keep the published shapes; every request ends in a reward or in a status with the
+reason, also when the server stops; verdicts are saved before they are answered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.urls import OnlyHosts
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
-#: Time for what is being judged when the server stops; those who wait for members are answered before.
+#: Time for judging in progress when the server stops; requests that wait for members are answered at once.
 _GRACE_S = 1.0
 Id = str | int | None
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -52,7 +52,7 @@ class CompareRequest(pydantic.BaseModel):
 
 
 class CreateParams(pydantic.BaseModel):
-    """Of the request that a response answers; ``input`` is text or messages, whose content is text or parts."""
+    """The request that a response answers; ``input`` is text or messages, whose content is text or parts."""
 
     model_config = pydantic.ConfigDict(extra="allow")
     input: list[dict[str, Any]] | str
@@ -76,7 +76,7 @@ class VerifyRequest(pydantic.BaseModel):
 
 
 class Service:
-    """The endpoints' work. ``run_id`` goes into every comparison; ``say`` hears what the operator should know."""
+    """The endpoints' work. ``run_id`` goes into every comparison; ``say`` gets messages for the operator."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Service:
         """Answer every request, those that wait at once and those being judged after a second, and refuse new ones."""
         self._stopping = why
         await self.cohorts.close(why, _GRACE_S)
-        # Those just answered still have to say so.
+        # The answers must still be sent.
         await asyncio.sleep(0)
         for task in list(self._working):
             task.cancel()
@@ -235,7 +235,7 @@ class Service:
         return genrm.response_texts(response)
 
     def health(self) -> dict[str, Any]:
-        """That it runs, and what it is waiting for."""
+        """The server's status, and the requests that wait."""
         return {
             "status": "ok",
             "judge": self.queue.pairwise_judge.judge_name,
@@ -267,7 +267,8 @@ class Service:
 
 
 def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
-    """Messages of role and text. Items without a role (calls and results of tools) are shown as what they are."""
+    """Messages of role and text. Items without a role become messages too: tool calls of the assistant, results of a
+    tool."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return [_message(item) for item in given]

@@ -35,7 +35,7 @@ from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Rewards by response (None: nothing of it was judged), and what they rest on."""
+    """Rewards by response (None: no match of it was judged), and the comparisons behind them."""
 
     rewards: list[float | None]
     judged: list[Judged]
@@ -78,7 +78,7 @@ class RequestQueue:
         plan = genrm.schedule(config.comparison_strategy, len(comparison.candidates), config.num_judges_per_comparison)
         judged = await self.pairwise_judge.compare(comparison, plan)
         for row in comparison_rows(comparison, judged, self.pairwise_judge.judge_name):
-            # What failed may be judged later under the same id, so only an end is written down.
+            # A failed comparison may be judged later under the same id, so only final results are saved.
             if row["status"] != "failed":
                 self.comparisons.add(row)
         rewards = genrm.aggregate(
@@ -211,8 +211,8 @@ class Cohorts:
         return len(self._judging)
 
     async def close(self, why: str = "the server is stopping", grace_s: float = 0.0) -> None:
-        """Answer everybody who waits, now and from now on, that nothing will come, and why. Cohorts that are being judged
-        have ``grace_s`` to end."""
+        """Refuse every waiting request, and every later one, with the reason. Cohorts that are being judged have
+        ``grace_s`` to end."""
         self._stopping = NotAnswered("stopping", why)
         for cohort in list(self._open.values()):
             arrived = f"{why}: {len(cohort.waiters)} of {self.size} members had arrived"
@@ -236,7 +236,7 @@ class Cohorts:
             cohort = self._open[member.key] = _Cohort(member.key, number)
             cohort.timer = loop.call_later(self.timeout_s, self._expire, cohort)
         waiter = _Waiter(member, loop.create_future())
-        # A caller that has hung up leaves nobody to look at a fault.
+        # Mark a fault as retrieved when its caller has disconnected.
         waiter.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         cohort.waiters.append(waiter)
         self._waiting += 1
@@ -285,7 +285,7 @@ class Cohorts:
         except BaseException as error:
             self.failed += 1
             self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
-            if isinstance(error, Exception):  # those who wait have got it; there is nobody else
+            if isinstance(error, Exception):  # the waiting requests have it already
                 return
             raise
         self.completed += 1
@@ -300,8 +300,8 @@ class Cohorts:
                 waiter.answer.set_result(reward)
 
     def _keep(self, comparison: Comparison, outcome: Outcome, members: Mapping[int, Member]) -> None:
-        """Keep the rewards of members by their places, before anybody hears of one. All at once: after a kill, a member
-        without a reward would wait for others that have theirs and do not come again."""
+        """Save the rewards of members by index before any of them is answered. All at once: after a kill, a member
+        without a saved reward would wait for others that have theirs and do not return."""
         kept = {}
         for place, member in members.items():
             if member.identity is None:

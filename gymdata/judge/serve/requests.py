@@ -1,8 +1,8 @@
-"""What a request must be before it is looked at: for this host, JSON, and within the server's limits.
+"""Checks of requests before they are handled: for this host, JSON, and within the server's limits.
 
 Invariants: a request that is refused is answered with a JSON object that says what was got, what the limit is, and
-which flag raises it; a body over the limit is never kept, and a hostile one is refused by its size and its brackets, before
-anything is made of it; big bodies are parsed in a thread, so that other requests are answered meanwhile.
+which flag raises it; a body over the limit is never kept, and a hostile one is refused by its size and its brackets,
+before it is parsed; big bodies are parsed in a thread, so that other requests are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}"')))
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a defect
-    """A request that is answered with ``status`` and ``body`` without being looked at."""
+    """A request that is answered with ``status`` and ``body`` without being handled."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         super().__init__(str(body["detail"]))
@@ -73,7 +73,7 @@ class Bodies:
         """The body. Raises Refused (413, 415)."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            # Also what keeps a web page from posting here: a browser asks before it sends this type to another site.
+            # This also keeps web pages from posting here: a browser sends a preflight request before this type.
             detail = f"content-type: got {kind or 'none'!r}, expected application/json"
             raise Refused(415, {"detail": detail, "kind": "content_type"})
         limit = self.config.max_body_bytes

@@ -33,8 +33,8 @@ def serve_genrm(
     command: Sequence[str] = (),
     **settings: Any,
 ) -> None:
-    """Serve /compare, /verify, /health and /metrics until a signal comes, which whoever waits is answered. ``say`` hears
-    the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
+    """Serve /compare, /verify, /health and /metrics until a signal arrives; waiting requests are then answered. ``say``
+    gets the address. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it.
 
     Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
     folder, OutsideError when the address is taken or the judge cannot be started.
@@ -92,7 +92,7 @@ def serve_genrm(
                 raise
 
         _allow_many_connections()
-        # No one is kept from the address by lingering answers longer than this.
+        # How long a stopped server may keep the address to finish its answers.
         options = uvicorn.Config(
             create_app(service, start, stop),
             host=config.host,
@@ -105,7 +105,7 @@ def serve_genrm(
         )
 
         class Server(uvicorn.Server):
-            """Answers whoever waits before it waits for connections to end."""
+            """Answers waiting requests before it waits for connections to close."""
 
             async def shutdown(self, sockets: list[Any] | None = None) -> None:
                 await service.stop("the server is stopping")

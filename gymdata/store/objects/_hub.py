@@ -1,8 +1,8 @@
 """The Hugging Face Hub, as a store of objects that are only read: ``hf://datasets/ORG/REPO[@REVISION]/PATH``.
 
-``hf://ORG/REPO`` is a model's repository, ``hf://spaces/…`` a space's, as huggingface_hub spells them. Invariant: within a
-process every file of a repository is that of one commit, the one that was found first, so that nothing changes while it is
-read. The token is the one that `hf auth login` keeps, or ``HF_TOKEN``; ``HF_ENDPOINT`` names another server.
+``hf://ORG/REPO`` is a model's repository, ``hf://spaces/…`` a space's, as in huggingface_hub. Invariant: within a
+process every file of a repository is that of one commit, the one that was found first, so that nothing changes while it
+is read. The token is the one that `hf auth login` keeps, or ``HF_TOKEN``; ``HF_ENDPOINT`` names another server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files(place: Place) -> list[tuple[str, int, str, str]]:
 
 
 def file(place: Place) -> tuple[str, int, str, str] | None:
-    """One file, as ``files`` lists it; None where there is none."""
+    """One file, as ``files`` lists it; None when it does not exist."""
     with _attributed(place):
         repo, inside = _repository(place)
         if not inside:
@@ -55,7 +55,7 @@ def file(place: Place) -> tuple[str, int, str, str] | None:
 
 def piece(place: Place, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a file."""
-    # Made known by a lazy module, in which mypy does not see them.
+    # Exported by a lazy module, which mypy does not see through.
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # as above
         build_hf_headers,
         hf_raise_for_status,
@@ -70,7 +70,7 @@ def piece(place: Place, start: int, end: int) -> bytes:
         headers = {**build_hf_headers(), "range": f"bytes={start}-{end - 1}"}
         answer = http_backoff("GET", url, headers=headers, timeout=120)
         hf_raise_for_status(answer)
-        # A server that knows no ranges sends the whole file.
+        # A server without range requests sends the whole file.
         return bytes(answer.content[start:end] if answer.status_code == 200 else answer.content)
 
 
@@ -87,7 +87,7 @@ def _listed(place: Place, inside: str, repo: Commit, one: Any) -> tuple[str, int
 
 
 def _repository(place: Place) -> tuple[Commit, str]:
-    """The repository that a place lies in, and the path inside it."""
+    """The repository of a place, and the path inside it."""
     words = [place.bucket, *place.key.split("/")] if place.key else [place.bucket]
     kind = _TYPES[words.pop(0)] if words[0] in _TYPES else "model"
     if len(words) < 2 or not words[1]:
@@ -116,7 +116,7 @@ def _attributed(place: Place) -> Iterator[None]:
     from huggingface_hub import errors as hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    # That of the HTTP library, which is another one in each version of huggingface_hub.
+    # The timeout error of the HTTP library, which differs between versions of huggingface_hub.
     transport: Any = vars(hub)["HTTPError"]
     try:
         yield

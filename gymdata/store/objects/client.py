@@ -1,8 +1,8 @@
 """The requests that are sent to an object store, each bounded, retried and attributed.
 
-Invariants: an object is written whole or not at all, and read whole or not at all; a conditional write that was answered
-with a refusal is ours after all when the object holds our bytes (the answer to an earlier try was lost); what the store
-refuses or a network loses is an OutsideError("object store") that says what to do.
+Invariants: an object is written whole or not at all, and read whole or not at all; a refused conditional write has
+succeeded after all when the object holds our bytes (the answer to an earlier try was lost); what the store refuses or a
+network loses is an OutsideError("object store") that says what to do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gymdata.store.objects.places import Place, endpoint
 _RANGE = 32 << 20
 #: Larger files are sent in several requests, which no store makes conditional in one way.
 WHOLE = 64 << 20
-#: What one request may take, and all tries of it together.
+#: Time limits of one request, and of all its tries together.
 _REQUEST_S, _TRIES_S = "GYMDATA_OBJECT_REQUEST_S", "GYMDATA_OBJECT_RETRY_S"
 _RETRY_S = 180.0
-#: How long a machine of Google's may take to be found out.
+#: Time limit of the check for a Google Cloud machine.
 _METADATA_S = 3.0
-#: After so long a request that has no good answer is said to be retried.
+#: After this long without a good answer, a message says that the request is retried.
 LATE_S = 10.0
 _LOG = logging.getLogger("gymdata")
 _REQUEST = re.compile(r"^.* in [\d.]+[mµn]?s\b.*? - ")
@@ -83,7 +83,7 @@ def listed(place: Place, tries: int = 4) -> list[Object]:
 
 
 def head(place: Place) -> Object | None:
-    """One object; None where there is none."""
+    """One object; None when it does not exist."""
     if place.scheme == "hf":
         return Object(*found) if (found := _hub.file(place)) is not None else None
     import obstore
@@ -96,7 +96,7 @@ def head(place: Place) -> Object | None:
 
 
 def read(place: Place) -> tuple[bytes, str] | None:
-    """The content and the tag of a small object; None where there is none."""
+    """The content and the tag of a small object; None when it does not exist."""
     if place.scheme == "hf":
         known = head(place)
         return (_hub.piece(place, 0, known.size), known.tag) if known is not None else None
@@ -159,7 +159,7 @@ def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None 
 
     mode: Any = "overwrite" if expected == "any" else "create" if expected is None else _only(place, expected)
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
-    # Of several requests none is conditional.
+    # Writes in several requests cannot be conditional.
     several: Any = {} if size <= WHOLE else {"use_multipart": True, "chunk_size": _RANGE, "max_concurrency": 4}
     whole: Any = {"mode": mode, "use_multipart": False}
     if several and expected is None and head(place) is not None:
@@ -183,7 +183,7 @@ def put(place: Place, body: bytes | Path, expected: str | Literal["any"] | None 
 
 
 def delete(place: Place) -> None:
-    """Remove an object, or nothing where there is none."""
+    """Remove an object; nothing happens when it does not exist."""
     import obstore
 
     with _attributed(place), contextlib.suppress(FileNotFoundError):
@@ -248,8 +248,9 @@ def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: s
 
 
 def _has_google_credentials() -> bool:
-    """Whether there are any: in the environment, of gcloud, or of the machine. The library would look for a machine of
-    Google's for as long as it tries a request; google-auth, too, gives its metadata server seconds (GCE_METADATA_HOST)."""
+    """Whether there are credentials: in the environment, of gcloud, or of a Google Cloud machine. The machine's
+    metadata server gets only seconds to answer, as in google-auth (GCE_METADATA_HOST); the library would try it as long
+    as any request."""
     home = Path(os.path.expanduser("~/.config/gcloud/application_default_credentials.json"))  # noqa: PTH111 - as below
     if any(name.startswith(("GOOGLE_", "SERVICE_ACCOUNT")) for name in os.environ) or home.is_file():
         return True
@@ -294,7 +295,7 @@ def _attributed(place: Place) -> Iterator[None]:
         if _NO_BUCKET.search(str(error)):
             raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
         if isinstance(error, FileNotFoundError):
-            raise  # of single objects the callers know what it means
+            raise  # for single objects the caller handles it
         hint = f"is {_server(place)} reachable? The same command again sends or fetches only what is missing"
         text = _first(error)
         lost = any(
@@ -326,6 +327,6 @@ def _refused(place: Place, error: BaseException) -> OutsideError:
 
 
 def _first(error: BaseException) -> str:
-    """What the library says, without its own structures, the request, and how it was tried again."""
+    """The library's message, without its structures, the request, and its retries."""
     text = str(error).strip().split("\n")[0].partition("<?xml")[0].partition("<Error>")[0].strip(" :")
     return _REQUEST.sub("", text)[:300] or type(error).__name__

@@ -1,9 +1,9 @@
-"""Reading from an object store: what a path argument needs is brought into the spool, and read there like any file.
+"""Reading from an object store: what a path argument needs is fetched into the spool, and read there like any file.
 
-Of Parquet a stand-in is brought: a file of the object's size that holds nothing and takes no room, for which ``streams``
-reads the object itself. Invariants: an object is fetched once, as long as its tag, its size and the local copy stay the
-same; what a command reads is one consistent state of the store (a run.json, and every file that it names); nothing local
-that was never sent is replaced or removed; a stand-in is known by its date, in 1970, and never taken for the object.
+Of Parquet files a stand-in is created: a sparse file of the object's size without content, for which ``streams`` reads
+the object itself. Invariants: an object is fetched once, as long as its tag, its size and the local copy stay the same;
+what a command reads is one consistent state of the store (a run.json, and every file that it names); nothing local that
+was never sent is replaced or removed; a stand-in is known by its date, in 1970, and never taken for the object.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ ROLLOUTS_FOLDER = "rollouts"
 MARKER = f".{RUN_JSON}.writing"
 #: Files of gymdata's tables, and what describes them; models, checkpoints and pages are not fetched with a run.
 _WANTED = re.compile(r"(.+\.)?run\.json|.+\.(parquet|pq|journal|csv|tsv|arrow|(json|jsonl|ndjson)(\.gz|\.zst)?)")
-#: What is read where it is.
+#: Suffixes of objects that are read in place.
 _STREAMED = (".parquet", ".pq")
 #: Stand-ins are dated before this, in the first year after 1970.
 _STAND_INS_NS = 365 * 86_400 * 1_000_000_000
-#: How often a state that changed meanwhile is looked at again.
+#: How often a state that changed meanwhile is read again.
 _LOOKS = 5
 _AT_ONCE = 8
 
 
 def located(path: str | Path) -> Path:
-    """A path argument as a local path: for a URL the place in the spool that it was brought to, else the path itself.
-
-    A folder brings the tables and run.jsons below it, a file those that describe it. Raises UsageError for a URL that is
-    not supported, DataError when nothing is there or it is half written, OutsideError("object store"), StoreError when the
-    spool holds rows of it that were never sent and the store has other ones.
+    """A path argument as a local path: for a URL the place in the spool that it was fetched to, else the path itself.
+    For a folder the tables and run.jsons below it are fetched, for a file those that describe it. Raises UsageError for
+    a URL that is not supported, DataError when nothing is there or it is half written, OutsideError("object store"),
+    StoreError when the spool holds rows of it that were never sent and the store has other ones.
     """
     if not is_url(path):
         return Path(path)
@@ -57,7 +56,7 @@ def located(path: str | Path) -> Path:
 
 
 def bring(place: Place, *, writing: bool = False) -> None:
-    """Fetch what ``place`` stands for. ``writing``: for an output, which may be missing or half written."""
+    """Fetch the objects that ``place`` means. ``writing``: for an output, which may be missing or half written."""
     client.check_installed(place)
     for _ in range(_LOOKS):
         if _bring(place, writing):
@@ -73,7 +72,7 @@ def _bring(place: Place, writing: bool) -> bool:
     if not there and not writing:
         raise DataError.missing_path(str(place))
     if writing:
-        # What an output may lie in says whether it may lie there.
+        # The run.jsons of enclosing folders decide whether an output may be there.
         known = {one.key for one in there}
         names = (key for key in _describing_file(place.key) if key not in known)
         there += [one for one in (client.head(place.at(key)) for key in names) if one is not None]
@@ -98,20 +97,21 @@ def fetch_all(place: Place, wanted: Sequence[Object], *, writing: bool = False) 
 
     missing = [one for one in wanted if not is_current(place.at(one.key), one) and not _is_same(place.at(one.key), one)]
     if not writing:
-        # What a process of this machine writes is in the spool before it is on the store.
+        # Files that a process of this machine writes are in the spool before they are on the store.
         missing = [one for one in missing if not is_held(top_of(place, one.key).local)]
     refuse_diverged(place, missing)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         whole = all(list(pool.map(lambda one: _fetch(place.at(one.key), one), missing)))
     for one in wanted:
-        # Left by a process that was stopped after it had sent it.
+        # Left by a process that was stopped after sending it.
         if is_table(one.key) and not is_held(top_of(place, one.key).local):
             stand_in(place.at(one.key))
     return whole
 
 
 def _is_same(place: Place, known: Object) -> bool:
-    """Whether the store has what lies here and was not known to be sent: the process that sent it was stopped just then."""
+    """Whether the store has the same content as a local file that counts as unsent: its process may have been stopped
+    just after sending it."""
     if not place.local.is_file() or is_sent(place):
         return False
     if (sent := place.state.with_suffix(".sent")).is_file() and sent.stat().st_size == known.size:
@@ -145,7 +145,7 @@ def _fetch(place: Place, known: Object) -> bool:
 
 
 def _objects(place: Place) -> list[Object]:
-    """What a path argument stands for, with the run.jsons and markers that describe it."""
+    """The objects that a path argument means, with the run.jsons and markers that describe them."""
     words = place.key.split("/")
     magic = next((n for n, word in enumerate(words) if glob.has_magic(word)), None)
     literal = place.key if magic is None else "/".join(words[:magic])
@@ -184,7 +184,7 @@ def _inside(folder: str, name: str) -> str:
 
 
 def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a key, or a folder that it lies in, is called like the pattern."""
+    """Whether a key, or a folder of it, matches the pattern."""
     if not pattern:
         return True
     if pattern[0] == "**":
@@ -231,7 +231,7 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
             named = json.loads(place.at(one.key).local.read_bytes()).get("files") or []
             paths = [f"{folder_of(one.key)}/{entry['path']}".lstrip("/") for entry in named]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # for whoever reads it to say
+            continue  # the reader reports it
         late = [
             key for key in paths if key not in keys and _WANTED.fullmatch(key.rpartition("/")[2]) and not is_odd(key)
         ]
@@ -240,7 +240,7 @@ def _is_whole(place: Place, wanted: Sequence[Object]) -> bool:
     return True
 
 
-# What the spool knows of an object: the tag, and the size and time of the local copy that is the same.
+# The spool's record of an object: the tag, and the size and time of the local copy that is the same.
 
 
 def remember(place: Place, tag: str, stat: os.stat_result | None = None) -> None:
@@ -306,7 +306,7 @@ def _stand_in(place: Place, tag: str, size: int) -> None:
 
 
 def stood_for(path: str | Path) -> tuple[Place, Object] | None:
-    """The object that a file in the spool stands for; None for any other file."""
+    """The object of a stand-in file; None for any other file."""
     try:
         if not _is_stand_in(os.stat(path)):  # noqa: PTH116 - for every file that is opened
             return None
@@ -400,8 +400,8 @@ def forget_gone(place: Place, wanted: Sequence[Object]) -> None:
 
 
 def described(url: str) -> Path | None:
-    """Where the run.json of a URL was brought to, as a path that readers of run.jsons take; None where there is none now, or
-    the store cannot be reached: lineage ends there."""
+    """The local path of a URL's run.json, as readers of run.jsons take it; None when it is gone, or the store cannot be
+    reached: lineage ends there."""
     try:
         place = place_of(url)
         names = [_inside(place.key, RUN_JSON), *(key for key in _describing_file(place.key) if key.endswith(RUN_JSON))]

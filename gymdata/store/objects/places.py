@@ -1,4 +1,4 @@
-"""Which paths are on an object store, and where each lies in the spool, the local folder that mirrors them.
+"""Which paths are on an object store, and where each is in the spool, the local folder that mirrors them.
 
 Invariants: one URL has one place in the spool, and two servers never share one; people are shown the URL, never the place.
 Nothing here touches the network, and no secret is in a place or a URL.
@@ -23,7 +23,7 @@ _ENDPOINTS = {
 SPOOL = "GYMDATA_SPOOL"
 #: A Path has lost one of the two slashes.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-#: What was meant to be one. ``hf:NAME`` is a data set.
+#: What was meant to be a URL. ``hf:NAME`` is a data set.
 _ALMOST = re.compile(r"(s3a?|gs|gcs|az|azure):(?!/)", re.IGNORECASE)
 _ODD = {"", ".", ".."}
 #: Spools that commands of this process named.
@@ -53,12 +53,12 @@ class Place:
 
     @property
     def local(self) -> Path:
-        """Where it lies in the spool."""
+        """Its path in the spool."""
         return self._below("files") / self.key
 
     @property
     def state(self) -> Path:
-        """Where the spool keeps what it knows of the object."""
+        """The path of the spool's record of the object."""
         return self._below("state") / f"{self.key}.json"
 
     def _below(self, what: str) -> Path:
@@ -88,7 +88,7 @@ def endpoint(scheme: str) -> str | None:
 
 
 def is_url(path: str | Path) -> bool:
-    """Whether a path argument is a URL, of any scheme, or was meant to be one; a drive letter is none."""
+    """Whether a path argument is a URL, of any scheme, or was meant to be one; a drive letter is not a scheme."""
     return _SCHEME.match(str(path)) is not None or _ALMOST.match(str(path)) is not None
 
 
@@ -117,7 +117,7 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
             hint="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
         )
     if odd := re.search(r"[?#]", rest):
-        # What comes behind it may be a secret.
+        # The text after it may be a secret.
         before = url[: url.index(odd[0])]
         raise UsageError(
             f"{before}{odd[0]}…: {odd[0]!r} in a key is not supported: what follows it is no part of the path in a URL",
@@ -142,7 +142,7 @@ def mirrored(path: str | Path) -> Place | None:
 
 
 def is_spool(folder: Path) -> bool:
-    """Whether a folder looks like a spool: what lies in it is on an object store, or is to go there."""
+    """Whether a folder looks like a spool, whose files are on an object store or are to be sent there."""
     files = folder / "files"
     if not (files.is_dir() and (folder / "state").is_dir()):
         return False
@@ -150,7 +150,7 @@ def is_spool(folder: Path) -> bool:
 
 
 def is_odd(key: str) -> bool:
-    """Whether no file can be called like this key."""
+    """Whether no file can have this key as its name."""
     return bool(_ODD & set(key.split("/"))) or "\0" in key
 
 
@@ -159,7 +159,7 @@ def _known() -> str:
 
 
 def _server(scheme: str) -> str:
-    """What tells the mirrors of two servers apart."""
+    """What distinguishes the mirrors of two servers."""
     address = endpoint(scheme)
     return (
         "" if address is None else "@" + re.sub(r"[^A-Za-z0-9.-]+", "_", address.partition("://")[2].rpartition("@")[2])

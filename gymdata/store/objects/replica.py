@@ -1,9 +1,9 @@
 """A run on an object store while it is being written: rows are journaled in the spool, sealed parts and run.json follow.
 
-Invariants: the run.json on the store names only parts that are there, whole; it is replaced on condition that it is the one
-that this writer sent last, so that a writer whose place was taken can change nothing that readers see; the object ``lock``
-stays as long as the spool holds rows that the store has not. A store that stays away stops nothing before the run is closed.
-What a lost machine can lose: the rows since the last part that was sent.
+Invariants: the run.json on the store names only parts that are there, whole; it is replaced on condition that it is the
+one that this writer sent last, so that a writer whose place was taken can change nothing that readers see; the object
+``lock`` stays as long as the spool holds rows that the store has not. An unreachable store stops nothing before the run
+is closed. What a lost machine can lose: the rows since the last part that was sent.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gymdata.store.objects.sending import claim_body, holder
 
 LOCK = "lock"
 _FAILURES = "failures.jsonl"
-#: Seconds between two tries to send what a store that stays away has not.
+#: Seconds between tries to send to an unreachable store.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-#: What a run's own files, and those that are made from its rollouts, are called.
+#: Names of a run's own files, and of those that are made from its rollouts.
 _DOOMED = re.compile(r"(rollouts|(scores|judge|pairs|experiences)-[^/]+)/.+|failures\.jsonl(\.torn)?")
 
 
@@ -37,9 +37,9 @@ class Replica:
     def __init__(self, run: Place) -> None:
         self.run = run
         self.run_json, self.lock = run.at(_in(run, RUN_JSON)), run.at(_in(run, LOCK))
-        #: What stopped it for good: another writer took its place.
+        #: The error that stopped it for good: another writer took its place.
         self.trouble: Exception | None = None
-        #: What the object ``lock`` held before this writer took it; unset where it was this writer's already.
+        #: The content of the object ``lock`` before this writer took it; unset where it was this writer's already.
         self._held_before: bytes | EllipsisType | None = ...
         self._doomed: list[Place] = []
         self._late: OutsideError | None = None
@@ -79,7 +79,7 @@ class Replica:
                 raise made._held(held[0])
 
     def give_back(self) -> None:
-        """Leave the lock as ``open`` found it, for a run that is not written after all."""
+        """Restore the lock to what ``open`` found, for a run that is not written after all."""
         if self._held_before is ... or unsent(self.run):
             return
         with contextlib.suppress(OutsideError):
@@ -99,8 +99,8 @@ class Replica:
         self._wake.set()
 
     def close(self) -> None:
-        """Send the rest, and give the run free. Raises OutsideError("object store"), after which the same command sends the
-        rest, and StoreError when another machine took over."""
+        """Send the rest, and release the run. Raises OutsideError("object store"), after which the same command sends
+        the rest, and StoreError when another machine took over."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
@@ -157,7 +157,7 @@ class Replica:
         if not place.local.is_file() or is_sent(place):
             return
         stat, body = place.local.stat(), place.local.read_bytes()
-        # A record may be on its way.
+        # A record may be incomplete.
         if whole := body[: body.rfind(b"\n") + 1]:
             remember(place, client.put(place, whole), stat)
 

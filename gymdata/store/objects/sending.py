@@ -1,4 +1,5 @@
-"""Writing to an object store: an output that is whole in the spool becomes the store's, by one writer, or not at all.
+"""Writing to an object store: a complete output in the spool is sent to the store by one writer, as a whole or not at
+all.
 
 Protocol: a marker object is made on condition that there is none; the output's run.json must still be the one that this
 writer knows; data files are sent; run.json is sent on condition that it is that one; the marker is removed. While the
@@ -50,7 +51,7 @@ def brought(url: str | Path, spool: Path | None = None) -> Path:
 
 
 class Outgoing:
-    """What ``run_json`` describes, on its way. ``take``: from a writer that was stopped."""
+    """An output that is being sent. ``take``: from a writer that was stopped."""
 
     def __init__(self, run_json: Place, take: bool) -> None:
         self.run_json, self.take = run_json, take
@@ -84,8 +85,8 @@ class Outgoing:
         temporary.replace(self._record)
 
     def send(self) -> None:
-        """Send what was decided, if it is what lies in the spool. Raises StoreError when another writer was first,
-        OutsideError("object store") when the store stays away: the next call sends what is left."""
+        """Send the decided files, if the spool still holds them. Raises StoreError when another writer was first,
+        OutsideError("object store") when the store is unreachable: the next call sends the rest."""
         try:
             decided = json.loads(self._record.read_bytes())
             there = json.loads(self.run_json.local.read_bytes()).get("files") or []
@@ -146,7 +147,7 @@ class Outgoing:
         return True
 
     def token(self) -> str | None:
-        """What a marker of this spool says."""
+        """The content of this spool's markers."""
         try:
             return str(json.loads(self.marker.state.read_bytes())["writer"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -179,14 +180,14 @@ class Outgoing:
 
 
 def claim_body() -> bytes:
-    """What an object says that one process holds."""
+    """The content of a lock object."""
     since = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     held = {"writer": secrets.token_hex(8), "pid": os.getpid(), "host": os.uname().nodename, "since": since}
     return json.dumps(held).encode()
 
 
 def holder(body: bytes) -> str:
-    """Who holds it, for people."""
+    """The holder, for people."""
     try:
         held = json.loads(body)
         return f"pid {held['pid']} on {held['host']}, since {held['since']}"

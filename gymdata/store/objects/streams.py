@@ -1,8 +1,8 @@
-"""Parquet on an object store, read where it is: in the spool lies a stand-in, what is read of it comes from the store.
+"""Parquet on an object store, read in place: the spool has a stand-in, and reads of it go to the store.
 
-Invariants: what is read is the object that the spool knows (its tag is a condition of every request), or an error; what no
-reader wants does not travel, but that each object is read once from its first byte to its last, to be compared with what its
-run.json recorded. Of objects no more than ``_MEMORY`` bytes are kept, and nothing is written.
+Invariants: what is read is the object that the spool knows (its tag is a condition of every request), or an error; only
+needed bytes are transferred, except that each object is read completely once, to be compared with what its run.json
+recorded. Of objects no more than ``_MEMORY`` bytes are kept, and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from gymdata.workers.tuning import in_order
 
 #: Read with the footer, which every reader begins with: a small object comes whole.
 _END = 256 << 10
-#: At least so much is read at once, so that small columns that lie side by side come with one request.
+#: Least bytes of a request, so that small adjacent columns come with one.
 _AHEAD = 256 << 10
-#: What is read with one request, and how many requests are under way.
+#: Bytes of one request, and how many requests are in flight.
 _PIECE, _AT_ONCE = 8 << 20, 4
-#: What is kept of the objects that were read last, and the largest one that is kept whole between its check and its readers.
+#: Memory for recently read objects, and the largest object that is kept whole between its check and its readers.
 _MEMORY, _LARGEST = 64 << 20, 32 << 20
 _memory: OrderedDict[tuple[Place, str], tuple[int, Any]] = OrderedDict()
 _guard = threading.Lock()
 
 
 def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """``pyarrow.parquet.ParquetFile`` of a file, or of the object that it stands for. Raises what that raises, and
+    """``pyarrow.parquet.ParquetFile`` of a file, or of a stand-in's object. Raises what that raises, and
     OutsideError("object store")."""
     if (found := stood_for(path)) is None:
         try:
@@ -49,7 +49,7 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
             if (found := stood_for(path)) is None:
                 raise
         else:
-            # What is a file afterwards was one when it was opened: it may become a stand-in, and never the other way round.
+            # Still a file after opening: a file may become a stand-in, but never the other way round.
             if (found := stood_for(path)) is None:
                 return opened
             opened.close()
@@ -57,7 +57,7 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
 
 
 def parquet_schema(path: str | Path) -> pa.Schema:
-    """The columns of a Parquet file, or of the object that it stands for. Raises as ``parquet_file``."""
+    """The columns of a Parquet file, or of a stand-in's object. Raises as ``parquet_file``."""
     with parquet_file(path) as file:
         return file.schema_arrow
 

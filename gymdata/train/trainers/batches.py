@@ -25,12 +25,12 @@ from gymdata.train.pair_data import NamedSequences
 
 #: The model is given the tensors of a batch; these belong to the trainer.
 ROWS = "rows"
-#: Of packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
+#: In packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
 #: holds each token's position in that sequence.
 SEGMENTS = "segments"
-#: Batches that are looked at to tell what sharing saves.
+#: Batches from which the savings of sharing are estimated.
 _LOOKED_AT = 32
-#: A share of the tokens that is worth another order of training.
+#: Share of saved tokens from which on another order of training is used.
 WORTH = 0.25
 
 
@@ -77,9 +77,9 @@ class PairCollator:
 
 @dataclass
 class PackedCollator:
-    """Rows of several sequences each (``bins``) to tensors: positions begin again with each sequence and no attention mask
-    is given, by which models keep the sequences apart; what fills a row up is a sequence too, masked. ``flat``: all rows
-    in one, as flash attention needs it."""
+    """Rows of several sequences each (``bins``) to tensors: positions begin again with each sequence and no attention
+    mask is given, by which models keep the sequences apart; padding is a sequence too, masked. ``flat``: all rows in
+    one, as flash attention needs it."""
 
     sequences: NamedSequences
     bins: list[np.ndarray]
@@ -145,13 +145,13 @@ def padded_lists(
 
 
 def to_multiple(value: Any) -> int | None:
-    """TRL's ``pad_to_multiple_of`` may still be the word for its own choice."""
+    """TRL's ``pad_to_multiple_of`` may still be the string for its default."""
     return value if isinstance(value, int) else None
 
 
 def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, sides: int = 1) -> float:
-    """Which share of the tokens of ``batch`` rows in ``order`` another sequence of their batch begins with as well. A row is
-    ``sides`` sequences. At most 32 batches, evenly spread, are looked at."""
+    """Which share of the tokens of ``batch`` rows in ``order`` another sequence of their batch begins with as well. A
+    row is ``sides`` sequences. Estimated from at most 32 batches, evenly spread."""
     starts = np.arange(0, len(order), batch)
     starts = starts[np.linspace(0, len(starts) - 1, min(_LOOKED_AT, len(starts))).astype(int)]
     every = once = 0

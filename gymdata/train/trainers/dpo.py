@@ -28,7 +28,7 @@ from gymdata.train.trainers.losses import reward_distance
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = DPOConfig
-#: Losses that are a mean over pairs of something that a weight and a margin can be put into.
+#: Losses that are a mean over pairs, in which a weight and a margin can be used.
 WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PAIR_LOSSES)
 
 

@@ -1,6 +1,6 @@
-"""What every trainer on exact tokens shares, whichever library class it is made from.
+"""The base of all trainers on exact tokens, whichever library class they extend.
 
-Invariants: the library sees row numbers for a dataset and tensors from our collator, so it has nothing to tokenise,
+Invariants: the library sees row numbers as its dataset and tensors from our collator, so it has nothing to tokenise,
 cut or drop; a loss or a gradient that is not finite stops the run with the rollouts of its batch or step.
 """
 
@@ -94,7 +94,7 @@ class Exact:
     step_batches: tuple[np.ndarray, ...] = ()
     #: Steps that the loss scaling of fp16 left out.
     steps_skipped: int = 0
-    #: What is done once accelerate has sharded the model.
+    #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
     args: Any
@@ -205,7 +205,7 @@ class Exact:
         return prepared
 
     def do_what_waits(self, max_steps: int) -> None:
-        """Shard the model and do the work that waits for it, where nothing is trained."""
+        """Shard the model and do the work that waits for it, when nothing is trained."""
         if self.waiting:
             self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
 
@@ -293,7 +293,7 @@ class Exact:
             reshard(model)
 
     def on_every_process(self, found: torch.Tensor) -> np.ndarray:
-        """What each process found of its share, zeros elsewhere, together."""
+        """The sum over the processes of arrays that each filled for its share, with zeros elsewhere."""
         if self.accelerator.num_processes > 1:
             found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
         return np.asarray(found.numpy())
@@ -313,7 +313,8 @@ class Exact:
         self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Of a training that resumes after its last step, within an epoch, the library would train one step more."""
+        """Only ends the epoch when a training resumes after its last step within it: the library would train one more
+        step."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)  # type: ignore[misc]  # the Trainer beside this mixin has it
         else:
@@ -339,7 +340,7 @@ class Exact:
         )
 
     def report_skipped(self) -> None:
-        """Say how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
+        """Report how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
         steps = self.state.global_step
         if not self.steps_skipped:
             return
@@ -353,7 +354,7 @@ class Exact:
             event("note", text=f"warning: {text}")
 
     def measure(self) -> dict[str, Any]:
-        """What the trained model is like, for run.json. Called on every process, before the model is saved."""
+        """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
         return {}
 
     def _refuse_unsavable(self) -> None:
@@ -372,7 +373,7 @@ class Exact:
 
     def save_whole(self, out: Path) -> None:
         """The model, or its adapter, into ``out``. Called on every process."""
-        if self.is_fsdp_enabled:  # accelerate saves parts, unless it is told otherwise
+        if self.is_fsdp_enabled:  # accelerate saves shards by default
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
@@ -381,11 +382,11 @@ class Exact:
         self.save_whole(out)
 
     def heldout_figures(self) -> dict[str, float]:
-        """What the model makes of held-out tasks, for the metrics of each epoch."""
+        """The model's figures on held-out tasks, for the metrics of each epoch."""
         return {}
 
     def finish(self, out: Path) -> None:
-        """The last touch to ``out``, on the main process, after the tokenizer's files are there."""
+        """The last changes to ``out``, on the main process, after the tokenizer's files are there."""
 
     def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
         """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""
@@ -429,7 +430,7 @@ def nameless_weights(library: Any) -> Iterator[None]:
 
 
 class MeanOverRows(Exact):
-    """Of a trainer whose loss is a mean over the rows of a batch: their mean over all rows of a step, however many
+    """For trainers whose loss is a mean over the rows of a batch: the mean over all rows of a step, however many
     micro-batches and processes it is split into."""
 
     #: Rows of the step that is trained, fillers left out; 0 outside of a training.
@@ -456,6 +457,6 @@ class MeanOverRows(Exact):
 
 
 def pad_id(tokenizer: Any) -> int:
-    """What fills up a batch of a language model; masked everywhere, so the end token may serve."""
+    """The padding id of a language model; always masked, so it may be the end token."""
     known = [tokenizer.pad_token_id, tokenizer.eos_token_id]
     return next((int(i) for i in known if i is not None), 0)

@@ -37,7 +37,7 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = KTOConfig
 _KL = "KL_"
-#: What a batch holds besides, once its step has begun.
+#: Names of further fields of a batch, once its step has begun.
 _CROSSED = "crossed"
 _REFERENCE = ("ref_logps", "ref_KL_logps")
 
@@ -56,8 +56,8 @@ def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **
 
 
 def partners(order: np.ndarray, step: int) -> np.ndarray:
-    """Whose completion each row is compared with: the row before it in its step, the first of a step with the last.
-    ``order``: of training; ``step``: rows of a step on all processes."""
+    """The row whose completion each row is compared with: the row before it in its step, the first of a step with the
+    last. ``order``: of training; ``step``: rows of a step on all processes."""
     found = np.empty_like(order)
     for start in range(0, len(order), step):
         rows = order[start : start + step]

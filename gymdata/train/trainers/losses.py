@@ -4,7 +4,7 @@ A function gets ``logprobs`` (with gradient), ``saved``, ``advantages``, ``mask`
 shape (B, T), and its settings by name. It returns the loss of each token, (B, T), and which tokens it limits, bool (B, T).
 A loss of whole sequences is given in equal shares to their tokens, so that a sum over the tokens is the sum over sequences.
 
-Invariants: what stands at masked positions (NaN too) changes nothing, and has loss 0 and no gradient; a sequence's loss
+Invariants: values at masked positions (NaN too) change nothing, and have loss 0 and no gradient; a sequence's loss
 depends on no other sequence of the batch.
 
 In formulas: ℓ the log-prob of a token and L the sum over its sequence, r = exp(ℓ − ℓ_saved), R = exp(L − L_saved), s the
@@ -35,7 +35,7 @@ _LARGEST = 80.0
 
 
 def _over_mask(function: LossFunction) -> LossFunction:
-    """Zeros in the place of what is masked, in what goes in and in what comes out."""
+    """Replaces masked values by zeros, in inputs and outputs."""
 
     @functools.wraps(function)
     def masked(
@@ -54,7 +54,7 @@ def _lengths(mask: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Of each sequence, (B, 1); ``values`` are 0 where masked."""
+    """The mean of each sequence, (B, 1); ``values`` are 0 where masked."""
     return values.sum(dim=1, keepdim=True) / _lengths(mask)
 
 

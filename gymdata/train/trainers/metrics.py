@@ -1,4 +1,4 @@
-"""What a training run tells while it runs and leaves behind: events for the parent, metrics.jsonl and curve.png.
+"""Reports of a training run, during and after it: events for the parent, metrics.jsonl and curve.png.
 
 Invariants: only the main process writes metrics; a resumed run's file has every step once.
 """
@@ -25,7 +25,7 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 EVENT = "@gymdata "
 METRICS = "metrics.jsonl"
 CURVE = "curve.png"
-#: What is shown while training runs, by the names that the libraries' trainers and ours log it under.
+#: Figures that are shown during training, by the names under which the trainers log them.
 FIGURES = {
     "loss": "loss",
     "rewards/accuracies": "accuracy",
@@ -40,7 +40,7 @@ FIGURES = {
 
 
 def event(kind: str, /, **facts: Any) -> None:
-    """Tell the parent process something."""
+    """Send an event to the parent process."""
     sys.stdout.write(f"{EVENT}{json.dumps({'event': kind, **facts})}\n")
     sys.stdout.flush()
 
@@ -58,9 +58,9 @@ class Recorder(TrainerCallback):
         self._began, self._first_step, self._witness.tokens_fed = time.monotonic(), state.global_step, 0
         if state.is_world_process_zero:
             self._report(args, state)
-            # A training that was stopped has logged its sums; those of the whole one are still to come.
+            # A stopped training has logged its totals; the final ones come later.
             rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
-            # What the end of an epoch measures is measured again where it is due.
+            # Figures of an epoch's end are measured again when due.
             kept = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
             with replacing(self.file) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
@@ -74,7 +74,7 @@ class Recorder(TrainerCallback):
             return
         passed = time.monotonic() - self._began
         row = {"step": state.global_step, "epoch": state.epoch, "elapsed_s": round(passed, 3)}
-        # Of a resumed training transformers divides the loss of the new steps by the number of all.
+        # After a resume, transformers divides the loss of the new steps by the number of all steps.
         wrong = {"train_loss"} if self._first_step else set()
         row |= {key: _plain(value) for key, value in logs.items() if key not in row and key not in wrong}
         if "loss" in row:

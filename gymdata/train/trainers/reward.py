@@ -1,7 +1,7 @@
 """A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
 
-Invariants: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read
-where the answer really ends; pairs of held-out tasks are never trained on, and what the model makes of them is in run.json.
+Invariants: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read where
+the answer really ends; pairs of held-out tasks are never trained on, and the model's figures on them are in run.json.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def last_ids(data: RewardPairs) -> set[int]:
 
 
 def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
-    """An id to fill up with that is neither the end token nor in ``ends``: the tokenizer's own where it can be, else the
-    unknown token, else any other special one. Raises UsageError when there is none."""
+    """A padding id that is neither the end token nor in ``ends``: the tokenizer's own if possible, else the unknown
+    token, else any other special one. Raises UsageError without one."""
     special = sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}, reverse=True)
     for candidate in (tokenizer.pad_token_id, tokenizer.unk_token_id, *special):
         if candidate is not None and candidate != tokenizer.eos_token_id and candidate not in ends:
@@ -70,7 +70,7 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
 
 
 class ExactRewardTrainer(MeanOverRows, RewardTrainer):
-    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry a pair."""
+    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry per pair."""
 
     data: RewardPairs
     args: RewardConfig
@@ -128,7 +128,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _weighted(self, scores: torch.Tensor, weight: torch.Tensor, margin: torch.Tensor, real: int) -> torch.Tensor:
-        """What TRL computes, as a mean of weighted pairs."""
+        """TRL's loss as a mean of weighted pairs."""
         chosen, rejected = scores.chunk(2)
         pairs = -F.logsigmoid(chosen - rejected - margin)
         if self.args.center_rewards_coefficient is not None:

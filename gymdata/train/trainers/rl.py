@@ -83,7 +83,8 @@ def loaded(model: Any, args: RLConfig) -> Any:
 
 
 def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
-    """With one temperature in the file, log-probs come without ever holding all logits; and the LoRA wrap where asked."""
+    """With one temperature in the file, log-probs are computed without holding all logits; and the LoRA wrapper, if
+    requested."""
     base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     temperatures = np.unique(sampled_at(data.temperature))
     if len(temperatures) == 1:
@@ -102,7 +103,7 @@ class ExperienceCollator:
     data: TrainingExperiences
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    #: Beside the ids; set once the reference is known.
+    #: The values besides the ids; set once the reference is known.
     reference: Ragged | None = None
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class ExperienceCollator:
 
 
 def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    """What a model is given of a batch. Packed rows have positions in place of an attention mask."""
+    """The model's inputs of a batch. Packed rows have positions in place of an attention mask."""
     names = ("input_ids", "attention_mask", "position_ids")
     return {"use_cache": False, **{name: batch[name] for name in names if name in batch}}
 
@@ -155,7 +156,7 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
-    #: Takes what a step saw of each token, where that is to be kept.
+    #: Receives a step's values of each token, when they are stored.
     annotations: AnnotationWriter | None = None
 
     def __init__(
@@ -207,7 +208,7 @@ class BatchRLTrainer(Exact, Trainer):
         return len(self.data) if self.packed is None else len(self.packed.bins)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
-        """What each component is divided by, (components,): of all micro-batches of a step, on all processes."""
+        """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
         count = sum((self.counts(batch).to(device) for batch in batch_samples), self.counts(None).to(device))
         if self.args.world_size > 1:
             count = self.accelerator.gather(count[None]).sum(dim=0)
@@ -226,7 +227,7 @@ class BatchRLTrainer(Exact, Trainer):
         )
 
     def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """What the loss is made of: log π of each token of the batch given those before it, (B, L − 1), at its row's
+        """The inputs of the loss: log π of each token of the batch given those before it, (B, L − 1), at its row's
         temperature; 0 where masked."""
         ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
         inputs = model_inputs(batch)
@@ -280,7 +281,8 @@ class BatchRLTrainer(Exact, Trainer):
         return {name: found[name] for name in self.components}
 
     def annotated(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """What is kept of each token of a batch beside its part of the loss: columns of ANNOTATIONS, (B, L − 1)."""
+        """The values stored for each token of a batch besides its part of the loss: columns of ANNOTATIONS, (B, L −
+        1)."""
         assert self.limited is not None
         mine = weighed(inputs, "rl") != 0
         ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)

@@ -133,7 +133,7 @@ def train(job: dict[str, Any]) -> int:
 
 
 def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
-    """(trainer, its witness, what listens for Ctrl-C), everything loaded and nothing trained yet."""
+    """(trainer, its token checksum, the Ctrl-C handler), everything loaded and nothing trained yet."""
     from transformers import set_seed
 
     from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
@@ -166,7 +166,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
 
 
 def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
-    """What keeps what this process sees of each token, where that was asked for."""
+    """The writer of this process's annotations, if requested."""
     if not job.get("annotate"):
         return None
     out = Path(job["output"])
@@ -174,8 +174,8 @@ def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter 
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was saved whole and still is, or None. Without its optimizer a training would go on all the
-    same, to other weights."""
+    """The newest checkpoint that was saved whole and still is, or None. Without its optimizer a training would silently
+    continue to other weights."""
     whole = [path.parent for path in folder.glob("checkpoint-*/gymdata_proof.json") if _is_whole(path)]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
@@ -236,10 +236,10 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
 
 
 def run_name(job: dict[str, Any]) -> str:
-    """What a training is called where it is reported: the model, the stage and the data, as ``policy-train-dpo-x-pairs``."""
+    """The name of a training in reports: the model, the stage and the data, as ``policy-train-dpo-x-pairs``."""
     data = Path(job["data"])
     folder = data.parent if data.stem == TRAINERS[job["trainer"]].table.name else data
-    # A stage folder says little without the run that it belongs to.
+    # A stage folder's name means little without that of its run.
     run = [folder.parent.name] if (folder.parent / RUN_JSON).is_file() else []
     return "-".join([Path(job["model"]).name, f"train-{job['trainer']}", *run, folder.name])
 
@@ -315,7 +315,7 @@ def _versions() -> dict[str, str]:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends; elsewhere the parent's own clean-up must do."""
+    """Have Linux end this process when its parent ends; elsewhere the parent's clean-up must do it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
 

@@ -36,7 +36,7 @@ class SFTConfig(RLConfig):
 
 
 CONFIG = SFTConfig
-#: Tokens of a packed row, where nobody says; it is also TRL's length of a row.
+#: Default tokens of a packed row; also TRL's.
 PACK_LENGTH = 1024
 
 

@@ -29,7 +29,7 @@ MARKER = "gymdata_proof.json"
 class TokenChecksumCallback(TrainerCallback):
     """Counts trained tokens of one epoch after another.
 
-    ``sides``: sequences a row of the dataset stands for (2 for pairs, sequence ``sides·row + s``).
+    ``sides``: sequences per row of the dataset (2 for pairs, sequence ``sides·row + s``).
     """
 
     def __init__(self, sequences: NamedSequences, sides: int, expected: TrainedTokens) -> None:
@@ -47,7 +47,7 @@ class TokenChecksumCallback(TrainerCallback):
         self._seen, self._due, self._rows_seen = TrainedTokens(), TrainedTokens(), 0
 
     def count(self, batch: dict[str, Any]) -> None:
-        """Take note of one batch about to be trained on."""
+        """Count one batch that is about to be trained on."""
         seen, due, rows = self._of(batch)
         self.tokens_fed += int((batch[SEGMENTS] >= 0).sum() if SEGMENTS in batch else batch["attention_mask"].sum())
         self._seen, self._due, self._rows_seen = self._seen + seen, self._due + due, self._rows_seen + rows
@@ -64,7 +64,7 @@ class TokenChecksumCallback(TrainerCallback):
                 part, wanted, n = self._of(batch)
                 seen, due, rows = seen + part, due + wanted, rows + n
                 if seen.count >= limit:
-                    loader.end()  # broken off, it would be taken for the one that trains
+                    loader.end()  # after breaking off, it would be mistaken for the training loader
                     break
         seen, due, rows = _summed(trainer.accelerator, seen, due, rows)
         self.before = seen
@@ -77,7 +77,7 @@ class TokenChecksumCallback(TrainerCallback):
         self._accelerator, self._trainer = trainer.accelerator, trainer
 
     def restore(self, checkpoint: Path) -> None:
-        """Go on from the counts that a checkpoint holds."""
+        """Continue from the counts in a checkpoint."""
         held = json.loads((checkpoint / MARKER).read_text())
         self.epochs = held["epochs"]
         # Checkpoints of earlier versions do not have it.

@@ -33,7 +33,7 @@ class ValueConfig(RLConfig):
 
 
 CONFIG = ValueConfig
-#: Of a model that has no values yet.
+#: The weights of the value head, which a policy lacks.
 _HEAD = "score.weight"
 
 
@@ -191,7 +191,7 @@ class ExactValueTrainer(BatchRLTrainer):
 
 
 def moments(numbers: np.ndarray) -> Moments:
-    """Of float64 (n,)."""
+    """Moments of float64 (n,)."""
     mean = float(numbers.mean()) if len(numbers) else 0.0
     return Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
 

@@ -1,1 +1,1 @@
-"""What is on disk, as the pages need it: rollouts by number, selections, tokens, and the tables beside them."""
+"""The data on disk for the pages: rollouts by number, selections, tokens, and the tables beside them."""

@@ -1,8 +1,7 @@
 """Which rollouts have faults: the errors that ``gymdata validate`` finds in single rows, looked for beside the pages.
 
-Invariants: a file is checked once, and of one that grows only what was added; a page never waits for more than a moment,
-and says how many rollouts are not checked yet; many rollouts are checked only when somebody wants to know, a thousand at a
-time.
+Invariants: a file is checked once, and of one that grows only what was added; a page never waits for more than a
+moment, and says how many rollouts are not checked yet; many rollouts are checked only on request, a thousand at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from gymdata.view.evidence.index import Snapshot
 
 Rows = npt.NDArray[np.int64]
 _BATCH_ROWS = 1_024
-#: So many rollouts are checked without being wanted, and so few before their page is made.
+#: Most rollouts that are checked without a request, and most that are checked before their page is shown.
 UNASKED = 20_000
 _WAITED_FOR = 5_000
 _WAIT_S = 0.5
-#: What the checks read.
+#: Columns that the checks read.
 _CHECKED = ["rollout_id", "run_id", "group_id", "policy", "reward", "rewards", "temperature", "n_turns", "n_context_tokens",
             "n_generated_tokens", "messages", "turns"]  # fmt: skip
 #: The vocabulary of a rollout's tokenizer, of its run_id and policy.
@@ -93,8 +92,8 @@ def _units(snapshot: Snapshot) -> Iterator[_Unit]:
 
 
 class Faults:
-    """The faults of all rollouts, found by a thread that runs while there is something to check. ``unasked``: up to so many
-    are checked without being wanted."""
+    """The faults of all rollouts, found by a thread that runs while there is something to check. ``unasked``: up to
+    this many are checked without a request."""
 
     def __init__(self, vocabulary_of: VocabularyOf, unasked: int = UNASKED) -> None:
         self._vocabulary_of, self._unasked = vocabulary_of, unasked
@@ -112,7 +111,7 @@ class Faults:
             self._thread.join()
 
     def found(self, snapshot: Snapshot, *, wanted: bool = False) -> Found:
-        """What is known of the rows of ``snapshot``. ``wanted``: check them however many there are."""
+        """The faults known so far of the rows of ``snapshot``. ``wanted``: check them all, however many there are."""
         units = list(_units(snapshot))
         with self._guard:
             self._wanted = self._wanted or wanted or len(snapshot) <= self._unasked
@@ -170,12 +169,12 @@ class Faults:
 
 
 def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Reader | None) -> list[Violation]:
-    """What validation finds in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
+    """The violations in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
     evidence = from_arrow(batch, first)
     with_ids = set(evidence.rows[evidence.turns.has_ids()].tolist())
     found = []
     for one in check_batch(evidence, vocab_size=vocab, reader=reader):
-        # A rollout of texts is not a damaged one.
+        # A rollout without token ids is not damaged.
         texts = one.code == "T205" and one.row not in with_ids
         found.append(one._replace(severity="warning" if texts else one.severity or CODES[one.code].severity))
     return found
@@ -186,7 +185,7 @@ def errors_in(found: Sequence[Violation]) -> list[Violation]:
 
 
 def reader_of(load: Callable[[], Any]) -> Reader:
-    """What decodes ids, loaded when the first break is met; nothing where there is no tokenizer."""
+    """The reader of ids, loaded at the first break; None without a tokenizer."""
 
     def reading() -> Reading | None:
         known = load()

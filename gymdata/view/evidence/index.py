@@ -1,8 +1,8 @@
 """Which rollouts there are, kept up to date while a run is collected, and each of them by its number without reading others.
 
-Invariants: what is in memory for all rollouts is their scalar columns; a row's tokens are read when it is looked at, pages
-verified; a file that cannot be read, or is not as its run recorded it, is reported and shows no numbers; a row keeps
-its place while its file grows.
+Invariants: what is in memory for all rollouts is their scalar columns; a row's tokens are read when its page is shown,
+pages verified; a file that cannot be read, or is not as its run recorded it, is reported and shows no numbers; a row
+keeps its place while its file grows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gymdata.view.evidence.stages import sources_of
 
 #: Columns of every rollout that stay in memory: all but messages, tokens, tools, the task's row and foreign fields.
 SCALARS = [n for n in ROLLOUTS.schema.names if n not in ("messages", "tools", "task", "extra", "turns")]
-#: Few values among many rows.
+#: Columns with few distinct values.
 _REPEATED = ("run_id", "policy", "policy_hash", "status", "stop_reason", "finish_reason")
 _SCHEMA = pa.schema([ROLLOUTS.schema.field(n) for n in SCALARS])
 _HELD = pa.schema([f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name in _REPEATED else f for f in _SCHEMA])
@@ -48,7 +48,7 @@ class _Part:
     state: tuple[int, ...]
     table: pa.Table
     groups: list[RowGroup]
-    #: Of a journal: the byte at which the next line begins.
+    #: In a journal: the offset of the next line.
     at: int = 0
     starts: Any = field(init=False)
 
@@ -179,7 +179,7 @@ class RolloutIndex:
             try:
                 parts.append(self._part(file, source))
             except FileNotFoundError:
-                continue  # a journal that was sealed since: the next look finds its part
+                continue  # a journal that was sealed since: the next snapshot finds its part
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
         same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
@@ -216,7 +216,7 @@ class RolloutIndex:
         parse, rows = row_parser(), []
         for line in scan(file, at):
             if not line.closed:
-                break  # on its way
+                break  # incomplete
             at = line.offset + len(line.raw) + 1
             if line.body is not None:
                 try:

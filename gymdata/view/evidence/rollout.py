@@ -1,8 +1,9 @@
-"""One rollout as its page shows it: messages as they were written, tokens from the recorded ids with all that is known of
-each.
+"""One rollout as its page shows it: messages as they were written, tokens from the recorded ids with everything known
+about each.
 
-Invariants: ids and log-probabilities are those on disk, digests checked; what a stage says of a token (advantage, loss mask,
-another model's log-probability, entropy) is put where its own file says, and left out where the two do not fit.
+Invariants: ids and log-probabilities are those on disk, digests checked; a stage's values of a token (advantage, loss
+mask, another model's log-probability, entropy) are shown at the position that its file gives, and left out when the two
+do not fit.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Tokens:
         #: Why the file of experiences has nothing of this rollout.
         self.left_out: str | None = None
         self.audit: str | None = None
-        #: What the model of the audit is called.
+        #: The name of the audit's model.
         self.audited: str | None = None
         if stages is not None:
             self._read_audit(stages)
@@ -99,7 +100,7 @@ class Tokens:
 
     def _read_audit(self, stages: Stages) -> None:
         rows = stages.rows("audit")
-        # Of several audits the last one that was made.
+        # The latest of several audits.
         found = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
         for number in found[-1:]:
             row = rows.row(number)
@@ -122,7 +123,7 @@ class Tokens:
                     if self.group_id in groups:
                         self.experience, self.left_out = str(path), reason.replace("_", " ")
             return
-        # Of several files with experiences the first one that has the rollout.
+        # The first file with experiences of the rollout.
         file = rows.file(found[0])
         mine = [rows.row(number) for number in found if rows.file(number) == file]
         made = {s.input_ids.tobytes(): s for s in sequences(self.turns)}
@@ -144,7 +145,7 @@ class Tokens:
         return relations(self.turns, lambda: reading)
 
     def data(self, vocabulary: Vocabulary | None) -> dict[str, Any]:
-        """What the page's token view draws: turns, and the text of each id that occurs."""
+        """The data of the page's token view: turns, and the text of each id that occurs."""
         turns, used = [], set[int]()
         for number, turn in enumerate(self.turns):
             context, sampled = turn["prompt_delta_ids"].tolist(), turn["generation_token_ids"].tolist()
@@ -178,7 +179,7 @@ class Tokens:
         }
 
     def _mask(self, turn: int) -> list[int] | None:
-        """The loss mask of a turn's sampled tokens; None where no experiences say it."""
+        """The loss mask of a turn's sampled tokens; None without experiences."""
         mask = self.mask[turn]
         if mask is None and self.experience is not None:
             return [0] * len(self.turns[turn]["generation_token_ids"])
@@ -194,14 +195,14 @@ class Tokens:
         return ratio
 
     def alternatives(self, turn: int, k: int) -> list[dict[str, Any]]:
-        """What else was likely at a sampled token, the likeliest first."""
+        """The alternatives of a sampled token, the likeliest first."""
         listed = (self.turns[turn].get("top_log_probs") or [])[k : k + 1]
         return sorted(listed[0], key=lambda one: -one["log_prob"]) if listed else []
 
 
 def ranks(turn: Mapping[str, Any]) -> list[int] | None:
-    """The place of each sampled token among the recorded alternatives, 1 for the likeliest, one more than there are for a
-    token that is none of them; None where none are recorded."""
+    """The place of each sampled token among the recorded alternatives, 1 for the likeliest, one more than their number
+    for a token that is not among them; None without recorded alternatives."""
     listed: Sequence[Sequence[Mapping[str, Any]]] | None = turn.get("top_log_probs")
     if not listed:
         return None

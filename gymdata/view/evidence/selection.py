@@ -1,8 +1,8 @@
 """Which rollouts a page shows: filter boxes and conditions in the language of ``gymdata filter``, order, pages, groups.
 
-Invariants: what the boxes say is said by conditions, so a selection is a ``gymdata filter`` command that keeps the same
-rollouts (of faults, which no condition knows, by their ids where these are few); rows without a value come last in either
-direction; numbers are over the whole selection, not its page.
+Invariants: the boxes are conditions, so a selection is a ``gymdata filter`` command that keeps the same rollouts (of
+faults, which no condition knows, by their ids where these are few); rows without a value come last in either direction;
+numbers are over the whole selection, not its page.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ SORTS = (
     "duration_s",
     "started_at",
 )
-#: At most so many different rewards are bars of their own.
+#: Up to this many distinct rewards have a bar each.
 _BARS = 12
 _BINS = 20
 _BOXES = ("task", "status", "min", "max", "breaks", "mixed", "fault", "run")
-#: What is known of a rollout before it is sampled: choosing by it leaves runs comparable.
+#: Columns that are known before a rollout is sampled: runs stay comparable when selected by them.
 _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
 #: Rollouts that a filter command may name by their ids.
@@ -56,7 +56,7 @@ Rows = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the address of a page says. ``where``: a condition; the others are boxes, empty when not used."""
+    """The query of a page's address. ``where``: a condition; the others are boxes, empty when not used."""
 
     where: str = ""
     task: str = ""
@@ -107,7 +107,7 @@ class Query:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with a box."""
+        """The message for an invalid box; None without one."""
         for name, value in (("the least reward", self.min), ("the highest reward", self.max)):
             try:
                 wrong = bool(value) and not math.isfinite(float(value))
@@ -118,7 +118,7 @@ class Query:
         return None
 
     def outcomes(self) -> list[str]:
-        """What it selects by that is known only once a rollout was sampled. Runs that are selected so are not comparable."""
+        """The criteria that are known only after a rollout was sampled. Runs selected by these are not comparable."""
         found = ["faults"] if self.fault else []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
@@ -157,7 +157,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rollouts that a query keeps: their rows in order, and figures over all of them. ``error``: why there are none."""
+    """The rollouts that a query keeps: their rows in order, and figures over all of them. ``error``: the reason when
+    there are none."""
 
     rows: Rows
     error: str | None = None
@@ -214,7 +215,7 @@ def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
 
 
 def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
-    """The ``gymdata filter`` command that keeps what the query shows; empty where there is none, or nothing to keep."""
+    """The ``gymdata filter`` command that keeps what the query shows; empty if there is none, or nothing to keep."""
     if selection.error is not None or not query.filtered:
         return ""
     texts = query.conditions()
@@ -251,7 +252,7 @@ class Selector:
         return replace(found, rows=order[kept[order]])
 
     def _forget_others(self, version: int) -> None:
-        """A run that grows would fill the caches with what it was."""
+        """A growing run would fill the caches with its earlier states."""
         if version != self._version:
             self._version = version
             for cached in (self._select, self._sorted, self._runs):
@@ -303,7 +304,7 @@ class Selector:
 
 
 class _Held:
-    """A snapshot and its faults as an argument that a cache takes no notice of: the numbers before it stand for them."""
+    """A snapshot and its faults as an argument that a cache ignores: the version numbers before it identify them."""
 
     def __init__(self, snapshot: Snapshot, faults: Found = Found()) -> None:
         self.snapshot, self.faults = snapshot, faults

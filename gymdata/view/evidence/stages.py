@@ -90,7 +90,7 @@ class Stages:
         self._held: dict[str, tuple[Any, Rows]] = {}
 
     def rows(self, name: str) -> Rows:
-        """The table ``name``, empty where there is none. Raises DataError for a damaged or changed file."""
+        """The table ``name``, empty if missing. Raises DataError for a damaged or changed file."""
         table = TABLES[name]
         sources = {s.path.resolve(): s for path in self.paths for s in sources_of(path, table)}
         state = tuple((file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in sources)
@@ -112,7 +112,8 @@ class Stages:
         return found
 
     def there(self, name: str) -> bool:
-        """Whether there is a table of that name; true as well where that cannot be told, so that its page can say why."""
+        """Whether there is a table of that name; also True when that cannot be determined, so that its page shows the
+        error."""
         try:
             return any(sources_of(path, TABLES[name]) for path in self.paths)
         except (GymdataError, OSError):
@@ -120,7 +121,7 @@ class Stages:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """The run.json that describes a path; empty where there is none or it cannot be read."""
+    """The run.json that describes a path; empty if it is missing or cannot be read."""
     try:
         found = find_run_json(path)
         return read_facts(found) if found is not None else {}
