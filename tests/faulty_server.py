@@ -23,6 +23,7 @@ from gymdata.rollouts.next_prompt import splice_published
 
 MODES = (
     "ok",
+    "401",
     "429",
     "500",
     "garbage",
@@ -230,6 +231,8 @@ async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web
     if settings.latency:
         async with request.app[SLOTS]:
             await asyncio.sleep(settings.latency)
+    if mode == "401":
+        return web.json_response({"error": {"message": "expired key"}}, status=401)
     if mode == "429":
         return web.json_response(
             {"error": {"message": "too many"}}, status=429, headers={"Retry-After": settings.retry_after}

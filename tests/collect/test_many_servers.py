@@ -128,6 +128,28 @@ def test_a_server_that_returns_with_other_weights_is_refused(
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
+def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """A key that expired at one of two: its requests go to the other, and it is named; at all of them it ends the run."""
+    a, b = up("--latency", "0.02"), up("--mode", "401", "--skip", "20")
+    watch = Watcher()
+    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    assert (summary.rollouts, summary.owed, summary.exit_code) == (240, 0, 0)
+    assert failures_of(tmp_path / "run") == []
+    assert any(
+        text.startswith(f"{b.url} is not used until it answers again (1 of 2 left)") and "(401)" in text
+        for text in watch.said
+    )
+    a.kill()
+    a.words = ("--mode", "401", "--skip", "20")
+    a.start()
+    b.kill()
+    b.start()
+    with pytest.raises(OutsideError, match=r"\(401\)"):
+        gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "other", **given)
+
+
 def test_a_file_of_servers_is_read_again(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -435,7 +435,7 @@ class Pool(Generic[M]):
 
     def _fault(self, server: Server[M], sampler: M, error: OutsideError) -> bool:
         """Whether the request may be sent again."""
-        if not error.retryable:
+        if not error.retryable and not (error.fatal and any(s.up for s in self.servers if s is not server)):
             return False
         server.faults += 1
         if server.sampler is not sampler or not server.up:
