@@ -70,7 +70,8 @@ class ImportSummary(Report):
 
     @property
     def ok(self) -> bool:
-        return not self.rejected
+        """False when a row was rejected or there was none at all."""
+        return not self.rejected and self.rows_in > 0
 
     def to_dict(self) -> dict[str, Any]:
         return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}

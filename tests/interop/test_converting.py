@@ -311,3 +311,10 @@ def test_who_sampled_a_turn_comes_back(tmp_path: Path, name: str) -> None:
     before, after = (read_table(tmp_path / place).to_pylist()[0]["turns"] for place in ("run", "back"))
     assert after == before
     assert [turn["server"] for turn in after] == ["http://a:1", "http://a:1"]
+
+
+def test_an_import_of_nothing_is_no_success(tmp_path: Path) -> None:
+    """A file of blank lines gives an empty run and exit code 1, as for validate and export."""
+    (tmp_path / "blank.jsonl").write_text("\n \n")
+    made = gymdata.import_rollouts(tmp_path / "blank.jsonl", tmp_path / "run", source="nemo-gym")
+    assert (made.rows_in, made.ok, made.exit_code) == (0, False, 1)
