@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from gymdata.rollouts.breaks import Reading
     from gymdata.rollouts.schema import Table
 
-_KEYS = ("rollout_id", "task_id", "rollout_index", "reward")
+_KEYS = ("rollout_id", "task_id", "rollout_index")
 #: The shortest prefix of an id that identifies it.
 _SHORTEST = 4
 #: A folder that was listed may change before it is read: a live run seals its journal.
@@ -143,17 +142,32 @@ def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | N
             raise DataError.unknown_id(path, "task_id", config.task, sorted(set(keys["task_id"])))
         return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))
     if config.best or config.worst:
-        scored = [row for row, reward in enumerate(keys["reward"]) if reward is not None and math.isfinite(reward)]
+        # A run in progress may have grown since.
+        rewards = _scores(path, config.reward)[: len(ids)]
+        scored = [row for row, reward in enumerate(rewards) if reward is not None]
         if not scored:
-            raise DataError(f"{path}: no rollout has a reward", hint=f"`gymdata score {path} --reward …` gives some")
+            from gymdata.store.lineage import unscored_hint
+
+            raise DataError(f"{path}: no rollout has a reward", hint=unscored_hint([path]))
         sign = -1 if config.best else 1
-        return [min(scored, key=lambda row: (sign * keys["reward"][row], keys["task_id"][row], ids[row]))]
+        return [min(scored, key=lambda row: (sign * rewards[row], keys["task_id"][row], ids[row]))]
     if config.random is not None:
         import numpy as np
 
         drawn: list[int] = np.random.default_rng(config.seed).permutation(len(ids))[: config.random].tolist()
         return sorted(drawn)
     return [0]
+
+
+def _scores(path: str | Path, name: str | None) -> list[Any]:
+    """Per rollout its score, None where it has none."""
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store import read_table
+    from gymdata.store.lineage import scores_of
+
+    rollouts = read_table(path, ROLLOUTS, ("rollout_id", "reward", "rewards"))
+    scores: list[Any] = scores_of([path], rollouts, name)[1].to_pylist()
+    return scores
 
 
 def _one(path: str | Path, what: str, given: str, ids: Sequence[str]) -> int:
