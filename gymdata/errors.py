@@ -188,6 +188,10 @@ class GymdataError(Exception):
         return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
 
+#: Characters of a list of keys that a message does not show.
+_LONG = 1_000
+
+
 class UsageError(GymdataError):
     """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several."""
 
@@ -210,8 +214,10 @@ class UsageError(GymdataError):
     @classmethod
     def unknown_key(cls, key: str, known: Iterable[str], where: str) -> UsageError:
         names = sorted(known)
-        error = cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or f"known keys: {', '.join(names)}")
-        return error.at(where, key, f"one of {', '.join(names)}")
+        listed = f"one of {', '.join(names)}"
+        # With those of a library's trainer they would fill a screen.
+        hint = f"known keys: {', '.join(names)}" if len(listed) < _LONG else "`gymdata docs settings` lists the keys"
+        return cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or hint).at(where, key, listed)
 
     @classmethod
     def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:

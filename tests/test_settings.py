@@ -152,3 +152,10 @@ def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"c\.yaml.*YAML"):
         read_yaml(file)
+
+
+def test_many_keys_are_not_listed() -> None:
+    """A key like none of a few names them; where there are hundreds, the documentation has them."""
+    few, many = ({f"key_{i}": None for i in range(n)} for n in (3, 300))
+    assert UsageError.unknown_key("zzz", few, "--set").hint == "known keys: key_0, key_1, key_2"
+    assert UsageError.unknown_key("zzz", many, "--set").hint == "`gymdata docs settings` lists the keys"
