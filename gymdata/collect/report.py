@@ -40,7 +40,7 @@ class CollectSummary(Report):
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
-    for. ``owed``: asked for, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    for. ``owed``: requested, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
     path: str

@@ -2,8 +2,8 @@
 
 Invariants: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
 tokenizer here gets a folder that exists, or a DataError. In text special tokens are written out, and an id that the
-tokenizer does not know is shown as ``<id N>`` and never left out; for text ``tokenizers`` is loaded when the first is
-asked for, and ``transformers`` only for folders without a tokenizer.json.
+tokenizer does not know is shown as ``<id N>`` and never left out; ``tokenizers`` is loaded with the first text
+that is needed, and ``transformers`` only for folders without a tokenizer.json.
 """
 
 from __future__ import annotations

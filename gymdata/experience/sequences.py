@@ -77,7 +77,7 @@ def give_credit(
     ``outcome``: the shaped reward of each rollout of the batch; ``steps``: the shaped reward of each kept turn (NaN
     where it has none); ``evidence``: any of ``EVIDENCE``, one number per sampled token; ``bootstrap``: a value for each
     rollout after its last token; ``turns``: the advantage of each kept turn, of all its tokens. Raises UsageError when
-    a KL is asked for without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
+    a KL is requested without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
     """
     known, by_rollout = dict(evidence or {}), sampled.logprobs
     result = Credited(np.empty(0), np.empty(0), evidence=known)

@@ -44,6 +44,8 @@ _NEXT_HEADS = [b', "%b": [' % name.encode() for name in TOKEN_KEYS]
 _REFUSALS = (nemo_rows.BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
+#: Numbers of lists that follow each other, and the size of each list.
+_Numbers = tuple[npt.NDArray[Any], list[int]]
 MESSAGE_FIELDS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name", "turn")
 
 
@@ -76,26 +78,20 @@ def cut(line: bytes, parser: Any) -> Cut | None:
     """The row of a line without its newline; None when the general readers must read it. ``parser``: a simdjson
     parser."""
     try:
-        found = _lists(line)
+        found = _parts(line, parser)
         if found is None:
             return None
-        value = _loads(found.rest, found.n_lists)
-        if value is None:
-            return None
+        value, n_turns, ids, log_probs = found
         response = value["response"]
-        output = _read_output(response["output"], found.n_lists)
+        output = _read_output(response["output"], len(TOKEN_KEYS) * n_turns)
         if output is None:
             return None
         # The output has been read already.
         row = nemo_rows.row_of(value | {"response": response | {"output": []}}, nemo_rows.Values(parser))
-        ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
-        log_probs = _numbers(parser, found.log_probs, "d", np.float64)
     except _REFUSALS:
         return None
-    if ids is None or log_probs is None:
-        return None
     narrow = ids[0].astype(np.int32)
-    delta, generation = ids[1][: len(found.new)], ids[1][len(found.new) :]
+    delta, generation = ids[1][:n_turns], ids[1][n_turns:]
     if log_probs[1] != generation or not (delta[0] and all(generation)) or not (narrow == ids[0]).all():
         return None
     begin = sum(delta)
@@ -106,21 +102,29 @@ def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | N
     """The row of a line with its model calls, as ``rows.fast`` returns it; None when that must read the line. ``acts``:
     collect what the checks of behavior need."""
     try:
-        found = _lists(line)
+        found = _parts(line, parser)
         if found is None:
             return None
-        value = _loads(found.rest, found.n_lists)
-        if value is None:
-            return None
-        ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
-        log_probs = _numbers(parser, found.log_probs, "d", np.float64)
-        if ids is None or log_probs is None:
-            return None
+        value, n_turns, ids, log_probs = found
         placed = _Placed(parser, _calls(_bytes_of(*ids), _bytes_of(*log_probs)))
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    return row if placed.taken == found.n_lists == 3 * len(row.calls) else None
+    return row if placed.taken == len(TOKEN_KEYS) * n_turns and len(row.calls) == n_turns else None
+
+
+def _parts(line: bytes, parser: Any) -> tuple[dict[str, Any], int, _Numbers, _Numbers] | None:
+    """The object of a line with placeholders for its token lists, the number of turns, the ids (new ones of each prompt,
+    then each generation), and the log-probabilities. None when the general readers must read the line."""
+    found = _lists(line)
+    if found is None:
+        return None
+    value = _loads(found.rest, len(TOKEN_KEYS) * len(found.new))
+    if value is None:
+        return None
+    ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
+    log_probs = _numbers(parser, found.log_probs, "d", np.float64)
+    return None if ids is None or log_probs is None else (value, len(found.new), ids, log_probs)
 
 
 def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
@@ -159,10 +163,6 @@ class _Lists(NamedTuple):
     new: list[bytes]
     generations: list[bytes]
     log_probs: list[bytes]
-
-    @property
-    def n_lists(self) -> int:
-        return len(TOKEN_KEYS) * len(self.new)
 
 
 def _lists(line: bytes) -> _Lists | None:
@@ -306,7 +306,7 @@ def _after(line: bytes, at: int, part: bytes) -> int:
     return end if not line.startswith(b"]", end) else -1
 
 
-def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> tuple[npt.NDArray[Any], list[int]] | None:
+def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> _Numbers | None:
     """The numbers of all lists, flat, and the length of each; None when the lengths do not fit."""
     lists = parser.parse(b"[[%b]]" % b"],[".join(texts))
     # The buffer has all numbers of the nested lists.
