@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gymdata.engines.servers.replicas import LOCAL, is_address
 from gymdata.progress import LEVELS, Level
 from gymdata.store.reading import current
 
@@ -109,6 +108,8 @@ def with_flags(
 
 def ray_here(argv: list[str]) -> list[str]:
     """``--ray`` without an address is Ray on this machine: the parser has no option with an optional value."""
+
+    from gymdata.engines.servers.replicas import LOCAL, is_address
 
     def bare(after: str) -> bool:
         return not after or after.startswith("-") or (not is_address(after) and ("/" in after or Path(after).exists()))
