@@ -18,7 +18,6 @@ import xxhash
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.objects.fetching import stood_for
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, intent_of, read_facts
 
 _OPTIONS = (
@@ -122,6 +121,9 @@ def plain(value: Any) -> Any:
 
 def hash_file(path: str | Path) -> str:
     """xxh3 (64 bits, hex) of a file's bytes, or of a stand-in's object."""
+    # Late: a command on plain files needs nothing of object stores.
+    from gymdata.store.objects.fetching import stood_for
+
     if (found := stood_for(path)) is not None:
         from gymdata.store.objects.streams import hash_object
 

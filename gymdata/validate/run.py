@@ -379,16 +379,18 @@ def _nemo(
 ) -> ValidationReport:
     from gymdata.interop.nemo_gym.across import across_rows
     from gymdata.validate.nemo_behavior import behavior
-    from gymdata.workers.pieces import name_of, pieces
-    from gymdata.workers.processes import in_order
 
     behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
     report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
     scan = _Scans(vocab, reader, behaves, processes if workers == 1 else 1)
-    cut = sources if workers == 1 else pieces(sources)
-    done: Iterator[tuple[str, nemo_gym.Part]] = in_order(scan, cut, workers, name_of)
+    done: Iterable[tuple[str, nemo_gym.Part]] = map(scan, sources)
+    if workers != 1:
+        from gymdata.workers.pieces import name_of, pieces
+        from gymdata.workers.processes import in_order
+
+        done = in_order(scan, pieces(sources), workers, name_of)
     for file, part in done:
         if parts and parts[-1][0] == file:
             parts[-1][1].append(part)
