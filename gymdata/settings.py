@@ -100,8 +100,9 @@ class Config(pydantic.BaseModel):
         names. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
-        with _without_plugins():
-            cls.model_rebuild()
+        if not cls.__pydantic_complete__:
+            with _without_plugins():
+                cls.model_rebuild()
         try:
             found = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
