@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turn_columns import FUNCTION, TOOL, from_arrow
+from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
 from gymdata.store.tables import read_coded
@@ -244,7 +244,7 @@ def _of_turns(path: str | Path) -> dict[str, Any]:
         total += float(good.sum())
         counts += np.histogram(np.clip(good, _LEAST_LOGPROB, 0.0), edges)[0]
         if (messages := evidence.messages) is not None:
-            tools = np.flatnonzero((messages.role == TOOL) | (messages.role == FUNCTION))
+            tools = np.flatnonzero(messages.tool_results)
             column = (
                 batch.column(batch.schema.get_field_index("messages")).flatten().field("name").take(pa.array(tools))
             )

@@ -22,7 +22,7 @@ from gymdata.rollouts import breaks
 from gymdata.rollouts.breaks import Reader
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
-from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, SYSTEM, TOOL, Evidence, Messages, TurnColumns
+from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import turn_digest
 from gymdata.rollouts.violations import Violation
 
@@ -235,16 +235,16 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
 
     for i in np.flatnonzero(follows & (m.role == SYSTEM) & (before != SYSTEM)):
         yield place(i, "M401")
-    for i in np.flatnonzero(follows & (m.role == ASSISTANT) & (before == ASSISTANT)):
+    for i in np.flatnonzero(follows & m.from_assistant & (before == ASSISTANT)):
         yield place(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
-    speaks = np.bincount(owner[m.role == ASSISTANT], minlength=e.n)
+    speaks = np.bincount(owner[m.from_assistant], minlength=e.n)
     # A limit can cut a rollout before its first token; that is T212, and no fault of the messages.
     cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
     for r in np.flatnonzero((speaks == 0) & ~cut_short):
         yield at.rollout(int(r), "M404")
     for i in _unanswered(m, owner):
         yield place(i, "M403")
-    assistant = np.flatnonzero((m.role == ASSISTANT) & (m.turn >= 0))
+    assistant = np.flatnonzero(m.from_assistant & (m.turn >= 0))
     if len(assistant):
         falls = np.zeros(len(assistant), np.bool_)
         falls[1:] = (owner[assistant[1:]] == owner[assistant[:-1]]) & (m.turn[assistant[1:]] < m.turn[assistant[:-1]])
@@ -255,11 +255,11 @@ def messages(e: Evidence, m: Messages) -> Iterator[Violation]:
 
 def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:
     """Tool messages that answer no earlier call of their rollout."""
-    tools = np.flatnonzero(((m.role == TOOL) | (m.role == FUNCTION)) & ~m.surely_answered)
+    tools = np.flatnonzero(m.tool_results & ~m.surely_answered)
     if not len(tools):
         return
-    callers = np.flatnonzero(m.calls & (m.role == ASSISTANT))
-    other = (m.role != TOOL) & (m.role != FUNCTION)
+    callers = np.flatnonzero(m.calls & m.from_assistant)
+    other = ~m.tool_results
     last_other = np.maximum.accumulate(np.where(other, np.arange(len(m.role)), -1))
     for i in tools.tolist():
         low = int(m.offsets[owner[i]])

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 #: A chat message as a plain dict: role, content, and optionally reasoning, tool_calls, tool_call_id, name.
 #: ``tool_calls`` is a list of ``{"id": str, "type": "function", "function": {"name": str, "arguments": dict}}``.
 Message = dict[str, Any]
+#: How a tool's result begins when it is an error message.
+TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
+#: Markup of tool calls in models' text.
+SPELLED_CALL = (
+    r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
+    r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'
+)
 
 
 @dataclass(frozen=True, slots=True)

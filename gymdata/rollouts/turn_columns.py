@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
 from gymdata.rollouts.turns import Turn
 
@@ -275,6 +276,14 @@ class Messages:
     #: Finds where an assistant's text contains a tool call; only called where that matters.
     spelled_calls: Callable[[], npt.NDArray[np.bool_]]
 
+    @property
+    def from_assistant(self) -> npt.NDArray[np.bool_]:
+        return np.equal(self.role, ASSISTANT)
+
+    @property
+    def tool_results(self) -> npt.NDArray[np.bool_]:
+        return np.isin(self.role, (TOOL, FUNCTION))
+
 
 #: As a time, what numpy calls NaT.
 UNKNOWN = -(2**63)
@@ -342,7 +351,7 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         cut = pc.fill_null(pc.equal(struct.field("finish_reason"), "length"), False)
         evidence.cut = cut.to_numpy(zero_copy_only=False)
     if "started_at" in names:
-        evidence.started = pc.fill_null(column("started_at").cast("int64"), 0).to_numpy()
+        evidence.started = pc.fill_null(column("started_at").cast("int64"), UNKNOWN).to_numpy()
     if "tools" in names:
         evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
     if "temperature" in names:
@@ -401,13 +410,6 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
     return columns, [(int(owners[k]), names[int(codes[k])], float(numbers[k])) for k in bad.tolist()]
 
 
-#: How a tool's result begins when it is an error message.
-TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
-#: Markup of tool calls in models' text.
-SPELLED_CALL = (
-    r"<tool_call>|<function_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|<｜tool▁call|"
-    r'"name"\s*:\s*"[^"]*"\s*,\s*"(arguments|parameters)"\s*:'
-)
 #: Texts up to this long may be white space alone.
 _BLANK = 16
 

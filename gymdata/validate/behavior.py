@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.rollouts.turn_columns import ASSISTANT, FUNCTION, TOOL, UNKNOWN, Evidence, Messages
 from gymdata.rollouts.violations import Violation
+
+if TYPE_CHECKING:
+    from gymdata.rollouts.turn_columns import Evidence, Messages
 
 #: B801: largest period in tokens, fewest repetitions, and fewest tokens of a loop.
 LOOP_PERIOD, LOOP_TIMES, LOOP_TOKENS = 64, 4, 80
@@ -80,7 +82,7 @@ class Behavior:
 
     def _of_messages(self, e: Evidence, m: Messages, at: Any) -> Iterator[Violation]:
         owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
-        assistant = m.role == ASSISTANT
+        assistant = m.from_assistant
         # A call without a token is T212.
         generated, offsets = e.turns.generation.lengths, e.turns.offsets
         silent = np.flatnonzero(assistant & ~m.calls & ~m.says)
@@ -89,7 +91,7 @@ class Behavior:
             k = int(offsets[r]) + turn
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
                 yield at("B803", r, turn=turn, detail=f"message {i - m.offsets[r]}; {empty_turn(int(generated[k]))}")
-        results = (m.role == TOOL) | (m.role == FUNCTION)
+        results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
         every = np.bincount(owner[results], minlength=e.n)
         for r in np.flatnonzero(bad >= STORM).tolist():
@@ -116,7 +118,7 @@ class Behavior:
             known.append(e.parts.get(name, missing))
         self._rows += e.n
         if e.started is not None:
-            known = e.started != UNKNOWN
+            known = ~np.isnat(e.started.view("datetime64[us]"))
             self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[known])
             self._started.append(e.started[known])
 

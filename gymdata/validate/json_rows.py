@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError, counted, json_kind, json_value
+from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import (
     ROLES,
-    SPELLED_CALL,
-    TOOL_ERROR,
     UNKNOWN,
     Evidence,
     Messages,

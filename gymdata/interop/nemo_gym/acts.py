@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.turn_columns import SPELLED_CALL, TOOL_ERROR
 
 _is_error, _spells_call = re.compile(TOOL_ERROR).search, re.compile(SPELLED_CALL).search
 
