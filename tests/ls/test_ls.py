@@ -71,6 +71,12 @@ def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixtu
     ]  # fmt: skip
 
 
+def test_an_empty_folder_has_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One line in place of a table without rows."""
+    assert main(["ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
+
+
 def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A path that is not there names itself, and nothing is listed."""
     assert main(["ls", str(tmp_path / "none")]) != 0
