@@ -269,6 +269,7 @@ class HttpClient:
                         self.system,
                         f"{url} answers with more than {most_bytes:,} bytes, more than requested",
                         hint="is this the right server? The rest of its response is not read",
+                        status=response.status,
                     )
                 if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)

@@ -388,6 +388,30 @@ def test_a_server_that_has_enough_gets_less(up: Callable[..., ServerProcess]) ->
     assert second.up
 
 
+@pytest.mark.parametrize(("mode", "named"), [("too_many", "expected at most 4"), ("endless", "more than requested")])
+def test_a_longer_answer_than_was_requested_is_its_servers_fault(
+    up: Callable[..., ServerProcess], mode: str, named: str
+) -> None:
+    """Too many tokens or bytes: the request goes to the other server, and fails where there is no other."""
+
+    async def sampled(*urls: str) -> list[tuple[str, int, bool]]:
+        servers = Servers(
+            Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0), retries=1, pause_s=0.01
+        )
+        await servers.start()
+        try:
+            await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(8)))
+        finally:
+            await servers.close()
+        return [(one.url, one.generations, one.faults > 0) for one in servers.servers]
+
+    a, b = up(), up("--mode", mode, "--skip", "6")
+    assert asyncio.run(sampled(a.url, b.url)) == [(a.url, 8, False), (b.url, 0, True)]
+    alone = up("--mode", mode, "--skip", "6")
+    with pytest.raises(OutsideError, match=named):
+        asyncio.run(sampled(alone.url))
+
+
 def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[..., ServerProcess]) -> None:
     """More servers than requests: those that idled are in the remarks with their share of the time."""
     servers = Servers(Endpoints(["http://a:1", "http://b:1"]), lambda url: ServerSampler(url, "fake"))

@@ -360,7 +360,7 @@ class Pool(Generic[M]):
             try:
                 made = await work(sampler)
             except OutsideError as error:
-                if not self._fault(server, sampler, error) or tries <= 0:
+                if not self._fault(server, sampler, error, avoid) or tries <= 0:
                     raise
                 tries -= 1
                 if server.url in avoid:
@@ -433,9 +433,12 @@ class Pool(Generic[M]):
 
     # --- servers that fail, come back, and are added ------------------------------------------------------------------
 
-    def _fault(self, server: Server[M], sampler: M, error: OutsideError) -> bool:
-        """Whether the request may be sent again."""
-        if not error.retryable and not (error.fatal and any(s.up for s in self.servers if s is not server)):
+    def _fault(self, server: Server[M], sampler: M, error: OutsideError, avoid: frozenset[str]) -> bool:
+        """Whether the request may be sent again. ``avoid``: servers that failed it before."""
+        others = [s.url for s in self.servers if s.up and s is not server]
+        # An answer that is no use (too long) may be better elsewhere; what refuses the request, others would refuse too.
+        elsewhere = error.fatal or (error.status == 200 and not avoid.issuperset(others))
+        if not error.retryable and not (elsewhere and others):
             return False
         server.faults += 1
         if server.sampler is not sampler or not server.up:
