@@ -128,6 +128,60 @@ def test_a_server_that_returns_with_other_weights_is_refused(
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
+def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """As behind a router, or where adapters are loaded later: it is named once, and used when it can serve the run."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    ready = b.words
+
+    def with_words(*words: str) -> None:
+        b.kill()
+        b.words = words
+        b.start()
+
+    watch = Watcher((8, b.kill))
+    watch.on(f"{b.url} is not used until it answers again", lambda: with_words(*ready, "--name", "other"))
+    watch.on(f"{b.url} is refused until that changes: ", lambda: with_words(*ready))
+    watch.on(f"{b.url} is used again after", lambda: None)
+    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    assert watch.expected == []
+    assert (summary.rollouts, summary.owed) == (240, 0)
+    assert sum("is refused" in text for text in watch.said) == 1
+    assert [s["state"] for s in read_run_json(tmp_path / "run")["engine"]["servers"]] == ["up", "up"]
+
+
+def test_servers_that_are_all_refused_are_not_waited_for(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both return with other weights: nothing can come of waiting, and the error says what is wrong with them."""
+    a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
+
+    def both() -> None:
+        a.kill()
+        b.kill()
+
+    def others() -> None:
+        for server in (a, b):
+            server.words = ("--weights", "9")
+            server.start()
+
+    watch = Watcher((8, both))
+    watch.on("no server can be reached, retrying for 1 min", others)
+    with pytest.raises(OutsideError, match=r"none of 2 servers can be used: .*weights: .* at http://.* at first"):
+        gymdata.collect(
+            endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, wait_for_server=60, **given
+        )  # fmt: skip
+
+
+def test_servers_that_are_starting_are_retried_as_one_is(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both answer 500 at first: the command begins when one of them answers."""
+    a, b = (up("--mode", "500", "--fail-first", "2") for _ in range(2))
+    assert gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given).rollouts == 240
+
+
 def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -224,8 +278,11 @@ def test_a_server_that_falls_silent_is_named_once(
 
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
     """Exit 3, as with one."""
-    with pytest.raises(OutsideError, match="cannot be reached"):
-        gymdata.collect(endpoint=["http://127.0.0.1:9", "http://127.0.0.1:10"], output=tmp_path / "run", **given)
+    given["endpoint"] = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
+    with pytest.raises(
+        OutsideError, match=r"none of 2 servers can be reached: http://127\.0\.0\.1:9 cannot be reached"
+    ):
+        gymdata.collect(output=tmp_path / "run", retries=0, **given)
 
 
 def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
