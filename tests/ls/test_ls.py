@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_a_damaged_run_json_is_listed_and_ends_with_1(runs: Path, capsys: pytest
     assert (made["x/pairs-reward"]["state"], made["x/pairs-reward"]["kind"]) == ("damaged", "unknown")
     assert made["x/pairs-reward"]["bytes"] > 1
     assert made["x"]["state"] == "complete"
+
+
+def test_what_is_no_regular_file_is_not_opened(runs: Path):
+    """Pipes that are named as files of a run would block, and links may lead nowhere: such a run.json is damaged."""
+    (runs / "pipe").mkdir()
+    (runs / "link").mkdir()
+    os.mkfifo(runs / "pipe" / "run.json")
+    (runs / "link" / "run.json").symlink_to("nowhere")
+    os.mkfifo(runs / "lock")
+    os.mkfifo(runs / "x" / "rollouts" / "00002.journal")
+    states = {o.path: (o.kind, o.rows, o.state) for o in gymdata.ls(runs).outputs}
+    assert (states["pipe"], states["link"]) == (("unknown", None, "damaged"),) * 2
+    assert states["x"] == ("collect", 2, "complete")
 
 
 def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixture[str]):
