@@ -276,6 +276,32 @@ def test_a_server_that_falls_silent_is_named_once(
     assert re.fullmatch(rf"waiting for 2 generations of {b.url}, which did not answer for \d+ s; .*", said[0])
 
 
+def test_a_request_that_waits_for_one_server_does_not_hold_up_the_others(up: Callable[..., ServerProcess]) -> None:
+    """It failed at the first, and the second has all that it may have: later requests are answered by the first."""
+
+    async def sampled() -> list[str | None]:
+        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        first, second = servers.servers
+        second.limit = 1.0
+        b.freeze()
+        try:
+            waiting = []
+            for k in (0, 1):
+                waiting.append(asyncio.ensure_future(servers.sample(request(f"r{k}", 0))))
+                while first.faults <= k:
+                    await asyncio.wait(waiting, timeout=0.01)
+            later = await asyncio.wait_for(servers.sample(request("r2", 0)), 30)
+            b.thaw()
+            return [made[0].server for made in [later, *await asyncio.gather(*waiting)]]
+        finally:
+            b.thaw()
+            await servers.close()
+
+    a, b = up("--mode", "500", "--skip", "6", "--fail-first", "2"), up()
+    assert asyncio.run(sampled()) == [a.url, b.url, b.url]
+
+
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
     """Exit 3, as with one."""
     given["endpoint"] = ["http://127.0.0.1:9", "http://127.0.0.1:10"]

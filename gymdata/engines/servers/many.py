@@ -417,16 +417,18 @@ class Pool(Generic[M]):
             raise
 
     def _dispatch(self) -> None:
-        """Give what waits to servers that have room, the longest waiting first."""
-        while self._waiting:
-            keys, n, avoid, future = self._waiting[0]
-            if not future.done():
-                server = self._choose(keys, avoid)
-                if server is None:
-                    return
-                server.begin(n)
-                future.set_result(server)
-            self._waiting.popleft()
+        """Give what waits to servers that have room, the longest waiting first; what waits for another one is passed by."""
+        kept = []
+        while self._waiting and any(server.up and server.has_room for server in self.servers):
+            keys, n, avoid, future = one = self._waiting.popleft()
+            if future.done():
+                continue
+            if (server := self._choose(keys, avoid)) is None:
+                kept.append(one)
+                continue
+            server.begin(n)
+            future.set_result(server)
+        self._waiting.extendleft(reversed(kept))
 
     def _choose(self, keys: Sequence[str], avoid: frozenset[str]) -> Server[M] | None:
         up = [server for server in self.servers if server.up]
