@@ -22,6 +22,7 @@ from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.saved_rows import failures_of, rows_of
+from tests.faulty_server import Settings
 from tests.server_process import ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
@@ -300,6 +301,34 @@ def test_a_request_that_waits_for_one_server_does_not_hold_up_the_others(up: Cal
 
     a, b = up("--mode", "500", "--skip", "6", "--fail-first", "2"), up()
     assert asyncio.run(sampled()) == [a.url, b.url, b.url]
+
+
+def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Settings], str]) -> None:
+    """The server is compared again and used; what it was sampling meanwhile is not requested twice."""
+    behind = [Settings(), Settings()]
+    urls = [server(one).removesuffix("/v1") for one in behind]
+
+    async def sampled() -> None:
+        servers = Servers(Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        back = asyncio.Event()
+        servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
+        for one in behind:
+            one.latency = 3.0
+        try:
+            waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in (0, 1)]
+            while not all(one.requests[-1].get("request_id") for one in behind):
+                await asyncio.wait(waiting, timeout=0.01)
+            behind[0].latency, behind[0].mode, behind[0].fail_first = 0.0, "disconnect", 1
+            await servers.sample(request("r2", 0))
+            await asyncio.wait_for(back.wait(), 30)
+            await asyncio.gather(*waiting)
+        finally:
+            await servers.close()
+
+    asyncio.run(sampled())
+    ids = [body.get("request_id") for one in behind for body in one.requests]
+    assert (ids.count("r0-0"), ids.count("r1-0"), ids.count("r2-0")) == (1, 1, 2)
 
 
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:

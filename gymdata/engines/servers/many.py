@@ -246,6 +246,8 @@ class Pool(Generic[M]):
         self._proof: Fingerprint | None = None
         self._facts: dict[str, Any] = {}
         self._waiting: deque[tuple[Sequence[str], int, frozenset[str], asyncio.Future[Server[M]]]] = deque()
+        #: The samplers that servers had before they were lost.
+        self._replaced: list[M] = []
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
         self._watcher: asyncio.Task[None] | None = None
         self._none_since: float | None = None
@@ -397,7 +399,9 @@ class Pool(Generic[M]):
         await asyncio.gather(*running, return_exceptions=True)
         for server in self.servers:
             server.reviving = None
-            await server.sampler.close()
+        for sampler in [*self._replaced, *(server.sampler for server in self.servers)]:
+            await sampler.close()
+        self._replaced.clear()
         await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
@@ -556,14 +560,15 @@ class Pool(Generic[M]):
         if not server.listed:
             await fresh.sampler.close()
             return
-        old, server.sampler, server.difference = server.sampler, fresh.sampler, fresh.difference
+        # Its other connections may be sound, with requests on their way: they are closed in the end.
+        self._replaced.append(server.sampler)
+        server.sampler, server.difference = fresh.sampler, fresh.difference
         server.up, server.strikes, server.limit, server.overloaded = True, 0, _FIRST_LIMIT, False
         server.refused = None
         away = f" after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
         self._say(f"{server.url} is used{' again' if server.outages else ''}{away} ({sum(s.up for s in self.servers)} of "
                   f"{len(self.servers)})")  # fmt: skip
         self._dispatch()
-        await old.close()
 
     def _not_yet(self, server: Server[M], error: GymdataError, lasting: bool) -> None:
         """A server cannot be used. What it lacks may come (a model that is loaded later), unless that is ``lasting``: it is
