@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import finish, fits, grid, note
+from .console import finish, fits, grid, note, paragraphs
 from .flags import Json
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def ls(path: _Path = Path(), json: Json = False) -> int:
 
 
 def _show(report: LsReport) -> None:
+    if not report.outputs:
+        paragraphs(f"no runs below {report.folder}")
+        return
     rows = [
         (
             o.path,

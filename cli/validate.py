@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHOWN = 50
 #: Warnings shown per code; groups with equal rewards can be so many that they would bury everything else.
 SHOWN_WARNINGS = 3
+#: Findings shown that differ in their row only: a reward that every row lacks is one fault.
+SHOWN_ALIKE = 3
 
 
 @with_flags(ValidateConfig)
@@ -130,12 +132,16 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
 
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:
-    """The first errors and the first few warnings of each code, in their order."""
-    seen, shown = Counter[str](), []
-    for violation in violations:
-        seen[violation.code] += 1
-        if seen[violation.code] <= (SHOWN if violation.severity == "error" else SHOWN_WARNINGS):
-            shown.append(violation)
+    """The first errors and the first few warnings of each code, in their order; of those alike only a few."""
+    seen, alike, shown = Counter[str](), Counter[tuple[object, ...]](), []
+    for v in violations:
+        most = SHOWN if v.severity == "error" else SHOWN_WARNINGS
+        words = (v.code, v.detail, v.expected, v.got)
+        same = v.turn is None and v.position is None and alike[words] >= SHOWN_ALIKE
+        if not same and seen[v.code] < most:
+            seen[v.code] += 1
+            alike[words] += 1
+            shown.append(v)
     return shown
 
 

@@ -370,6 +370,14 @@ class DataError(GymdataError):
         return error
 
     @classmethod
+    def refuse_pipe(cls, path: Path) -> None:
+        """Raise when ``path`` is a pipe or a device: what is read from one cannot be read again."""
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise cls.unreadable(
+                path, "is no regular file, and files are read more than once", "write it to a file first"
+            )
+
+    @classmethod
     def damaged(cls, path: Path | str, why: str) -> DataError:
         """Content that is not what was written. A fault of the data, not of the command."""
         error = cls(f"{path}: is damaged: {why}", hint="bring the file back from a copy, or write it again")

@@ -173,13 +173,13 @@ class HttpClient:
                 sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes)
                 return take(await sent)
             except OutsideError as error:
-                hangs += not error.fatal and isinstance(error.__cause__, TimeoutError)
                 if not error.retryable:
                     raise
                 if error.fatal and self.wait_s:
                     await self._wait(error)
                     self.retries += 1
                     continue
+                hangs += isinstance(error.__cause__, TimeoutError)
                 if attempt == retries or hangs >= _MAX_HANGS:
                     raise
                 self.retries += 1
@@ -269,6 +269,7 @@ class HttpClient:
                         self.system,
                         f"{url} answers with more than {most_bytes:,} bytes, more than requested",
                         hint="is this the right server? The rest of its response is not read",
+                        status=response.status,
                     )
                 if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
@@ -282,9 +283,9 @@ class HttpClient:
                 fatal=True,
             ) from error
         except TimeoutError as error:
-            if self.wait_s and isinstance(error, aiohttp.ConnectionTimeoutError):
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
                 # A machine that is gone does not even refuse.
-                text = f"{self.base} cannot be reached: no connection within {_CONNECT_S:g} s"
+                text = f"{self.base} cannot be reached: no connection within {min(_CONNECT_S, timeout_s):g} s"
                 hint = self.advice.unreachable
                 raise OutsideError(self.system, text, hint=hint, retryable=True, fatal=True) from error
             text = f"{url} did not answer within {timeout_s:g} s"

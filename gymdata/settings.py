@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from functools import cache
@@ -95,9 +96,21 @@ class Config(pydantic.BaseModel):
         return cls.of(values, str(file) if file is not None else "settings", named)
 
     @classmethod
-    def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None) -> Self:
+    def called_with(cls, function: Callable[..., Any], config: Self | None, settings: Mapping[str, Any]) -> Self:
+        """What a public ``function`` got: ``config``, beaten by keywords. Raises UsageError; an unknown keyword may be a
+        parameter of the function that was misspelt."""
+        keywords = {key: value for key, value in settings.items() if value is not None}
+        if config is not None and not keywords:
+            return config
+        base = config.model_dump(exclude_unset=True) if config is not None else {}
+        parameters = inspect.signature(function).parameters.values()
+        own = [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        return cls.of({**base, **keywords}, "settings", own=own)
+
+    @classmethod
+    def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None, own: Sequence[str] = ()) -> Self:
         """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
-        names. Raises UsageError."""
+        names; ``own``: more names that may be meant by an unknown one. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         if not cls.__pydantic_complete__:
@@ -106,7 +119,7 @@ class Config(pydantic.BaseModel):
         try:
             found = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise UsageError.several(cls._explain(error, where, flags or {})) from error
+            raise UsageError.several(cls._explain(error, where, flags or {}, own)) from error
         found._names, found._where = dict(flags or {}), where
         found._refuse_idle()
         return found
@@ -132,7 +145,9 @@ class Config(pydantic.BaseModel):
             raise UsageError.several(faults)
 
     @classmethod
-    def _explain(cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str]) -> Iterator[UsageError]:
+    def _explain(
+        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], own: Sequence[str]
+    ) -> Iterator[UsageError]:
         """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
         found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         misspelt = found[0]["type"] == "extra_forbidden"
@@ -142,12 +157,14 @@ class Config(pydantic.BaseModel):
             if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
                 continue  # for a union pydantic reports why each member does not fit
             seen.add(fault["loc"][:1])
-            yield cls._explained(fault, path, where, _called(path, where, flags))
+            if fault["type"] == "extra_forbidden":
+                name = _called(path, where, flags)
+                yield UsageError.unknown_key(path, {*cls.model_fields, *own}, place_of(name, path))
+            else:
+                yield cls._explained(fault, path, where, _called(path, where, flags))
 
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
-        if fault["type"] == "extra_forbidden":
-            return UsageError.unknown_key(path, cls.model_fields, place_of(name, path))
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
             # "settings" is no name that a user knows.

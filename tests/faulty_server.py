@@ -46,6 +46,7 @@ MODES = (
     "text_logprob",
     "placeholder",
     "too_many",
+    "endless",
     "other_model",
     "empty",
     "odd_alternatives",
@@ -239,6 +240,8 @@ async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web
         )
     if mode == "500":
         return web.json_response({"error": {"message": "boom"}}, status=500)
+    if mode == "endless":
+        return web.Response(body=b" " * (64 << 20))
     if mode == "garbage":
         return web.Response(text="<html>bad gateway</html>", content_type="text/html")
     if mode == "hang":

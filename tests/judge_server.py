@@ -131,7 +131,7 @@ def app_of(behaviour: Behaviour) -> web.Application:
         return await _chat(request, behaviour)
 
     async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": behaviour.name}]})
+        return web.json_response({"data": [{"id": name} for name in behaviour.name.split()]})
 
     async def completions(request: web.Request) -> web.Response:
         """The likeliest tokens after the prompt, as vLLM shows them; 404 where it does not."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -133,3 +135,18 @@ def test_every_system_is_named() -> None:
     assert isinstance(fault, OutsideError)
     assert "reward: " in str(fault)
     assert "more than 1,114,112 bytes" in str(fault)
+
+
+def test_a_machine_that_takes_no_connection_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not even refuse: the error says so with the time for a connection, not with that for an answer."""
+    monkeypatch.setattr("gymdata.http._CONNECT_S", 0.2)
+    with contextlib.ExitStack() as open_sockets:
+        full = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        with pytest.raises(OutsideError, match=r"cannot be reached: no connection within 0\.2 s") as caught:
+            ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+    assert (caught.value.fatal, caught.value.retryable) == (True, True)

@@ -58,7 +58,7 @@ def audit(
     StoreError when the folder holds an audit of something else.
     """
     given = {**settings, "model": model if model is not None else settings.get("model")}
-    config = (config or AuditConfig.load(overrides=given)).checked()
+    config = AuditConfig.called_with(audit, config, given).checked()
     sources = paths_of(path, "audit")
     for source in sources:
         resolve(source, ROLLOUTS)

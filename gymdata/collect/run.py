@@ -437,8 +437,7 @@ def _config(
     if user is not None:
         settings["user"] = _text_for(user)
         given.user = None if isinstance(user, str) else user
-    base = config.model_dump(exclude_unset=True) if config is not None else {}
-    return CollectConfig.load(None, {**base, **settings}), given
+    return CollectConfig.called_with(collect, config, settings), given
 
 
 def _text_for(given: Any) -> str:

@@ -53,6 +53,8 @@ def task_files(path: Path | str) -> list[Path]:
     found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not found or not found[0].exists():
         raise DataError.missing_path(path, f"a task file or glob: {KINDS}")
+    for given in found:
+        DataError.refuse_pipe(given)
     return [file for given in found for file in (_saved(given) if given.is_dir() else [given])]
 
 

@@ -50,7 +50,7 @@ def experience(
     lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
     a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
     """
-    config = config or ExperienceConfig.load(overrides=settings)
+    config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
     notes = changed_rollouts(sources)
     target = _target(sources, output, config)

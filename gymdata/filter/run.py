@@ -88,7 +88,7 @@ def filter(
     read or names an unknown column; RefusedError when nothing would be left; StoreError when the output holds rollouts
     that were filtered with other settings, or something else.
     """
-    config = config or FilterConfig.load(overrides=settings)
+    config = FilterConfig.called_with(filter, config, settings)
     sources = paths_of(path, "filter")
     for source in sources:
         resolve(source, ROLLOUTS)

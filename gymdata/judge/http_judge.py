@@ -167,9 +167,13 @@ class HttpJudge:
 
     async def _only_model(self) -> str:
         names = await self._models()
-        if len(names) != 1:
+        if not names:
+            raise OutsideError(
+                "judge", f"{self.base}/v1/models lists no models", hint="is it still loading?", fatal=True
+            )
+        if len(names) > 1:
             raise UsageError(
-                f"{self.base} serves {len(names)} models: {', '.join(names) or 'none'}", hint="name one with --model"
+                f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="name one with --model"
             )
         return names[0]
 

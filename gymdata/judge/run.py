@@ -106,8 +106,7 @@ def judge(
     """
     if path is not None or config is None:
         settings["path"] = str(path_of(path, "judge"))
-    base = config.model_dump(exclude_unset=True) if config is not None else {}
-    config = JudgeConfig.load(None, {**base, **settings})
+    config = _config(config, settings)
     config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
@@ -157,6 +156,11 @@ def judge(
                 say(text)
         facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
         return _finish(out, config, field, how, comparisons, facts, pairwise_judge.tally.cached)
+
+
+def _config(config: JudgeConfig | None, settings: Mapping[str, Any]) -> JudgeConfig:
+    # In the function itself its name is that of an argument.
+    return JudgeConfig.called_with(judge, config, settings)
 
 
 def _silent(text: str) -> None:

@@ -18,11 +18,12 @@ _BESIDE = f".{RUN_JSON}"
 
 
 def listed(url: str) -> tuple[str, tuple[Output, ...]]:
-    """The URL as it is shown, and the outputs below it. Raises DataError when there is nothing."""
+    """The URL as it is shown, and the outputs below it. Raises DataError when a folder has nothing, which
+    an empty bucket may."""
     place = place_of(url)
     client.check_installed(place)
     found = {one.key: one for one in client.listed(place) if not is_odd(one.key)}
-    if not found:
+    if not found and place.key:
         raise DataError.missing_path(str(place), "a folder")
     described = [one for key, one in found.items() if key.endswith((f"/{RUN_JSON}", _BESIDE)) or key == RUN_JSON]
     fetch_all(place, described)

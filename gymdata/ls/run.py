@@ -119,7 +119,7 @@ def output_of(top: Path, run_json: Path) -> Output:
         kind=str(facts.get("stage", "unknown")),
         rows=_rows(place, facts),
         bytes=sum(file.st_size for file in files),
-        changed=_latest(files),
+        changed=_latest(files or [run_json.lstat()]),
         parents=tuple(below_top(top, parent) for parent in parents),
         state="parents missing" if lost and state == "complete" else state,
     )

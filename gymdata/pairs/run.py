@@ -171,7 +171,7 @@ def pairs(
     be used (T206, L301 to L303), with ids rendered from text (T213; not with ``allow_rendered``) or listed twice (D701);
     StoreError when the output holds pairs that were made with other settings.
     """
-    config = config or PairsConfig.load(overrides=settings)
+    config = PairsConfig.called_with(pairs, config, settings)
     sources = paths_of(path, "pairs")
     notes = changed_rollouts(sources)
     with contextlib.ExitStack() as stack:

@@ -74,7 +74,7 @@ def report(
     (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
     files were changed.
     """
-    config = ReportConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
+    config = ReportConfig.called_with(report, config, settings)
     paths = [Path(path_of(one, "report")) for one in (path, other) if one is not None]
     runs = [_figures(one, config.threshold) for one in paths]
     found = dict(runs[0])

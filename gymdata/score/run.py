@@ -138,8 +138,7 @@ def score(
         settings["path"] = str(path_of(path, "score"))
     if reward is not None:
         settings["reward"], functions = given_rewards(reward)
-    base = config.model_dump(exclude_unset=True) if config is not None else {}
-    config = ScoreConfig.load(None, {**base, **settings})
+    config = ScoreConfig.called_with(score, config, settings)
     config = config.model_copy(update={"path": str(located(config.path))})
     resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)

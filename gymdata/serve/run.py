@@ -46,8 +46,7 @@ def serve(
     Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not, OutsideError when the address
     is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM ended it.
     """
-    base = config.model_dump(exclude_unset=True) if config is not None else {}
-    config = ServerConfig.load(None, {**base, **settings})
+    config = ServerConfig.called_with(serve, config, settings)
     require("engine", "vllm")
     bound = None if dry_run else listening_socket(config.host, config.port)
     port, url = (config.port, "") if bound is None else (bound.getsockname()[1], address_of(bound))

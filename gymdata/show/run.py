@@ -90,7 +90,7 @@ def show(
     DataError where there is nothing to show.
     """
     path = path_of(path, "show")
-    config = ShowConfig.load(None, {**(config.model_dump(exclude_unset=True) if config else {}), **settings})
+    config = ShowConfig.called_with(show, config, settings)
     given = {"ROLLOUT_ID": rollout_id} | {
         f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")
     }

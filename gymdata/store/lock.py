@@ -74,7 +74,8 @@ def refuse_held(folder: Path, name: str = LOCK) -> None:
     """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
     path = folder / name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # A pipe of that name would block.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -143,7 +144,7 @@ def holder_of(path: Path) -> dict[str, Any]:
     """The process that holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what
     ``Lock`` got as ``about``. Empty for a released lock, and for a file that is not a lock."""
     try:
-        holder = orjson.loads(path.read_bytes())
+        holder = orjson.loads(path.read_bytes() if path.is_file() else b"")
     except (OSError, orjson.JSONDecodeError):
         return {}
     return holder if isinstance(holder, dict) and holder.keys() >= {"pid", "host", "since"} else {}

@@ -105,6 +105,7 @@ def read_facts(file: Path) -> dict[str, Any]:
     """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or without any known
     key."""
     hint = "restore it from a copy; a glob over the data files beside it reads them without it"
+    DataError.refuse_pipe(file)
     try:
         facts = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -238,7 +239,7 @@ def segments(folder: Path) -> list[Source]:
     if not rollouts.is_dir():
         return []
     chosen: dict[int, Source] = {}
-    for file in sorted(rollouts.iterdir()):
+    for file in sorted(one for one in rollouts.iterdir() if one.is_file()):
         if match := JOURNAL.fullmatch(file.name):
             chosen.setdefault(int(match[1]), Source(file, "journal"))
         elif match := PART.fullmatch(file.name):
@@ -299,6 +300,7 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
         return _resolve_folder(path, table)
     if not path.exists():
         raise DataError.missing_path(path)
+    DataError.refuse_pipe(path)
     for described in (beside(path), path.parent / RUN_JSON):
         refuse_unfinished(described, path)
     return [_classify(path)]

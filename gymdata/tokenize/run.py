@@ -101,7 +101,7 @@ def tokenize(
     """
     from gymdata.engines.chat.template import TransformersChat
 
-    config = config or TokenizeConfig.load(overrides=settings)
+    config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")
     target = _target(sources, output)
     template = str(config.chat_template) if config.chat_template is not None else None

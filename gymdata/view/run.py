@@ -34,7 +34,7 @@ def view(
     ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """
-    config = config or ViewConfig.load(overrides=settings)
+    config = ViewConfig.called_with(view, config, settings)
     found = [one for path in paths_of(paths, "view") for one in expanded(Path(path))]
     if config.export is not None:
         from gymdata.view.export import export

@@ -165,6 +165,26 @@ def test_settings_classes_are_accepted(run: Path) -> None:
     config = gymdata.PairsConfig(strategy="all")
     by_config = gymdata.pairs(run, config=config, write=False).table
     assert by_config.equals(gymdata.pairs(run, strategy="all", write=False).table)
+    both = gymdata.pairs(run, config=gymdata.PairsConfig(), strategy="all", write=False)
+    assert by_config.equals(both.table)
+
+
+@pytest.mark.parametrize(
+    "name", ["audit", "collect", "experience", "filter", "judge", "pairs", "report", "score", "tokenize", "view"]
+)
+def test_a_misspelt_keyword_may_be_a_parameter(name: str, run: Path) -> None:
+    """What a function takes besides its settings counts when the nearest name is looked for."""
+    with pytest.raises(UsageError) as caught:
+        getattr(gymdata, name)(run, confg="x")
+    assert caught.value.hint == "did you mean 'config'?"
+
+
+@pytest.mark.parametrize("name", ["audit", "experience", "filter", "pairs", "view"])
+def test_keywords_beside_a_config_count(name: str, run: Path) -> None:
+    """They win over it and are never ignored: an unknown one is refused as without it."""
+    config = getattr(gymdata, f"{name.capitalize()}Config")()
+    with pytest.raises(UsageError, match="unknown key 'strateg'"):
+        getattr(gymdata, name)(run, config=config, strateg="all")
 
 
 RESULTS = {

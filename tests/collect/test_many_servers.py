@@ -22,6 +22,7 @@ from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.saved_rows import failures_of, rows_of
+from tests.faulty_server import Settings
 from tests.server_process import ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
@@ -128,6 +129,60 @@ def test_a_server_that_returns_with_other_weights_is_refused(
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
+def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """As behind a router, or where adapters are loaded later: it is named once, and used when it can serve the run."""
+    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    ready = b.words
+
+    def with_words(*words: str) -> None:
+        b.kill()
+        b.words = words
+        b.start()
+
+    watch = Watcher((8, b.kill))
+    watch.on(f"{b.url} is not used until it answers again", lambda: with_words(*ready, "--name", "other"))
+    watch.on(f"{b.url} is refused until that changes: ", lambda: with_words(*ready))
+    watch.on(f"{b.url} is used again after", lambda: None)
+    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    assert watch.expected == []
+    assert (summary.rollouts, summary.owed) == (240, 0)
+    assert sum("is refused" in text for text in watch.said) == 1
+    assert [s["state"] for s in read_run_json(tmp_path / "run")["engine"]["servers"]] == ["up", "up"]
+
+
+def test_servers_that_are_all_refused_are_not_waited_for(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both return with other weights: nothing can come of waiting, and the error says what is wrong with them."""
+    a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
+
+    def both() -> None:
+        a.kill()
+        b.kill()
+
+    def others() -> None:
+        for server in (a, b):
+            server.words = ("--weights", "9")
+            server.start()
+
+    watch = Watcher((8, both))
+    watch.on("no server can be reached, retrying for 1 min", others)
+    with pytest.raises(OutsideError, match=r"none of 2 servers can be used: .*weights: .* at http://.* at first"):
+        gymdata.collect(
+            endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, wait_for_server=60, **given
+        )  # fmt: skip
+
+
+def test_servers_that_are_starting_are_retried_as_one_is(
+    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both answer 500 at first: the command begins when one of them answers."""
+    a, b = (up("--mode", "500", "--fail-first", "2") for _ in range(2))
+    assert gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given).rollouts == 240
+
+
 def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -222,10 +277,67 @@ def test_a_server_that_falls_silent_is_named_once(
     assert re.fullmatch(rf"waiting for 2 generations of {b.url}, which did not answer for \d+ s; .*", said[0])
 
 
+def test_a_request_that_waits_for_one_server_does_not_hold_up_the_others(up: Callable[..., ServerProcess]) -> None:
+    """It failed at the first, and the second has all that it may have: later requests are answered by the first."""
+
+    async def sampled() -> list[str | None]:
+        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        first, second = servers.servers
+        second.limit = 1.0
+        b.freeze()
+        try:
+            waiting = []
+            for k in (0, 1):
+                waiting.append(asyncio.ensure_future(servers.sample(request(f"r{k}", 0))))
+                while first.faults <= k:
+                    await asyncio.wait(waiting, timeout=0.01)
+            later = await asyncio.wait_for(servers.sample(request("r2", 0)), 30)
+            b.thaw()
+            return [made[0].server for made in [later, *await asyncio.gather(*waiting)]]
+        finally:
+            b.thaw()
+            await servers.close()
+
+    a, b = up("--mode", "500", "--skip", "6", "--fail-first", "2"), up()
+    assert asyncio.run(sampled()) == [a.url, b.url, b.url]
+
+
+def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Settings], str]) -> None:
+    """The server is compared again and used; what it was sampling meanwhile is not requested twice."""
+    behind = [Settings(), Settings()]
+    urls = [server(one).removesuffix("/v1") for one in behind]
+
+    async def sampled() -> None:
+        servers = Servers(Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        back = asyncio.Event()
+        servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
+        for one in behind:
+            one.latency = 3.0
+        try:
+            waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in (0, 1)]
+            while not all(one.requests[-1].get("request_id") for one in behind):
+                await asyncio.wait(waiting, timeout=0.01)
+            behind[0].latency, behind[0].mode, behind[0].fail_first = 0.0, "disconnect", 1
+            await servers.sample(request("r2", 0))
+            await asyncio.wait_for(back.wait(), 30)
+            await asyncio.gather(*waiting)
+        finally:
+            await servers.close()
+
+    asyncio.run(sampled())
+    ids = [body.get("request_id") for one in behind for body in one.requests]
+    assert (ids.count("r0-0"), ids.count("r1-0"), ids.count("r2-0")) == (1, 1, 2)
+
+
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
     """Exit 3, as with one."""
-    with pytest.raises(OutsideError, match="cannot be reached"):
-        gymdata.collect(endpoint=["http://127.0.0.1:9", "http://127.0.0.1:10"], output=tmp_path / "run", **given)
+    given["endpoint"] = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
+    with pytest.raises(
+        OutsideError, match=r"none of 2 servers can be reached: http://127\.0\.0\.1:9 cannot be reached"
+    ):
+        gymdata.collect(output=tmp_path / "run", retries=0, **given)
 
 
 def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
@@ -386,6 +498,30 @@ def test_a_server_that_has_enough_gets_less(up: Callable[..., ServerProcess]) ->
     assert second.limit == 4.0
     assert first.limit > 32.0
     assert second.up
+
+
+@pytest.mark.parametrize(("mode", "named"), [("too_many", "expected at most 4"), ("endless", "more than requested")])
+def test_a_longer_answer_than_was_requested_is_its_servers_fault(
+    up: Callable[..., ServerProcess], mode: str, named: str
+) -> None:
+    """Too many tokens or bytes: the request goes to the other server, and fails where there is no other."""
+
+    async def sampled(*urls: str) -> list[tuple[str, int, bool]]:
+        servers = Servers(
+            Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0), retries=1, pause_s=0.01
+        )
+        await servers.start()
+        try:
+            await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(8)))
+        finally:
+            await servers.close()
+        return [(one.url, one.generations, one.faults > 0) for one in servers.servers]
+
+    a, b = up(), up("--mode", mode, "--skip", "6")
+    assert asyncio.run(sampled(a.url, b.url)) == [(a.url, 8, False), (b.url, 0, True)]
+    alone = up("--mode", mode, "--skip", "6")
+    with pytest.raises(OutsideError, match=named):
+        asyncio.run(sampled(alone.url))
 
 
 def test_servers_that_had_nothing_to_do_are_named_with_numbers(up: Callable[..., ServerProcess]) -> None:

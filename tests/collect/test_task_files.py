@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             TaskFile(path)
     with pytest.raises(UsageError, match="is a folder"):
         TaskFile(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is no regular file"):
+        TaskFile(tmp_path / "pipe")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

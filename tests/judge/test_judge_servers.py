@@ -188,3 +188,14 @@ def test_a_judge_without_a_name_has_that_of_the_served_model(
     assert (Path(summary.path).name, summary.name) == ("judge-judge", "judge")
     again = judged(run, endpoint, name=None, limit=1)
     assert (again.path, again.judge, again.asked) == (summary.path, summary.judge, 0)
+
+
+def test_a_server_that_lists_no_model_yet_is_left_out_until_it_does(
+    up: Callable[..., ServerProcess], run: Path
+) -> None:
+    """It is loading: the others work, and it is named; alone it is a fault of the judge, not of the command."""
+    a, b, watch = up(*PACED), up("--name", ""), Watcher()
+    assert judged(run, [a.url, b.url], model=None, progress=watch).exit_code == 0
+    assert any(f"{b.url} is not used until it answers" in text and "lists no models" in text for text in watch.said)
+    with pytest.raises(OutsideError, match="lists no models"):
+        judged(run, b.url, name="alone", model=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -62,6 +63,19 @@ def test_a_damaged_run_json_is_listed_and_ends_with_1(runs: Path, capsys: pytest
     assert made["x"]["state"] == "complete"
 
 
+def test_what_is_no_regular_file_is_not_opened(runs: Path):
+    """Pipes that are named as files of a run would block, and links may lead nowhere: such a run.json is damaged."""
+    (runs / "pipe").mkdir()
+    (runs / "link").mkdir()
+    os.mkfifo(runs / "pipe" / "run.json")
+    (runs / "link" / "run.json").symlink_to("nowhere")
+    os.mkfifo(runs / "lock")
+    os.mkfifo(runs / "x" / "rollouts" / "00002.journal")
+    states = {o.path: (o.kind, o.rows, o.state) for o in gymdata.ls(runs).outputs}
+    assert (states["pipe"], states["link"]) == (("unknown", None, "damaged"),) * 2
+    assert states["x"] == ("collect", 2, "complete")
+
+
 def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixture[str]):
     """Path, kind, rows, size, last change, state and parents."""
     assert main(["ls", str(runs)]) == 0
@@ -69,6 +83,12 @@ def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixtu
     assert [line.split()[:3] for line in lines if "complete" in line] == [
         ["best.parquet", "pairs", "1"], ["x", "collect", "2"], ["x/pairs-reward", "pairs", "1"],
     ]  # fmt: skip
+
+
+def test_an_empty_folder_has_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One line in place of a table without rows."""
+    assert main(["ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
 
 
 def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

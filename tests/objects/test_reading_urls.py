@@ -249,6 +249,14 @@ def test_ls_of_a_url_fetches_only_run_jsons(stored: str, run: Path, store: Fault
     assert store.count("GET", "parquet$") == 0
 
 
+def test_ls_of_an_empty_bucket_finds_no_runs(store: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty bucket is there and has no runs, like an empty folder; a missing bucket or folder in it is an error."""
+    assert main(["ls", "s3://bucket"]) == 0
+    assert capsys.readouterr().out == "no runs below s3://bucket\n"
+    assert main(["ls", "s3://bucket/runs"]) == 2
+    assert main(["ls", "s3://nobucket"]) == 3
+
+
 def test_rows_that_were_never_sent_are_not_replaced(stored: str, store: FaultyStore, run: Path) -> None:
     """Where the spool has a journal that the store was never sent, and the store has got another run.json since, reading
     refuses: the two would be taken for one run."""

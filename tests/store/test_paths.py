@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,14 @@ def test_a_path_that_leads_nowhere_says_so(run: Path, tmp_path: Path):
     (tmp_path / "x.bin").write_bytes(b"\x00\x01\x02\x03")
     with pytest.raises(DataError, match="neither Parquet nor JSON lines"):
         resolve(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.jsonl", "pipe.parquet"])
+def test_a_pipe_is_refused_unread(tmp_path: Path, name: str):
+    """Files are read more than once, and of a pipe the second reading would have nothing."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="is no regular file, and files are read more than once"):
+        resolve(tmp_path / name)
 
 
 def test_content_decides_where_the_name_says_nothing(run: Path, tmp_path: Path):

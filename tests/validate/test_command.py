@@ -61,6 +61,25 @@ def test_lines_say_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "digest" in capsys.readouterr().out
 
 
+def test_lines_that_say_the_same_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Findings that differ in their row only are shown three times and counted; turns, and other details, stay visible;
+    -v and --json list all."""
+    rows = nemo_rows(n=60)
+    with_ids(rows[59], 2)["prompt_token_ids"][1] = 999
+    path = write_lines(tmp_path / "a.jsonl", [*rows, *["not JSON"] * 60, "[]"])
+    assert main(["validate", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("  S101 unreadable row; not JSON") == 3
+    assert "line 121  S101 unreadable row; got list, expected an object" in out
+    assert "line 60 turn 2 pos 1  T200" in out
+    assert "… and 57 more" in out
+    assert "61  S101" in out
+    assert main(["validate", str(path), "-v"]) == 1
+    assert capsys.readouterr().out.count("  S101 unreadable row") == 61
+    assert main(["validate", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["by_code"]["S101"] == 61
+
+
 def test_lines_are_those_of_an_editor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In JSON lines, lines count from 1, with blank ones; a Parquet file has rows, and --json counts rows from 0."""
     rows = native_rows(n=3)

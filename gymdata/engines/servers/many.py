@@ -10,6 +10,7 @@ answer is lost or kept twice. A generation names the server that sampled it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -176,7 +177,7 @@ class Server(Generic[M]):
     outages: int = 0
     busy_s: float = 0.0
     difference: float | None = None
-    last_fault: OutsideError | None = None
+    last_fault: GymdataError | None = None
     down_since: float = 0.0
     next_try: float = 0.0
     pause_s: float = _PAUSE_S[0]
@@ -245,6 +246,8 @@ class Pool(Generic[M]):
         self._proof: Fingerprint | None = None
         self._facts: dict[str, Any] = {}
         self._waiting: deque[tuple[Sequence[str], int, frozenset[str], asyncio.Future[Server[M]]]] = deque()
+        #: The samplers that servers had before they were lost.
+        self._replaced: list[M] = []
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
         self._watcher: asyncio.Task[None] | None = None
         self._none_since: float | None = None
@@ -257,13 +260,7 @@ class Pool(Generic[M]):
         one that cannot be reached while others can is tried again while they work."""
         try:
             await self.places.open()
-            found = await self._proofs()
-            faults = [one for one in found if isinstance(one, BaseException)]
-            for fault in faults:
-                if not isinstance(fault, OutsideError):
-                    raise fault
-            if len(faults) == len(self.servers):
-                raise faults[0]
+            found = await self._first_proofs()
             for server, one in zip(self.servers, found, strict=True):
                 if isinstance(one, Fingerprint) and self._proof is None:
                     self._proof, self._facts = one, server.sampler.facts()
@@ -280,6 +277,24 @@ class Pool(Generic[M]):
         self._read_at = time.monotonic()
         self._watcher = asyncio.create_task(self._watch())
         return self.facts()
+
+    async def _first_proofs(self) -> list[Fingerprint | BaseException]:
+        """The proof of each server, or why it cannot be reached; retried for a while when none can. Raises GymdataError."""
+        began, pause = time.monotonic(), self._pause_s
+        for tries in range(self._retries, -1, -1):
+            found = await self._proofs()
+            away = [one for one in found if isinstance(one, OutsideError)]
+            for one in found:
+                if isinstance(one, BaseException) and not isinstance(one, OutsideError):
+                    raise one
+            if len(away) < len(self.servers):
+                return found
+            # What takes long, as an engine that fails to start, is not repeated.
+            if not tries or not all(one.retryable for one in away) or time.monotonic() - began > self.late_s:
+                break
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise self._none(away[0]) if len(away) > 1 else away[0]
 
     async def _proofs(self) -> list[Fingerprint | BaseException]:
         """The proof of each server, or the error instead. Servers that have not answered when others have are left
@@ -336,7 +351,7 @@ class Pool(Generic[M]):
             )
         if away := [s for s in self.servers if s.listed and not s.up]:
             found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
-                f"{s.url} ({s.refused or (s.last_fault.message if s.last_fault else 'no answer')})" for s in away
+                f"{s.url} ({s.last_fault.message if s.last_fault else 'no answer'})" for s in away
             ))  # fmt: skip
         return found
 
@@ -360,7 +375,7 @@ class Pool(Generic[M]):
             try:
                 made = await work(sampler)
             except OutsideError as error:
-                if not self._fault(server, sampler, error) or tries <= 0:
+                if not self._fault(server, sampler, error, avoid) or tries <= 0:
                     raise
                 tries -= 1
                 if server.url in avoid:
@@ -384,7 +399,9 @@ class Pool(Generic[M]):
         await asyncio.gather(*running, return_exceptions=True)
         for server in self.servers:
             server.reviving = None
-            await server.sampler.close()
+        for sampler in [*self._replaced, *(server.sampler for server in self.servers)]:
+            await sampler.close()
+        self._replaced.clear()
         await self.places.close()
 
     # --- which server gets a request --------------------------------------------------------------------------------
@@ -404,16 +421,18 @@ class Pool(Generic[M]):
             raise
 
     def _dispatch(self) -> None:
-        """Give what waits to servers that have room, the longest waiting first."""
-        while self._waiting:
-            keys, n, avoid, future = self._waiting[0]
-            if not future.done():
-                server = self._choose(keys, avoid)
-                if server is None:
-                    return
-                server.begin(n)
-                future.set_result(server)
-            self._waiting.popleft()
+        """Give what waits to servers that have room, the longest waiting first; what waits for another one is passed by."""
+        kept = []
+        while self._waiting and any(server.up and server.has_room for server in self.servers):
+            keys, n, avoid, future = one = self._waiting.popleft()
+            if future.done():
+                continue
+            if (server := self._choose(keys, avoid)) is None:
+                kept.append(one)
+                continue
+            server.begin(n)
+            future.set_result(server)
+        self._waiting.extendleft(reversed(kept))
 
     def _choose(self, keys: Sequence[str], avoid: frozenset[str]) -> Server[M] | None:
         up = [server for server in self.servers if server.up]
@@ -433,9 +452,12 @@ class Pool(Generic[M]):
 
     # --- servers that fail, come back, and are added ------------------------------------------------------------------
 
-    def _fault(self, server: Server[M], sampler: M, error: OutsideError) -> bool:
-        """Whether the request may be sent again."""
-        if not error.retryable and not (error.fatal and any(s.up for s in self.servers if s is not server)):
+    def _fault(self, server: Server[M], sampler: M, error: OutsideError, avoid: frozenset[str]) -> bool:
+        """Whether the request may be sent again. ``avoid``: servers that failed it before."""
+        others = [s.url for s in self.servers if s.up and s is not server]
+        # An answer that is no use (too long) may be better elsewhere; what refuses the request, others would refuse too.
+        elsewhere = error.fatal or (error.status == 200 and not avoid.issuperset(others))
+        if not error.retryable and not (elsewhere and others):
             return False
         server.faults += 1
         if server.sampler is not sampler or not server.up:
@@ -466,7 +488,7 @@ class Pool(Generic[M]):
                 self._read_at = now
                 self._read_again()
             for server in self.servers:
-                due = server.listed and not server.up and not server.refused and server.next_try <= now
+                due = server.listed and not server.up and server.next_try <= now
                 if due and (server.reviving is None or server.reviving.done()):
                     server.reviving = asyncio.create_task(self._revive(server))
             self._name_last(now)
@@ -480,8 +502,13 @@ class Pool(Generic[M]):
             self._none_since = now
             span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
             self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
-        elif now - self._none_since >= self._wait_s:
+        elif now - self._none_since >= self._wait_s or self._is_hopeless:
             self._give_up()
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether every server is refused for good."""
+        return not self.places.may_change and all(server.next_try == math.inf for server in self.servers)
 
     def _name_last(self, now: float) -> None:
         """Say which server everything waits for, once until it answers."""
@@ -503,46 +530,56 @@ class Pool(Generic[M]):
         while self._waiting:
             *_, future = self._waiting.popleft()
             if not future.done():
-                why = last.message if last is not None else "none is listed"
-                future.set_exception(OutsideError(
-                    self.system, f"none of {len(self.servers)} {self._noun}s can be reached: {why}",
-                    fatal=True, retryable=True,
-                    hint=last.hint if last is not None else None,
-                ))  # fmt: skip
+                future.set_exception(self._none(last))
+
+    def _none(self, last: GymdataError | None) -> OutsideError:
+        """The error when no server can be used. ``last``: what is wrong with one of them."""
+        why = "none is listed" if last is None else last.reason if isinstance(last, OutsideError) else last.message
+        verb = "reached" if last is None or isinstance(last, OutsideError) else "used"
+        return OutsideError(
+            self.system, f"none of {len(self.servers)} {self._noun}s can be {verb}: {why}",
+            fatal=True, retryable=True, hint=None if last is None else last.hint,
+        )  # fmt: skip
 
     async def _revive(self, server: Server[M]) -> None:
         """One try to use a server again, or for the first time."""
         fresh = replace(server, sampler=self._make(server.given))
-        why: GymdataError | None
+        lasting = False
         try:
             proof = await self._prove(fresh)
-            why = self._unlike(fresh, proof)
-        except OutsideError as error:
-            await fresh.sampler.close()
-            server.last_fault = error
-            server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
-            server.next_try = time.monotonic() + server.pause_s
-            return
+            if (why := self._unlike(fresh, proof)) is not None:
+                lasting = True
+                raise why
         except GymdataError as error:
-            why = error
+            await fresh.sampler.close()
+            self._not_yet(server, error, lasting)
+            return
         except asyncio.CancelledError:
             await fresh.sampler.close()
             raise
-        if why is not None:
-            server.refused = why.message
-            await fresh.sampler.close()
-            self._say(f"{server.url} is refused: {why.message}")
-            return
         if not server.listed:
             await fresh.sampler.close()
             return
-        old, server.sampler, server.difference = server.sampler, fresh.sampler, fresh.difference
+        # Its other connections may be sound, with requests on their way: they are closed in the end.
+        self._replaced.append(server.sampler)
+        server.sampler, server.difference = fresh.sampler, fresh.difference
         server.up, server.strikes, server.limit, server.overloaded = True, 0, _FIRST_LIMIT, False
+        server.refused = None
         away = f" after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
         self._say(f"{server.url} is used{' again' if server.outages else ''}{away} ({sum(s.up for s in self.servers)} of "
                   f"{len(self.servers)})")  # fmt: skip
         self._dispatch()
-        await old.close()
+
+    def _not_yet(self, server: Server[M], error: GymdataError, lasting: bool) -> None:
+        """A server cannot be used. What it lacks may come (a model that is loaded later), unless that is ``lasting``: it is
+        of another policy."""
+        refused = None if isinstance(error, OutsideError) else error.message
+        if refused is not None and refused != server.refused:
+            until = "" if lasting else " until that changes"
+            self._say(f"{server.url} is refused{until}: {refused}")
+        server.refused, server.last_fault = refused or server.refused, error
+        server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
+        server.next_try = math.inf if lasting else time.monotonic() + server.pause_s
 
     def _read_again(self) -> None:
         """Read the list of servers again: new servers are checked first, removed ones get no more requests."""
@@ -579,10 +616,11 @@ class Pool(Generic[M]):
     def _unlike(self, server: Server[M], proof: Fingerprint) -> UsageError | None:
         assert self._proof is not None
         first = self._proof
+        origin = f"{first.url} at first" if first.url == proof.url else first.url
         shown = bool(first.next_tokens and proof.next_tokens)
         server.difference = first.difference(proof) if shown else None
         faults = [
-            f"{what}: {was} at {first.url}, {now} at {proof.url}"
+            f"{what}: {was} at {origin}, {now} at {proof.url}"
             for what, was, now in (
                 ("model", first.model, proof.model),
                 ("logprobs", first.mode, proof.mode),
@@ -597,7 +635,7 @@ class Pool(Generic[M]):
                 if server.difference is None
                 else f"logprobs differ by {server.difference:.3g} nats"
             )
-            faults.append(f"weights: {by} for the same prompts at {first.url} and {proof.url}")
+            faults.append(f"weights: {by} for the same prompts at {origin} and {proof.url}")
         if not faults:
             return None
         return UsageError(

@@ -39,8 +39,7 @@ def serve_genrm(
     Raises UsageError for several workers (a cohort lives in one process), StoreError when another process has the
     folder, OutsideError when the address is taken or the judge cannot be started.
     """
-    base = config.model_dump(exclude_unset=True) if config is not None else {}
-    config = ServeConfig.load(None, {**base, **settings})
+    config = ServeConfig.called_with(serve_genrm, config, settings)
     _refuse_workers(config)
     with needs("serve"):
         import uvicorn
