@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -129,6 +129,18 @@ def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
     finally:
         for number in ours:
             loop.remove_signal_handler(number)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines together; returns their results in order. The first error cancels the others and is raised itself
+    (not inside a group)."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

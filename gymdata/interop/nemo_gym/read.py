@@ -36,6 +36,7 @@ from gymdata.rollouts.messages import (
 )
 from gymdata.rollouts.ragged import Columns
 from gymdata.rollouts.turns import Call, TurnEncoder, continuing
+from gymdata.store.journal import python_value
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -129,7 +130,7 @@ class _Reader:
                 return made
         try:
             if found := self._read.document(line):
-                return _parsed(*found, _plain, self._fill(found[0], line))
+                return _parsed(*found, python_value, self._fill(found[0], line))
         except (*_REFUSALS, nemo_rows.BadRow):
             pass
         row = nemo_rows.slow(line)
@@ -140,13 +141,6 @@ class _Reader:
 
     def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
         return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()
-
-
-def _plain(value: Any) -> Any:
-    """A simdjson value as Python's."""
-    if hasattr(value, "as_list"):
-        return value.as_list()
-    return value.as_dict() if hasattr(value, "as_dict") else value
 
 
 def _same(value: Any) -> Any:

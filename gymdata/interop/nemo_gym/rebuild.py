@@ -20,7 +20,7 @@ import numpy as np
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
-from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
+from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"
@@ -183,14 +183,14 @@ class _Row:
             (ways[0] for ways in _statements(message) if not any(_squeezed(way) in decoded for way in ways)), None
         )
         if odd is not None:
-            at = _first_difference(held, history)
+            at = common_length(held, history)
             raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
 
     def _against(
         self, number: int, prompt: list[int], held: list[int], made: Outcome, refused: dict[int, Refused]
     ) -> None:
         """Remove prompts that were rebuilt since the last captured one and are not a beginning of this one."""
-        at = _first_difference(prompt, held)
+        at = common_length(prompt, held)
         since = number - 1
         while since in made.prompts:
             if len(made.prompts[since]) > at:
@@ -275,10 +275,6 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 def _squeezed(text: str) -> str:
     """Without white space, which servers strip and JSON writers add."""
     return "".join(text.split())
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _ids(data: bytes) -> list[int]:
