@@ -419,7 +419,8 @@ def distilled_rollouts(
     """As ``rollout_part`` of all chosen rollouts (``SFT_COLUMNS``), with the distributions that were saved with them, at the
     rollouts' temperatures. Raises RefusedError for rollouts without those, too."""
     k = _alternatives_per_token(chosen, where)
-    made = sampled_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
+    require_agents(chosen["turns"].chunks, agents, where)
+    made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
     return _once(TeacherDistributions.beside(training_experiences(made, max_length, where), made, k), total, seen)
 
 
@@ -444,7 +445,7 @@ class TeacherDistributions(TrainingExperiences):
 
     @classmethod
     def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
-        """``data``, with the columns of the table that it was made of (see ``sampled_sequences``)."""
+        """``data``, with the columns of the table that it was made of (see ``made_sequences``)."""
         names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
         row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
         rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
@@ -508,7 +509,7 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     return [np.array(row, np.int64) for row in rows]
 
 
-def sampled_sequences(
+def made_sequences(
     rollouts: pa.Table,
     where: str,
     agents: Collection[str] = (),
@@ -520,25 +521,9 @@ def sampled_sequences(
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
     too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
-    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
-    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
+    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
+    unusable (T206, T213, L301 to L303).
     """
-    require_agents(rollouts["turns"].chunks, agents, where)
-    made = made_sequences(rollouts, where, agents, rendered=rendered, alternatives_per_token=alternatives_per_token)
-    if not made.num_rows:
-        raise no_token_ids(where)
-    return made
-
-
-def made_sequences(
-    rollouts: pa.Table,
-    where: str,
-    agents: Collection[str] = (),
-    *,
-    rendered: bool = False,
-    alternatives_per_token: int = 0,
-) -> pa.Table:
-    """As ``sampled_sequences`` of a part of the rollouts, which may have no sequences and no turns of the agents."""
     batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
     return pa.concat_tables(parts)

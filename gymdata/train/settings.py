@@ -267,7 +267,6 @@ class TrainRlConfig(TrainConfig):
 
     @property
     def loss_settings(self) -> dict[str, Any]:
-        """The settings that the loss is computed with."""
         chosen = {name: getattr(self, name) for name in self.own_settings}
         return {name: self.own_settings[name] if value is None else value for name, value in chosen.items()}
 

@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
-from gymdata.train.sequence_data import SFT_COLUMNS, sampled_sequences, training_experiences
+from gymdata.train.sequence_data import SFT_COLUMNS, made_sequences, no_token_ids, training_experiences
 from gymdata.train.trainers.batches import padded
 
 _BATCH = 32
@@ -38,7 +38,10 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
     if not table.num_rows:
         raise DataError.empty(rollouts, "rollouts")
-    data = training_experiences(sampled_sequences(table, rollouts), where=rollouts)
+    made = made_sequences(table, rollouts)
+    if not made.num_rows:
+        raise no_token_ids(rollouts)
+    data = training_experiences(made, where=rollouts)
     gpu = torch.cuda.is_available()
     first: Any = AutoModelForCausalLM.from_pretrained(local_folder(model), dtype=torch.float32, local_files_only=True)
     first = first.to("cuda" if gpu else "cpu").eval()
