@@ -30,6 +30,7 @@ from gymdata.rollouts.messages import (
     chat_tools,
     holds_ids,
     messages_of,
+    object_of,
     parsed,
     walk,
     written_by_model,
@@ -206,8 +207,7 @@ def _of_cut(found: Cut, columns: bool) -> _Parsed | None:
 
 
 def _given(value: Mapping[str, Any]) -> Any:
-    params = value.get("responses_create_params")
-    return params.get("input") if isinstance(params, dict) else None
+    return object_of(value.get("responses_create_params")).get("input")
 
 
 class _Strip:
@@ -331,8 +331,7 @@ def _int32(data: bytes, call: int) -> Any:
 def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
     row, value = parsed.row, parsed.value
     response = value["response"]
-    params = value.get("responses_create_params")
-    params = params if isinstance(params, dict) else {}
+    params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
     temperature: Any = params.get("temperature")

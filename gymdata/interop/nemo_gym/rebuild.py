@@ -19,7 +19,7 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
+from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, object_of, walk
 from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
@@ -110,8 +110,7 @@ class _Row:
 
     def __init__(self, chat: Renders, calls: Sequence[nemo_rows.CallBytes | None], value: Mapping[str, Any]) -> None:
         self._chat, self._calls = chat, calls
-        params = value.get("responses_create_params")
-        params = params if isinstance(params, dict) else {}
+        params = object_of(value.get("responses_create_params"))
         output = value["response"]["output"]
         given = params.get("input")
         numbers = {number: number for number in range(len(calls))}
@@ -218,8 +217,7 @@ def _chat_message(message: Mapping[str, Any]) -> Message:
 
 def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | None:
     """Why a rendering of the messages need not be what the server wrote."""
-    metadata = params.get("metadata")
-    for place in (params, metadata if isinstance(metadata, dict) else {}):
+    for place in (params, object_of(params.get("metadata"))):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
             if place.get(name):
                 return f"the request has {name!r}, which changes the prompt in a way that the row does not record"

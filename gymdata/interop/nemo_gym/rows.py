@@ -90,14 +90,9 @@ def fast_parser() -> Any:
     return simdjson.Parser()
 
 
-def fast(parser: Any, line: bytes) -> Row | None:
-    """The row by simdjson, or None when Python's json must read it."""
-    found = fast_document(parser, line)
-    return found[0] if found is not None else None
-
-
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which is valid until the parser's next line, or with Python values."""
+    """The row by simdjson with its document, which is valid until the parser's next line, or with Python values; None when
+    Python's json must read it."""
     try:
         texts = _IDS not in line
         bare = line if texts else _without_numbers(line)

@@ -29,7 +29,7 @@ from gymdata.interop.trajectories.own import (
     refuse_surrogates,
     shortest,
 )
-from gymdata.rollouts.messages import STRICT
+from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import Source
 
@@ -108,8 +108,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
-    kept = extra.get(_KEPT) if isinstance(extra, dict) else None
-    return kept if isinstance(kept, dict) else {}
+    return object_of(object_of(extra).get(_KEPT))
 
 
 def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +177,7 @@ def _row(value: Any, run: str) -> dict[str, Any]:
         raise BadItem("S103", "neither a DPO row nor a trajectory with DPO items")
     if len(episode) > 1:
         raise BadItem("S102", f"got {len(episode)} DPO items in one trajectory, expected one")
-    about = value.get("metadata")
-    metadata = about if isinstance(about, dict) else {}
+    metadata = object_of(value.get("metadata"))
     own = _from_own(metadata.get(OWN), value)
     if own is not None:
         return own

@@ -48,14 +48,7 @@ def from_own(own: Any) -> dict[str, Any] | None:
 
 def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder) -> dict[str, Any]:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
-    row = columns | {
-        "messages": messages,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
-        "turns": encoder.turns,
-    }
+    row = columns | {"messages": messages, **encoder.columns()}
     _check_columns(columns)
     try:
         parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
