@@ -100,7 +100,7 @@ async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) 
 
 
 @contextlib.contextmanager
-def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
+def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
     """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
     interrupted = Interrupts()
     loop = asyncio.get_running_loop()
@@ -110,8 +110,7 @@ def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
         if not interrupted.is_set():
             interrupted.set()
             stop.drain()
-            if progress is not None:
-                progress.message(_STARTING if interrupted.drop is None else _PLAYING)
+            progress.message(_STARTING if interrupted.drop is None else _PLAYING)
         elif interrupted.drop is not None:
             interrupted.drop()
         elif main is not None:

@@ -134,7 +134,7 @@ class Collector:
     scheduler: RewardScheduler
     ledger: AttemptTracker
     pending: int
-    progress: Progress | None = None
+    progress: Progress
     there: int = 0
     done: int = 0
     failed: int = 0
@@ -167,7 +167,7 @@ class Collector:
         if not rollout.failure.fatal:
             attempt = self.ledger.failed(rollout.rollout_id, final=rollout.failure.final)
         self.run.fail(failure_record(rollout, attempt))
-        if self.progress is not None and self.failed <= 3:
+        if self.failed <= 3:
             self.progress.message(
                 f"{rollout.task.task_id} rollout {rollout.index}, {rollout.failure.place}: {rollout.failure.message}"
             )
@@ -202,7 +202,7 @@ class Collector:
         self.run.append(row)
         for name, message in faults.items():
             self.run.fail(reward_fault_record(rollout, name, message))
-            if self.progress is not None and self.reward_faults < 3:
+            if self.reward_faults < 3:
                 self.progress.message(f"{rollout.task.task_id} rollout {rollout.index} is not scored: {message}")
         self.reward_faults += bool(faults)
         self.done += 1
@@ -214,7 +214,7 @@ class Collector:
 
     def _say(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.progress is None or (now - self._last_reported < _SAY_EVERY_S and not force):
+        if now - self._last_reported < _SAY_EVERY_S and not force:
             return
         self._last_reported = now
         counts: dict[str, float] = {
