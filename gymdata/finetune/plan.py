@@ -113,9 +113,7 @@ FREE_OF_COLLECTING = {
 class Watch(Progress, Protocol):
     """Displays the loop: a table on a terminal, or a line per epoch. Never raises."""
 
-    def stage(self, epoch: int, name: str) -> None:
-        """A stage begins."""
-        ...
+    def stage(self, epoch: int, name: str) -> None: ...
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """An epoch is over; ``row`` is its line of metrics.jsonl."""

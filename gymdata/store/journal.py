@@ -172,7 +172,6 @@ class Journal:
             self._synced = size
 
     def close(self) -> None:
-        """Sync and close."""
         try:
             self.sync()
         finally:

@@ -219,7 +219,6 @@ def _weights(turns: list[dict[str, Any]]) -> WeightSpans:
 
 
 def _gather(rows: list[_Row]) -> Evidence:
-    """Rows as one batch."""
     turns = [t for row in rows for t in row.turns]
     values = [row.value for row in rows]
     reward = [_number(v.get("reward")) for v in values]

@@ -25,6 +25,7 @@ from gymdata.store.objects.fetching import (
     RUN_JSON,
     bring,
     forget,
+    inside,
     is_sent,
     known_tag,
     marker_of,
@@ -59,7 +60,7 @@ class Outgoing:
         whole = name == RUN_JSON
         self.folder = run_json.at(folder)
         file = run_json.key.removesuffix(f".{RUN_JSON}")
-        self.marker = run_json.at(_below(folder, MARKER) if whole else marker_of(file))
+        self.marker = run_json.at(inside(folder, MARKER) if whole else marker_of(file))
         self.shown = str(self.folder if whole else run_json.at(file))
         self._whole = whole
         self._record = run_json.state.with_suffix(".sending")
@@ -119,10 +120,10 @@ class Outgoing:
         more = [file.name for file in unsent(self.folder) if file.parent == self.folder.local] if self._whole else []
         described = [f"{name}.{RUN_JSON}" for name in copies]
         for name in dict.fromkeys([*names, *(one for one in more if one != RUN_JSON), *described]):
-            self._put(self.folder.at(_below(self.folder.key, name)))
+            self._put(self.folder.at(inside(self.folder.key, name)))
         for name in gone:
             for one in (name, f"{name}.{RUN_JSON}"):
-                place = self.folder.at(_below(self.folder.key, one))
+                place = self.folder.at(inside(self.folder.key, one))
                 client.delete(place)
                 forget(place)
         if not is_sent(self.run_json):
@@ -131,7 +132,7 @@ class Outgoing:
             except TakenError as error:
                 raise StoreError(f"{self.shown}: another writer took over", hint="give another output") from error
         for name in names:
-            stand_in(self.folder.at(_below(self.folder.key, name)))
+            stand_in(self.folder.at(inside(self.folder.key, name)))
         self._unmark()
 
     def _put(self, place: Place) -> None:
@@ -149,8 +150,8 @@ class Outgoing:
     def token(self) -> str | None:
         """The content of this spool's markers."""
         try:
-            return str(json.loads(self.marker.state.read_bytes())["writer"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return _token(self.marker.state.read_bytes())
+        except OSError:
             return None
 
     def _mark(self) -> None:
@@ -200,7 +201,3 @@ def _token(body: bytes) -> str | None:
         return str(json.loads(body)["writer"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _below(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
