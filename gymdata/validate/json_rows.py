@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError, counted, json_kind, json_value
+from gymdata.interop.nemo_gym.rows import BadRow
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import (
     ROLES,
@@ -36,7 +37,6 @@ from gymdata.validate.json_columns import (
     MESSAGE,
     STATUS,
     TURN,
-    BadRow,
     UnknownKey,
     check_types,
     record_unknown_key,

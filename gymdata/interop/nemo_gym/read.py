@@ -8,7 +8,6 @@ a row that cannot be imported is named, and never hides another.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
+from gymdata.interop.importing import (
+    ODD,
+    Check,
+    Numbering,
+    Reject,
+    Unnumbered,
+    reason_of,
+    rollout_id_of,
+    run_id_of,
+    turn_down,
+)
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.cut import MESSAGE_FIELDS, Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
@@ -368,12 +377,6 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
-
-
-def rollout_id_of(run: str, group: str, index: int) -> str:
-    """The id of a row that has none of its own."""
-    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
-    return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
 def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:

@@ -144,7 +144,8 @@ def table_rows(
             for place, one in _values(value):
                 try:
                     row = _row(one, run_id)
-                    row["pair_id"] = row["pair_id"] or _id(source.path.name, line, *place)
+                    identity = json.dumps([source.path.name, line, *place]).encode()
+                    row["pair_id"] = row["pair_id"] or hashlib.blake2b(identity, digest_size=16).hexdigest()
                     if check is not None:
                         check(row)
                 except (BadItem, *ODD) as error:
@@ -264,7 +265,3 @@ def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:
     except ODD:
         # Not what we write, so it is a trajectory like any other.
         return None
-
-
-def _id(*parts: Any) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
