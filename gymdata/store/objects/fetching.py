@@ -170,16 +170,16 @@ def _describing_folder(folder: str) -> Iterator[str]:
     """Keys of what describes a folder from outside it."""
     above, _, name = folder.rpartition("/")
     if name == ROLLOUTS_FOLDER:
-        yield from (inside(above, RUN_JSON), inside(above, MARKER))
+        yield from (_inside(above, RUN_JSON), _inside(above, MARKER))
 
 
 def _describing_file(key: str) -> Iterator[str]:
     folder = folder_of(key)
-    yield from (f"{key}.{RUN_JSON}", marker_of(key), inside(folder, RUN_JSON), inside(folder, MARKER))
+    yield from (f"{key}.{RUN_JSON}", marker_of(key), _inside(folder, RUN_JSON), _inside(folder, MARKER))
     yield from _describing_folder(folder)
 
 
-def inside(folder: str, name: str) -> str:
+def _inside(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
@@ -404,7 +404,7 @@ def described(url: str) -> Path | None:
     reached: lineage ends there."""
     try:
         place = place_of(url)
-        names = [inside(place.key, RUN_JSON), *(key for key in _describing_file(place.key) if key.endswith(RUN_JSON))]
+        names = [_inside(place.key, RUN_JSON), *(key for key in _describing_file(place.key) if key.endswith(RUN_JSON))]
         for one in filter(None, (client.head(place.at(key)) for key in dict.fromkeys(names))):
             if fetch_all(place, [one]):
                 return place.local
