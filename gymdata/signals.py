@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -100,7 +100,7 @@ async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) 
 
 
 @contextlib.contextmanager
-def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
+def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
     """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
     interrupted = Interrupts()
     loop = asyncio.get_running_loop()
@@ -110,8 +110,7 @@ def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
         if not interrupted.is_set():
             interrupted.set()
             stop.drain()
-            if progress is not None:
-                progress.message(_STARTING if interrupted.drop is None else _PLAYING)
+            progress.message(_STARTING if interrupted.drop is None else _PLAYING)
         elif interrupted.drop is not None:
             interrupted.drop()
         elif main is not None:
@@ -129,6 +128,18 @@ def ctrl_c(stop: Stop, progress: Progress | None) -> Iterator[Interrupts]:
     finally:
         for number in ours:
             loop.remove_signal_handler(number)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines together; returns their results in order. The first error cancels the others and is raised itself
+    (not inside a group)."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

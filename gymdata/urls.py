@@ -51,7 +51,6 @@ class Address:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The values in the query."""
         return tuple(value for pair in self.query.split("&") if (value := pair.rpartition("=")[2]))
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,3 +81,15 @@ def write_run(folder: Path, rows: Sequence[dict[str, Any]], suffix: str = "parqu
     facts = {"run_id": "run-1", "files": [{"path": part, "rows": len(rows)}]}
     (folder / "run.json").write_text(json.dumps(facts))
     return folder
+
+
+def training_data(algorithm: str, source: Path | pa.Table, **settings: Any) -> Any:
+    """What ``gymdata train-ALGORITHM`` trains of a file or of a table, made in one part."""
+    from gymdata.train.settings import TRAINERS
+
+    config = TRAINERS[algorithm].load(None, {"model": "model", "output": "out", **settings})
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(source, pa.Table):
+            source = write_table(source, Path(folder) / "table.parquet", config.table)
+        (data,) = config.parts(str(source), 1_000_000)
+        return data

@@ -118,14 +118,13 @@ class Audit:
         self.compared: LogprobComparison
         self.entropy: np.ndarray | None = None
 
-    def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress | None = None) -> None:
+    def run(self, report: AuditReport, *, entropy: bool = False, progress: Progress) -> None:
         """Score everything; fills the figures of ``report``. Raises RefusedError when nothing can be compared."""
         parts: list[LogprobComparison] = []
         all_entropies: list[np.ndarray] = []
         left = dict.fromkeys(_LACKS, 0)
         tokens = 0
-        if progress is not None:
-            progress.update(done=0, total=len(self.chosen), tokens=0)
+        progress.update(done=0, total=len(self.chosen), tokens=0)
         for rows, turns, ids in self._batches():
             keep = comparable(turns, left)
             if keep.any():
@@ -135,9 +134,8 @@ class Audit:
                 parts.append(one)
                 all_entropies += [] if entropies is None else [entropies]
                 tokens += len(one.saved)
-            if progress is not None:
-                done = int(np.searchsorted(self.chosen, rows[-1])) + 1
-                progress.update(done=done, total=len(self.chosen), tokens=tokens)
+            done = int(np.searchsorted(self.chosen, rows[-1])) + 1
+            progress.update(done=done, total=len(self.chosen), tokens=tokens)
         report.left_out = {code: n for code, n in left.items() if n}
         if not parts:
             raise RefusedError(

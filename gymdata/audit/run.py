@@ -24,7 +24,7 @@ from gymdata.engines.forward import load_policy
 from gymdata.engines.model_identity import policy_facts
 from gymdata.engines.port import PolicyModel
 from gymdata.errors import DataError, UsageError, require
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import ValidationReport
@@ -63,6 +63,7 @@ def audit(
     for source in sources:
         resolve(source, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]
+    progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(_served(config, runs, progress)) if config.endpoint or config.replicas else None
         named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
@@ -86,16 +87,15 @@ def audit(
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if served is not None:
             report.model["servers"] = served[1].account()
-            if progress is not None:
-                for text in served[1].remarks():
-                    progress.message(text)
+            for text in served[1].remarks():
+                progress.message(text)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)
         return report
 
 
 def _served(
-    config: AuditConfig, runs: Sequence[dict[str, Any]], progress: Progress | None
+    config: AuditConfig, runs: Sequence[dict[str, Any]], progress: Progress
 ) -> contextlib.AbstractContextManager[tuple[dict[str, Any], ServedPolicy]]:
     from gymdata.engines.servers.served_policy import at_endpoints, served_policy
 
@@ -116,8 +116,7 @@ def _served(
             policy_hash=facts["policy_hash"],
             retries=5,
         )
-    notify = {} if progress is None else {"say": progress.message}
-    return served_policy(servers, model, wait_s=config.wait_for_server, **notify)
+    return served_policy(servers, model, wait_s=config.wait_for_server, say=progress.message)
 
 
 def _compare(
@@ -127,7 +126,7 @@ def _compare(
     loaded: PolicyModel,
     facts: dict[str, Any],
     config: AuditConfig,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[AuditReport, Audit]:
     report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
     report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)

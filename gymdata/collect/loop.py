@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -24,7 +24,7 @@ from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
 from gymdata.rollouts.messages import Task
-from gymdata.signals import Stop
+from gymdata.signals import Stop, together
 from gymdata.store import Run
 
 Sink = Callable[[Rollout], Awaitable[None]]
@@ -59,7 +59,7 @@ async def play_all(
                     return
                 await _play_group(setting, group, group.indexes[at : at + concurrency], finish)
 
-    await _together(worker() for _ in range(workers))
+    await together(worker() for _ in range(workers))
     if died:
         kind = died[0].kind
         raise OutsideError(kind, died[0].message.removeprefix(f"{kind}: "), hint=died[0].hint, fatal=True)
@@ -77,8 +77,8 @@ async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[i
         await rollouts[0].begin()
         await _go_on(rollouts[0], None, finish)
         return
-    await _together(rollout.begin() for rollout in rollouts)
-    await _together(_play_neighbours(run, finish) for run in _neighbours(rollouts))
+    await together(rollout.begin() for rollout in rollouts)
+    await together(_play_neighbours(run, finish) for run in _neighbours(rollouts))
 
 
 async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
@@ -94,7 +94,7 @@ async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
                 rollout.out_of_time()
         except OutsideError as error:
             firsts = [error] * len(run)
-    await _together(_go_on(rollout, first, finish) for rollout, first in zip(run, firsts, strict=True))
+    await together(_go_on(rollout, first, finish) for rollout, first in zip(run, firsts, strict=True))
 
 
 async def _go_on(rollout: Rollout, first: Generation | OutsideError | None, finish: Sink) -> None:
@@ -113,17 +113,6 @@ def _neighbours(rollouts: list[Rollout]) -> list[list[Rollout]]:
         else:
             runs.append([rollout])
     return runs
-
-
-async def _together(work: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run coroutines together; the first error cancels the others and is raised itself (not inside a group)."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 __all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Stop"]
@@ -145,7 +134,7 @@ class Collector:
     scheduler: RewardScheduler
     ledger: AttemptTracker
     pending: int
-    progress: Progress | None = None
+    progress: Progress
     there: int = 0
     done: int = 0
     failed: int = 0
@@ -178,7 +167,7 @@ class Collector:
         if not rollout.failure.fatal:
             attempt = self.ledger.failed(rollout.rollout_id, final=rollout.failure.final)
         self.run.fail(failure_record(rollout, attempt))
-        if self.progress is not None and self.failed <= 3:
+        if self.failed <= 3:
             self.progress.message(
                 f"{rollout.task.task_id} rollout {rollout.index}, {rollout.failure.place}: {rollout.failure.message}"
             )
@@ -213,7 +202,7 @@ class Collector:
         self.run.append(row)
         for name, message in faults.items():
             self.run.fail(reward_fault_record(rollout, name, message))
-            if self.progress is not None and self.reward_faults < 3:
+            if self.reward_faults < 3:
                 self.progress.message(f"{rollout.task.task_id} rollout {rollout.index} is not scored: {message}")
         self.reward_faults += bool(faults)
         self.done += 1
@@ -225,7 +214,7 @@ class Collector:
 
     def _say(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.progress is None or (now - self._last_reported < _SAY_EVERY_S and not force):
+        if now - self._last_reported < _SAY_EVERY_S and not force:
             return
         self._last_reported = now
         counts: dict[str, float] = {

@@ -36,17 +36,13 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
         "reward": None if faults else total(parts),
         "rewards": [{"name": part.name, "value": part.value} for part in parts],
         "temperature": rollout.setting.temperature,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
+        **encoder.columns(),
         "messages": [
             table_message(message, turn) for message, turn in zip(rollout.messages, rollout.produced_by, strict=True)
         ],
         "tools": to_json(rollout.tools or []),
         "task": to_json(rollout.task.row),
         "extra": to_json(_extra(rollout, faults)),
-        "turns": encoder.turns,
         "started_at": rollout.started_at,
         "duration_s": rollout.duration_s,
     }

@@ -34,7 +34,7 @@ from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, counted, redacted, redacted_all
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import wrong_argument
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
@@ -100,7 +100,7 @@ def collect(
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
         stack.push(lambda kind, error, _: run.close("closed" if kind is None else f"{kind.__name__}: {error}"))
-        return _collect(run, config, parts, read, seed, progress, began, count, read.notes())
+        return _collect(run, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
 
 
 def plan(
@@ -168,14 +168,13 @@ def _collect(
     parts: Parts,
     tasks: TaskFile,
     seed: int,
-    progress: Progress | None,
+    progress: Progress,
     began: float,
     count: int,
     notes: Sequence[str],
 ) -> CollectSummary:
-    if progress is not None:
-        for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
-            progress.message(text)
+    for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
+        progress.message(text)
     key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
     fresh = not (run.sealed_rows or run.journal_rows)
     ledger = _ledger(run, key, config)
@@ -195,12 +194,12 @@ def _collect(
         # Sealed first: scalar columns are read much faster from Parquet files than from journals.
         run.seal()
         resume_state = _ledger(run, key, config).resume_state(tasks, run.folder)
-    elif progress is not None:
+    else:
         spent = (
             f", {resume_state.exhausted:,} are out of attempts (see --max-attempts)" if resume_state.exhausted else ""
         )
         progress.message(f"nothing to do{spent}; engine not started")
-    rows = facts_of(_existing(run, SUMMARY_COLUMNS))
+    rows = facts_of(run.existing(SUMMARY_COLUMNS))
     for reward in parts.rewards:
         if reward.function.name in rows["parts"]:
             rows["parts"][reward.function.name].needs = reward.function.needs
@@ -223,14 +222,8 @@ def _collect(
         slowed_by=done.slowed_by,
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
-    run.note(
-        counts={
-            **known,
-            "owed": resume_state.pending,
-            "exhausted": resume_state.exhausted,
-            "skipped_rows": tasks.skipped,
-        }
-    )
+    left = {"owed": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+    run.note(counts={**known, **left})
     return summary
 
 
@@ -256,28 +249,25 @@ async def _play(
     seed: int,
     resume_state: ResumeState,
     key: RunKey,
-    progress: Progress | None,
+    progress: Progress,
 ) -> _Done:
     stop = Stop()
     with ctrl_c(stop, progress) as interrupted:
         try:
-            if progress is not None:
-                progress.message(_starting(config, str(parts.model["policy"])))
+            progress.message(_starting(config, str(parts.model["policy"])))
             # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
             # end.
             asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):
-                notify = progress.message if progress is not None else _silent
-                parts.sampler.wait_for_server(config.wait_for_server, notify)
+                parts.sampler.wait_for_server(config.wait_for_server, progress.message)
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
             limits = config.limits() | {"max_context": tightest[0]}
-            if progress is not None:
-                for text in facts.get("notes", ()):
-                    progress.message(text)
+            for text in facts.get("notes", ()):
+                progress.message(text)
             setting = EpisodeConfig(
                 parts.sampler,
                 parts.chat,
@@ -304,7 +294,7 @@ async def _play(
             if isinstance(parts.sampler, Servers):
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():
-                    (progress.message if progress is not None else _silent)(text)
+                    progress.message(text)
             engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else 1
             capacity = engines * facts["max_num_seqs"] if facts.get("max_num_seqs") else concurrency
             return _Done(
@@ -322,10 +312,6 @@ async def _play(
             await parts.source.close()
 
 
-def _silent(text: str) -> None:
-    """The message callback when there is no progress display."""
-
-
 def _starting(config: CollectConfig, policy: str) -> str:
     if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
         return f"connecting to {redacted(server)} …"
@@ -340,13 +326,9 @@ def _ledger(run: Run, key: RunKey, config: CollectConfig) -> AttemptTracker:
         key,
         num_rollouts=config.num_rollouts,
         max_attempts=config.max_attempts,
-        existing=_existing(run, LEDGER_COLUMNS),
+        existing=run.existing(LEDGER_COLUMNS),
         failures=run.failures(),
     )
-
-
-def _existing(run: Run, columns: tuple[str, ...]) -> Any:
-    return run.existing(list(columns))
 
 
 def _scan(tasks: TaskFile) -> tuple[int, str]:
@@ -380,7 +362,6 @@ def _seed(config: CollectConfig, folder: Path) -> int:
 
 
 def _known_seed(config: CollectConfig, folder: Path) -> int | None:
-    """The seed of the run that is there."""
     if config.overwrite or not (folder / "run.json").is_file():
         return None
     known = read_run_json(folder).get("identity", {}).get("seed")

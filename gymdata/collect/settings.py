@@ -240,7 +240,6 @@ class CollectConfig(Config):
         return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
 
     def limits(self) -> dict[str, Any]:
-        """The limits of a rollout."""
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
 
     def identity(self) -> dict[str, Any]:

@@ -291,7 +291,6 @@ class Parts:
 
     @property
     def place(self) -> Environment | Workflow:
-        """The environment, or the workflow."""
         place = self.workflow or self.environment
         assert place is not None
         return place

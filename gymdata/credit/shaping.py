@@ -104,10 +104,7 @@ def dr_grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 def grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     """(r − mean)/(std + 1e-9), std with n − 1 below. Source: Shao et al. 2024, "DeepSeekMath"."""
-    g = _grouped(rewards, groups)
-    std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
-    with np.errstate(invalid="ignore"):
-        return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + 1e-9))
+    return _standard(rewards, groups, 1, 1e-9)
 
 
 group_norm = grpo
@@ -115,10 +112,7 @@ group_norm = grpo
 
 def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     """z-score within the group: (r − mean)/(population std + 1e-6). Source: Liu et al. 2025, "CPGD"."""
-    g = _grouped(rewards, groups)
-    std = np.sqrt(g.m2 / np.maximum(g.count, 1))
-    with np.errstate(invalid="ignore"):
-        return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + 1e-6))
+    return _standard(rewards, groups, 0, 1e-6)
 
 
 def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike
@@ -188,9 +182,9 @@ def gdpo(parts: Mapping[str, npt.ArrayLike], groups: Groups = None) -> Array:
     return np.asarray(total)
 
 
-def _standard(rewards: npt.ArrayLike, groups: Groups, floor: float = 1e-6) -> Array:
+def _standard(rewards: npt.ArrayLike, groups: Groups, ddof: int = 1, floor: float = 1e-6) -> Array:
     g = _grouped(rewards, groups)
-    std = np.sqrt(g.m2 / np.maximum(g.count - 1, 1))
+    std = np.sqrt(g.m2 / np.maximum(g.count - ddof, 1))
     with np.errstate(invalid="ignore"):
         return g.per_reward((g.values - g.mean[g.code]) / (std[g.code] + floor))
 

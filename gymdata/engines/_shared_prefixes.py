@@ -158,26 +158,30 @@ def _spread(out: Any, scored: torch.Tensor, places: torch.Tensor) -> Any:
 def answering(backbone: Any, hidden: Any) -> Iterator[None]:
     """Within this, ``backbone`` answers every call with these hidden states: the model's own code, which knows how its
     logits are scaled and capped, then runs on chosen tokens only."""
-    own = vars(backbone).get("forward")
-    backbone.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)
+    with _forward(backbone, lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)):
+        yield
+
+
+@contextmanager
+def _forward(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Within this, ``function`` is the forward pass of ``model``."""
+    own = vars(model).get("forward")
+    model.forward = function
     try:
         yield
-    finally:
-        del backbone.forward
-        if own is not None:
-            backbone.forward = own
-
-
-def within(model: Any, call: Callable[[], _T]) -> _T:
-    """What ``call`` returns, called as the forward pass of ``model``: a sharded model has its weights nowhere else."""
-    own, found = vars(model).get("forward"), []
-    model.forward = lambda: found.append(call())
-    try:
-        model()
     finally:
         del model.forward
         if own is not None:
             model.forward = own
+
+
+def within(model: Any, call: Callable[[], _T]) -> _T:
+    """What ``call`` returns, called as the forward pass of ``model``: a sharded model has its weights nowhere else."""
+    found: list[_T] = []
+    try:
+        with _forward(model, lambda: found.append(call())):
+            model()
+    finally:
         reshard(model)
     return found[0]
 

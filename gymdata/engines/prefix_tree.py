@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gymdata.rollouts.ragged import Array, Ints, Ragged, content_codes
+from gymdata.rollouts.turns import common_prefix
 
 #: What one pair of tokens costs in attention, as a share of what one token costs in the rest of a layer, is 1 in six times
 #: the width: 4·h operations against 24·h² (projections 8·h², a feed-forward layer of four times the width 16·h²).
@@ -71,7 +72,7 @@ def prefix_tree(sequences: Sequence[Array], width: int, limit: int | None = None
     previous: Array | None = None
     for number in order:
         ids = sequences[number]
-        shared = 0 if previous is None else _common(previous, ids)
+        shared = 0 if previous is None else common_prefix(previous, ids)
         if not trees or not trees[-1].takes(len(ids), shared, width, limit):
             trees.append(_Tree())
         trees[-1].add(number, ids, shared)
@@ -154,13 +155,6 @@ def _filled(trees: Sequence[_Tree], capacity: int) -> tuple[list[list[_Tree]], i
         rows[row].append(tree)
         taken[row] += tree.size
     return rows, max(taken)
-
-
-def _common(one: Array, other: Array) -> int:
-    """Length of the common beginning."""
-    shorter = min(len(one), len(other))
-    differ = one[:shorter] != other[:shorter]
-    return int(differ.argmax()) if differ.any() else shorter
 
 
 def prompt_groups(token_ids: Ragged, mask: Ragged) -> Ints:

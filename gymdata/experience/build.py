@@ -253,8 +253,8 @@ class Crediting:
         shaped: Shaped,
         policy: PolicyModel | None,
         critic: Critic | None,
-        progress: Progress | None = None,
-        teacher: PolicyModel | None = None,
+        progress: Progress,
+        teacher: PolicyModel | None,
     ) -> None:
         """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
         scored = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, policy, critic, progress, teacher)

@@ -58,7 +58,7 @@ def experience(
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         made = "experiences that were made"
         out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
-        return _build(sources, out, target, config, notes, command, progress)
+        return _build(sources, out, target, config, notes, command, progress or NullProgress())
 
 
 def _build(
@@ -68,7 +68,7 @@ def _build(
     config: ExperienceConfig,
     notes: list[str],
     command: Sequence[str],
-    progress: Progress | None,
+    progress: Progress,
 ) -> ExperiencesReport:
     by_name = config.estimator == "gdpo" or config.reward is not None or config.rewards == "steps+outcome"
     rollouts = Scalars.read(sources, named=by_name or config.token_columns is not None)
@@ -134,7 +134,7 @@ def _write(
     work: Crediting,
     shaped: Shaped,
     report: ExperiencesReport,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     moments = work.moments(shaped)
     ours = {"reward": work.scores, "weight": shaped.weight}
@@ -161,8 +161,7 @@ def _write(
             counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[kept] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
-            if progress is not None:
-                progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
+            progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
             yield table
 
     # Compression releases the GIL, so the next batches are prepared meanwhile.
@@ -223,12 +222,12 @@ def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     }
 
 
-def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], progress: Progress | None) -> None:
+def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], progress: Progress) -> None:
     """Warn of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones."""
     batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
     of = sum(map(len, batches))
     mine = sum(pc.sum(pc.equal(policies, teacher["policy_hash"])).as_py() or 0 for policies in batches)
-    if mine and progress is not None:
+    if mine:
         progress.message(
             f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {counted(of, 'rollout')}: their "
             "advantages of the teacher are 0 up to rounding, with which nothing is learned"
@@ -241,7 +240,7 @@ def _score(
     models: dict[str, dict[str, Any]],
     config: ExperienceConfig,
     sources: Sequence[str | Path],
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Run the models over the sampled tokens; ``models`` gets the number format and device."""
     from gymdata.engines.forward import load_critic, load_policy
@@ -250,7 +249,7 @@ def _score(
 
     for model in models.values():
         for source in sources:
-            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress or NullProgress())
+            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress)
     if config.teacher is not None:
         _warn_of_sampler(models["teacher"], sources, progress)
     how = config.dtype or "auto", config.device, config.batch_tokens

@@ -33,15 +33,14 @@ def score_tokens(
     temperature: np.ndarray,
     policy: PolicyModel | None,
     critic: Critic | None,
-    progress: Progress | None = None,
+    progress: Progress,
     teacher: PolicyModel | None = None,
 ) -> TokenScores:
     """Score the rollouts of ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one
     entry per rollout of all. Raises RefusedError for ids that a model cannot read."""
     lists: dict[str, list[pa.ListArray]] = {}
     after = np.zeros(len(kept)) if critic is not None else None
-    if progress is not None:
-        progress.update(done=0, total=len(kept))
+    progress.update(done=0, total=len(kept))
     for row, sequences, batch in batches:
         here = slice(row, row + batch.num_rows)
         by_rollout = sequences.sampled.logprobs
@@ -52,8 +51,7 @@ def score_tokens(
                 after[here][filled] = values[by_rollout.offsets[1:][filled] - 1]
             else:
                 lists.setdefault(name, []).append(by_rollout.like(values).to_arrow())
-        if progress is not None:
-            progress.update(done=here.stop, total=len(kept))
+        progress.update(done=here.stop, total=len(kept))
     return TokenScores({name: pa.concat_arrays(parts) for name, parts in lists.items()}, after)
 
 

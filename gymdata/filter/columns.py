@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import Kind, unknown_column
+from gymdata.rollouts.messages import field_at, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
@@ -220,14 +221,13 @@ class _TaskFields:
             for task in tasks:
                 self._seen |= dict.fromkeys(_paths(task))
             for path, values in self._values.items():
-                of_task = [_at(task, path) for task in tasks]
+                of_task = [field_at(task, path) for task in tasks]
                 values += map(of_task.__getitem__, encoded.indices.to_pylist())
         return self._values
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    value = decode(text.encode()) if text else {}
-    return value if isinstance(value, dict) else {}
+    return object_of(decode(text.encode()) if text else None)
 
 
 def _paths(row: Mapping[str, Any], before: str = "") -> Iterable[str]:
@@ -235,12 +235,3 @@ def _paths(row: Mapping[str, Any], before: str = "") -> Iterable[str]:
         yield before + key
         if isinstance(value, dict):
             yield from _paths(value, f"{before}{key}.")
-
-
-def _at(row: Mapping[str, Any], path: str) -> Any:
-    at: Any = row
-    if path in row:
-        return row[path]
-    for part in path.split("."):
-        at = at.get(part) if isinstance(at, dict) else None
-    return at

@@ -23,7 +23,7 @@ from gymdata.filter.columns import RolloutColumns, category_name, load_columns
 from gymdata.filter.expressions import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
@@ -101,7 +101,7 @@ def filter(
             _refuse_to_replace(targets, sources, config, out)
         report, columns, sides = _filter(sources, config)
         if out is not None:
-            _write(report, columns, sides, targets, sources, config, command, progress, out)
+            _write(report, columns, sides, targets, sources, config, command, progress or NullProgress(), out)
         return report
 
 
@@ -277,7 +277,7 @@ def _write(
     sources: Sequence[str | Path],
     config: FilterConfig,
     command: Sequence[str],
-    progress: Progress | None,
+    progress: Progress,
     out: StageOutput,
 ) -> None:
     done = 0
@@ -288,8 +288,7 @@ def _write(
             for batch in _chosen(sources, columns.table["rollout_id"], kept):
                 done += batch.num_rows
                 yield batch
-                if progress is not None:
-                    progress.update(done=done, total=report.rollouts_out)
+                progress.update(done=done, total=report.rollouts_out)
 
         out.batches(target.name, batches(), ROLLOUTS, ROLLOUTS.arrow, side=side)
         report.files[side] = target

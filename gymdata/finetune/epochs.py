@@ -20,7 +20,7 @@ from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, Tra
 from gymdata.finetune.selection import Source, select
 from gymdata.finetune.state import State
 from gymdata.store import hash_file, write_run_json
-from gymdata.store.run_json import plain, replacing
+from gymdata.store.run_json import plain, replacing, write_json
 
 #: Stages of an epoch, in order; those that a plan has no use for are left out.
 STAGES = ("collect", "check", "judge", "select", "data", "train", "deploy", "kl", "validate", "log")
@@ -69,7 +69,7 @@ class _Run:
             if fresh:
                 self.watch.epoch(self.rows[-1])
         result = self._result(policy, version)
-        _write(plan.output / "result.json", result)
+        write_json(plan.output / "result.json", plain(result))
         self.state.end("completed")
         self._describe("completed", policy)
         # The page of a run that is over has its result.
@@ -152,7 +152,8 @@ class _Run:
         return {"warnings": result.get("warnings")}
 
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
-        file = _write(run.parent / f"{run.name}.judge.yaml", {**judging.settings, "name": judging.name})
+        settings = plain({**judging.settings, "name": judging.name})
+        file = write_json(run.parent / f"{run.name}.judge.yaml", settings)
         result = self.plan.commands.run(["judge", str(run), "--config", str(file)],
                                       run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
         return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
@@ -297,10 +298,3 @@ class _Run:
 
 def _source(run: Path, judging: Judging | None) -> Source:
     return Source(run, None if judging is None else run / f"judge-{judging.name}")
-
-
-def _write(path: Path, facts: Mapping[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(plain(facts), option=orjson.OPT_INDENT_2) + b"\n")
-    return path

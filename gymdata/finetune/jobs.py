@@ -21,15 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideError, RewardError, UsageError, counted
 from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
 from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.progress import Progress
 from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
 from gymdata.store.reading import child_environment
-from gymdata.store.run_json import plain, replacing
+from gymdata.store.run_json import plain, write_json
 from gymdata.urls import for_child, placeholder_values
 
 #: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
@@ -178,10 +176,7 @@ class CollectingBuilder:
 def settings_file(path: Path, settings: Mapping[str, Any]) -> Path:
     """Write a command's settings, as JSON, which YAML reads. Paths and other objects are text; for what is secret in URLs
     there are placeholders, which ``start`` puts into the command's environment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(for_child(plain(settings)), option=orjson.OPT_INDENT_2) + b"\n")
-    return path
+    return write_json(path, for_child(plain(settings)))
 
 
 #: Algorithm → (command, what it reads).
@@ -226,7 +221,7 @@ class ProcessJobs:
             "job_id": job.job_id, "state": "running", "pid": process.pid, "command": list(words), "log": str(log),
             "output": str(job.output), "model": str(self.model_of(job)), "started": time.time(),
         }  # fmt: skip
-        _write(Path(ref), facts)
+        write_json(Path(ref), facts)
         return ref
 
     def status(self, ref: str) -> JobStatus:
@@ -270,7 +265,7 @@ class ProcessJobs:
                 send(process, signal.SIGKILL)
                 process.wait()
         if facts is not None and facts["state"] == "running":
-            _write(Path(ref), {**facts, "state": "canceled", "message": "canceled"})
+            write_json(Path(ref), {**facts, "state": "canceled", "message": "canceled"})
 
     def _settle(self, ref: str, facts: dict[str, Any], code: int) -> JobStatus:
         if code in (EXIT_INTERRUPTED, -2):
@@ -283,7 +278,7 @@ class ProcessJobs:
         else:
             status = JobStatus("completed", 1.0)
         took = round(time.time() - facts["started"], 3)
-        _write(
+        write_json(
             Path(ref), {**facts, "state": status.state, "message": status.message, "exit_code": code, "seconds": took}
         )
         return status
@@ -367,12 +362,6 @@ def _filled(word: str, places: Mapping[str, object]) -> str:
     for name, value in places.items():
         word = word.replace("{" + name + "}", str(value))
     return word
-
-
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

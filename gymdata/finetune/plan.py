@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from gymdata.curriculum import CurriculumConfig
 from gymdata.finetune.port import Commands, TrajectoryBuilder
 from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
 from gymdata.store import hash_file
-from gymdata.store.run_json import plain, replacing
+from gymdata.store.run_json import plain, write_json
 
 #: Formats of ``gymdata export`` that are made from pairs.
 _OF_PAIRS = ("preference", "dpo")
@@ -91,9 +89,7 @@ def _experiences(
 def _run(
     plan: Plan, folder: Path, command: str, source: Path, output: Path, settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
-    file = folder / f"{command}.yaml"
-    with replacing(file) as temporary:
-        temporary.write_bytes(orjson.dumps(plain(settings), option=orjson.OPT_INDENT_2) + b"\n")
+    file = write_json(folder / f"{command}.yaml", plain(settings))
     words = [command, str(source), "-o", str(output), "--config", str(file), "--overwrite"]
     return plan.commands.run(words, folder / "logs" / f"{command}.log", progress)
 
@@ -117,9 +113,7 @@ FREE_OF_COLLECTING = {
 class Watch(Progress, Protocol):
     """Displays the loop: a table on a terminal, or a line per epoch. Never raises."""
 
-    def stage(self, epoch: int, name: str) -> None:
-        """A stage begins."""
-        ...
+    def stage(self, epoch: int, name: str) -> None: ...
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """An epoch is over; ``row`` is its line of metrics.jsonl."""

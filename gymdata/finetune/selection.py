@@ -7,21 +7,21 @@ the copy's run.json leads to the runs that it was taken from; the same rollouts 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
 from gymdata.errors import RefusedError, counted
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
-from gymdata.store import StageOutput, find_run_json, hash_file, read_run_json, read_table, scan_batches
+from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
+from gymdata.store.lineage import parent_of
 from gymdata.store.paths import RUN_JSON
-from gymdata.store.run_json import plain, replacing
+from gymdata.store.run_json import plain, write_json
 
 SELECTION = "selection.json"
 _COLUMNS = ("rollout_id", "task_id", "group_id", "policy_version", "reward")
@@ -84,10 +84,11 @@ def select(
         "policy_lag_max": int(pc.max(lag).as_py() or 0),
     }
     counts["rollouts_selected"] = _copy(sources, folder / "selected", group_ids, epoch)
-    _write(folder / SELECTION, {
+    facts = {
         "epoch": epoch, "policy_version": version, "curriculum": chosen.state, "counts": counts,
         "left_out": dict(sorted(chosen.left_out.items())), "groups": _described(stats, included),
-    })  # fmt: skip
+    }  # fmt: skip
+    write_json(folder / SELECTION, plain(facts))
     state = {k: v for k, v in chosen.state.items() if k not in ("included_groups", "config")}
     return {**counts, "curriculum": {"enabled": curriculum.enabled, **state}}
 
@@ -116,7 +117,7 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                 if part.num_rows:
                     yield from _in_shape(part, schema, judged).to_batches()
 
-    parents = [_parent(path) for source in sources for path in (source.run, source.judge) if path is not None]
+    parents = [parent_of(path) for source in sources for path in (source.run, source.judge) if path is not None]
     file = folder / "rollouts.parquet"
     # A stopped stage is run again, so existing files may be replaced.
     with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
@@ -153,17 +154,7 @@ def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
             if file.is_file():
                 rows = read_table(file, table)
                 out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
-        out.finish({**read_run_json(judge), "parents": [_parent(judge)], "notes": ["the rows of selected rollouts"]})
-
-
-def _parent(path: Path) -> dict[str, Any]:
-    found = find_run_json(path)
-    facts = read_run_json(found) if found is not None else {}
-    return {
-        "path": str(path.resolve()),
-        "run_id": facts.get("run_id"),
-        "run_json_xxh3": hash_file(found) if found else None,
-    }
+        out.finish({**read_run_json(judge), "parents": [parent_of(judge)], "notes": ["the rows of selected rollouts"]})
 
 
 def _described(stats: Sequence[GroupStats], included: set[str]) -> dict[str, Any]:
@@ -174,8 +165,3 @@ def _described(stats: Sequence[GroupStats], included: set[str]) -> dict[str, Any
         }
         for one in sorted(stats, key=lambda one: one.task_id)
     }  # fmt: skip
-
-
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(plain(facts), option=orjson.OPT_INDENT_2) + b"\n")

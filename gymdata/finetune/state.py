@@ -19,7 +19,7 @@ from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.store.lock import Lock
 from gymdata.store.paths import RUN_JSON
-from gymdata.store.run_json import differences, plain, replacing
+from gymdata.store.run_json import differences, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
 
 STATE = "state.json"
@@ -119,8 +119,7 @@ class State:
         return entry
 
     def _write(self) -> None:
-        with replacing(self.folder / STATE) as temporary:
-            temporary.write_bytes(orjson.dumps(redacted_all(self._facts), option=orjson.OPT_INDENT_2) + b"\n")
+        write_json(self.folder / STATE, redacted_all(self._facts))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ inside is descended into.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,8 +174,3 @@ def _scan(text: str, at: int) -> tuple[list[_Span], int]:
             return closed, first_hidden
         at = text.find("{", closed[-1][1])
     return closed, -1
-
-
-def is_finite(verdict: Verdict) -> bool:
-    """Whether every number that is there is finite (published reading lets NaN through)."""
-    return all(math.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking) if v is not None)

@@ -125,9 +125,10 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
     what is lost. Not for ``nemo-gym`` and the text formats, which have writers of their own."""
     if name in ("nat-trajectories", "nat-dpo-items"):
         return partial(_trajectory, name)
+    from gymdata.interop.trajectories import atif, nat_pairs
     from gymdata.store.lines import encode_any
 
-    make = _atif() if name == "atif" else _dpo_line()
+    make = atif.trajectory_of if name == "atif" else nat_pairs.dpo_line
 
     def line(row: Row, lost: Counter[str]) -> bytes | None:
         made = make(row, lost)
@@ -182,18 +183,6 @@ def columns(name: str) -> Sequence[str] | None:
     if name not in WRITERS or name in OF_PAIRS:
         return None
     return VERL_COLUMNS if name == "verl" else COLUMNS
-
-
-def _atif() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
-    from gymdata.interop.trajectories import atif
-
-    return atif.trajectory_of
-
-
-def _dpo_line() -> Callable[[Row, Counter[str]], dict[str, Any] | None]:
-    from gymdata.interop.trajectories import nat_pairs
-
-    return nat_pairs.dpo_line
 
 
 def _trajectory(name: str, row: Row, lost: Counter[str]) -> tuple[str, str, dict[str, Any]] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -175,6 +176,12 @@ class Keys:
 
 def _digest(text: str) -> bytes:
     return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"))
+
+
+def rollout_id_of(run: str, group: str, index: int) -> str:
+    """The id of a row that has none of its own."""
+    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
+    return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
 class Numbering:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from gymdata.interop.importing import Numbering, Rejected, Unnumbered
-from gymdata.interop.nemo_gym.read import rollout_id_of, table_rows
+from gymdata.interop.importing import Numbering, Rejected, Unnumbered, rollout_id_of
+from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.columns import build, to_rows

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gymdata.engines.chat.template import TransformersChat
     from gymdata.interop.importing import Rejected
-    from gymdata.interop.nemo_gym.rebuild import NotRebuilt, PromptRebuilder
+    from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
@@ -245,8 +245,11 @@ def import_rollouts(
         _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
         if rebuild is not None:
             summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            lines = [encode_any(_not_rebuilt(one)) + b"\n" for one in rebuild.refused]
-            _write_lines(Path(output) / NOT_REBUILT, lines)
+            left = (
+                {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
+                for one in rebuild.refused
+            )
+            _write_lines(Path(output) / NOT_REBUILT, [encode_any(one) + b"\n" for one in left])
         run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
         if shapes:
             run.note(documents=shapes)
@@ -362,16 +365,13 @@ def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator
 
 
 def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
-    lines = (
-        {"file": str(b.file), "line": b.line, "code": b.code, "reason": _unicode(b.reason), "text": b.text}
-        for b in rejected
-    )
-    return [encode_any(one) + b"\n" for one in lines]
-
-
-def _unicode(text: str) -> str:
-    """A reason may quote a lone surrogate, which no output file can hold."""
-    return text.encode("utf-8", "replace").decode()
+    lines = []
+    for b in rejected:
+        # A reason may quote a lone surrogate, which no output file can hold.
+        reason = b.reason.encode("utf-8", "replace").decode()
+        one = {"file": str(b.file), "line": b.line, "code": b.code, "reason": reason, "text": b.text}
+        lines.append(encode_any(one) + b"\n")
+    return lines
 
 
 def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
@@ -386,10 +386,6 @@ def _rebuilder(chat: TransformersChat) -> PromptRebuilder:
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
 
     return PromptRebuilder(chat)
-
-
-def _not_rebuilt(one: NotRebuilt) -> dict[str, Any]:
-    return {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
 
 
 def export(

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from gymdata.interop.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
-from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.messages import json_text, loads, object_of
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.store.lines import name_non_finite
 
@@ -128,8 +128,7 @@ def _verl_row(row: Mapping[str, Any], lost: Losses) -> dict[str, Any]:
     lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
     # verl takes tools from its own configuration.
     lost[TOOLS] += has_tools(row)
-    task = loads(row["task"])
-    task = task if isinstance(task, dict) else {}
+    task = object_of(loads(row["task"]))
     truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
     lost["ground truth (none known in the task)"] += truth is None
     return {

@@ -25,6 +25,7 @@ from gymdata.genrm.schedule import Match
 from gymdata.genrm.verdict import Verdict
 from gymdata.judge.port import Judge
 from gymdata.rollouts.messages import Message
+from gymdata.signals import together
 
 STATUSES = ("judged", "unparsed", "refused", "failed")
 
@@ -149,7 +150,7 @@ class PairwiseJudge:
             key = f"{content}-{seen[content]}"
             seen[content] += 1
             work.append(self._judged(match, key, (conversation, one, two, principle)))
-        return list(await _all(work))
+        return await together(work)
 
     async def _judged(self, match: Match, key: str, question: tuple[Any, ...]) -> Judged:
         record = self.kept.get(key)
@@ -249,7 +250,7 @@ async def judge_all(
             done(place, await pairwise_judge.compare(comparison, plan(len(comparison.candidates))))
 
     # More comparisons at once than calls, so that those waiting for a last answer leave no slot empty.
-    await _all([worker() for _ in range(min(len(comparisons), 2 + 2 * concurrency // max(size, 1)))])
+    await together(worker() for _ in range(min(len(comparisons), 2 + 2 * concurrency // max(size, 1))))
 
 
 def comparison_rows(comparison: Comparison, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
@@ -323,15 +324,3 @@ def digest(*parts: str) -> str:
 
 def _seed(seed: int, key: str, attempt: int) -> int:
     return int.from_bytes(blake2b(f"{seed}:{key}:{attempt}".encode(), digest_size=8).digest()) >> 33
-
-
-async def _all(work: Sequence[Any]) -> list[Any]:
-    """Results in order; the first fault cancels the rest and is raised."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

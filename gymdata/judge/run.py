@@ -34,7 +34,7 @@ from gymdata.judge.pairwise import STATUSES, Comparison, Judged, PairwiseJudge, 
 from gymdata.judge.port import Judge, JudgeAnswer, Served
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
@@ -129,9 +129,9 @@ def judge(
         stack.enter_context(rare_collections())
         kept = VerdictCache(folder / "verdicts.journal")
         stack.callback(kept.close)
+        progress = progress or NullProgress()
         for repair in kept.repairs:
-            if progress is not None:
-                progress.message(f"repaired after a crash: {repair}")
+            progress.message(f"repaired after a crash: {repair}")
         facts: dict[str, Any] = {
             "command": list(command),
             "config": config.model_dump(mode="json"),
@@ -140,9 +140,8 @@ def judge(
         }
         out.begin({**facts, "finished": False})
         lazy = _StartedWhenAsked(the_judge)
-        say = progress.message if progress is not None else _silent
         if isinstance(the_judge, Served):
-            the_judge.wait_for_server(config.wait_for_server, say)
+            the_judge.wait_for_server(config.wait_for_server, progress.message)
         judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
         rows = [
             row
@@ -153,7 +152,7 @@ def judge(
         if lazy.facts and isinstance(the_judge, Served):
             lazy.facts = the_judge.facts()  # with what each server did
             for text in the_judge.remarks():
-                say(text)
+                progress.message(text)
         facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
         return _finish(out, config, field, how, comparisons, facts, pairwise_judge.tally.cached)
 
@@ -161,10 +160,6 @@ def judge(
 def _config(config: JudgeConfig | None, settings: Mapping[str, Any]) -> JudgeConfig:
     # In the function itself its name is that of an argument.
     return JudgeConfig.called_with(judge, config, settings)
-
-
-def _silent(text: str) -> None:
-    """The message callback when there is no progress display."""
 
 
 class _StartedWhenAsked:
@@ -203,7 +198,7 @@ class _StartedWhenAsked:
 
 
 async def _judge_field(
-    config: JudgeConfig, field: JudgeGroups, judge: Judge, kept: VerdictCache, progress: Progress | None
+    config: JudgeConfig, field: JudgeGroups, judge: Judge, kept: VerdictCache, progress: Progress
 ) -> tuple[list[list[Judged]], PairwiseJudge]:
     pairwise_judge = PairwiseJudge(
         judge,
@@ -223,9 +218,8 @@ async def _judge_field(
         nonlocal done
         results[place] = judged
         done += len(judged)
-        if progress is not None:
-            missing = sum(n for status, n in pairwise_judge.tally.by_status.items() if status != "judged")
-            progress.update(done=done, total=total, failures=missing)
+        missing = sum(n for status, n in pairwise_judge.tally.by_status.items() if status != "judged")
+        progress.update(done=done, total=total, failures=missing)
 
     try:
         concurrency = config.concurrency or judge.default_concurrency

@@ -21,22 +21,41 @@ from gymdata.store.paths import Source
 _SYNC_S = 1.0
 
 
-class VerdictCache:
+class _Journaled:
+    """Lines that are added to a journal, or without a file nowhere. ``repairs``: what a crash had torn."""
+
+    def __init__(self) -> None:
+        self.repairs: list[Repair] = []
+        self._journal: Journal | None = None
+        self._synced = time.monotonic()
+
+    def _append(self, line: bytes) -> None:
+        if self._journal is not None:
+            self._journal.append(line)
+            now = time.monotonic()
+            if now - self._synced >= _SYNC_S:
+                self._synced = now
+                self._journal.sync()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+
+class VerdictCache(_Journaled):
     """Records by key in one journal, or without a file in memory alone; the last record of a key counts.
 
     ``repairs``: what a crash had torn. Raises DataError for a file that is not such a journal.
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.repairs: list[Repair] = []
+        super().__init__()
         self._records: dict[str, Any] = {}
-        self._journal: Journal | None = None
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.repairs = repair(file)[1] if file.exists() else []
             self._records = dict(_records(file))
             self._journal = Journal(file, len(self._records))
-        self._synced = time.monotonic()
 
     def get(self, key: str) -> Any:
         """The record, or None."""
@@ -52,64 +71,42 @@ class VerdictCache:
             self._put({"records": records}, records)
 
     def _put(self, line: Mapping[str, Any], records: Mapping[str, Any]) -> None:
-        if self._journal is not None:
-            self._journal.append(frame(encode_any(dict(line))))
+        self._append(frame(encode_any(dict(line))))
         self._records.update(records)
-        now = time.monotonic()
-        if self._journal is not None and now - self._synced >= _SYNC_S:
-            self._synced = now
-            self._journal.sync()
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Every key with its record, in the order in which keys came."""
         yield from self._records.items()
 
-    def close(self) -> None:
-        """Sync and close."""
-        if self._journal is not None:
-            self._journal.close()
-
     def __len__(self) -> int:
         return len(self._records)
 
 
-class VerdictLog:
+class VerdictLog(_Journaled):
     """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out.
 
     Without a file rows are only counted.
     """
 
     def __init__(self, file: Path | None, key: str) -> None:
+        super().__init__()
         self.path = file
-        self.repairs: list[Repair] = []
         self._key = key
         self._there: set[Any] = set()
-        self._journal: Journal | None = None
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.repairs = repair_failures(file)
             if file.exists():
                 self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))}
             self._journal = Journal(file, len(self._there))
-        self._synced = time.monotonic()
 
     def add(self, row: Mapping[str, Any]) -> bool:
         """Append one row; False when it was there. Raises StoreError.from_os."""
         if row[self._key] in self._there:
             return False
-        if self._journal is not None:
-            self._journal.append(encode_any(dict(row)) + b"\n")
+        self._append(encode_any(dict(row)) + b"\n")
         self._there.add(row[self._key])
-        now = time.monotonic()
-        if self._journal is not None and now - self._synced >= _SYNC_S:
-            self._synced = now
-            self._journal.sync()
         return True
-
-    def close(self) -> None:
-        """Sync and close."""
-        if self._journal is not None:
-            self._journal.close()
 
     def __len__(self) -> int:
         return len(self._there)

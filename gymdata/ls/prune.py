@@ -319,18 +319,22 @@ def _others(run_json: Path, ours: Iterable[Path]) -> Iterator[str]:
             yield from (str(f) for f in sorted(folder.iterdir()) if f.is_file() and f not in known | described_here)
 
 
-def _delete_unfinished(one: Unfinished) -> None:
-    """As ``_delete``; the lock is removed last."""
-    folder = one.run_json.parent
-    lock = Lock(folder, one.lock.name)
+def _unlink(folder: Path, files: Iterable[Path], lock: Lock) -> None:
+    """Remove files, and the lock last."""
     try:
-        for file in [*one.files, *((folder / name for name in LOG_FILES) if one.is_folder else ())]:
-            if file != one.lock:
-                file.unlink(missing_ok=True)
+        for file in files:
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     finally:
         lock.remove()
+
+
+def _delete_unfinished(one: Unfinished) -> None:
+    """As ``_delete``."""
+    folder = one.run_json.parent
+    files = [*one.files, *((folder / name for name in LOG_FILES) if one.is_folder else ())]
+    _unlink(folder, (file for file in files if file != one.lock), Lock(folder, one.lock.name))
     if one.is_folder:
         with contextlib.suppress(OSError):  # it has other files
             folder.rmdir()
@@ -340,14 +344,7 @@ def _delete(run_json: Path) -> None:
     """Raises StoreError while another process writes there, and when the disk refuses."""
     folder = run_json.parent
     lock = Lock(folder) if run_json.name == RUN_JSON else Lock(folder, f".{_place(run_json).name}.lock")
-    try:
-        for file in _ours(run_json):
-            if file.name != LOCK:
-                file.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError.from_os(folder, error) from error
-    finally:
-        lock.remove()
+    _unlink(folder, (file for file in _ours(run_json) if file.name != LOCK), lock)
     if run_json.name == RUN_JSON:
         for place in (folder / ROLLOUTS_FOLDER, folder):
             with contextlib.suppress(OSError):  # it has other files

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, scan_batches
@@ -116,7 +116,7 @@ def merge(
     )
     _refuse_contradictions(sources, twice)
     if target is not None:
-        _write(report, sources, facts, set(twice), target, overwrite, command, progress)
+        _write(report, sources, facts, set(twice), target, overwrite, command, progress or NullProgress())
     return report
 
 
@@ -271,7 +271,7 @@ def _write(
     target: Path,
     overwrite: bool,
     command: Sequence[str],
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     parents = [parent_of(source) for source in sources]
     run_json = described_by(target, _NAME)
@@ -297,7 +297,7 @@ def _write(
         )
 
 
-def _once(sources: Sequence[Path], twice: set[str], total: int, progress: Progress | None) -> Iterator[pa.RecordBatch]:
+def _once(sources: Sequence[Path], twice: set[str], total: int, progress: Progress) -> Iterator[pa.RecordBatch]:
     """Every row, of duplicates the first."""
     several, seen, done = pa.array(sorted(twice), pa.string()), set(), 0
     for source in sources:
@@ -314,5 +314,4 @@ def _once(sources: Sequence[Path], twice: set[str], total: int, progress: Progre
             done += kept.num_rows
             if kept.num_rows:
                 yield kept
-            if progress is not None:
-                progress.update(done=done, total=total)
+            progress.update(done=done, total=total)

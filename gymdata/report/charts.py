@@ -64,7 +64,6 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def svg(chart: Chart) -> str:
-    """The chart as an SVG element."""
     draw = {"bars": _bars, "lines": _lines, "rates": _rates}[chart.kind]
     body, height = draw(chart)
     return (

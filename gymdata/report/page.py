@@ -22,7 +22,6 @@ _STYLE = files("gymdata.report").joinpath("page.css").read_text(encoding="utf-8"
 
 
 def page(figures: Mapping[str, Any]) -> str:
-    """The whole page."""
     runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
     body = [_head(figures, runs)]
     if "difference" in figures:

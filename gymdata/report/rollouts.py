@@ -6,7 +6,6 @@ taken for zero; memory is bounded by the scalar columns and a batch of turns.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
@@ -63,7 +63,6 @@ class Rewards:
         return len(self.value) > 0 and bool(np.isin(self.value, (0.0, 1.0)).all())
 
     def by_task(self) -> dict[str, float]:
-        """The mean reward of each task."""
         scored, codes = np.unique(self.task, return_inverse=True)
         means = np.bincount(codes, weights=self.value) / np.bincount(codes)
         return dict(zip(self.names.take(pa.array(scored)).to_pylist(), means.tolist(), strict=True))
@@ -349,11 +348,7 @@ def task_fields(table: pa.Table) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for name, text in zip(table["task_id"].to_pylist(), table["task"].to_pylist(), strict=True):
         if name not in found:
-            try:
-                value = json.loads(text)
-            except ValueError:
-                value = {}
-            found[name] = value if isinstance(value, dict) else {}
+            found[name] = object_of(loads(text))
     return found
 
 

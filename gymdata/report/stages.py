@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, SCORES, Table, check_version
 from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches
 from gymdata.store.lineage import lineage, parent_paths
+from gymdata.store.lines import read_metrics
 from gymdata.store.paths import Source
 
 METRICS = "metrics.jsonl"
@@ -40,7 +40,7 @@ def figures(path: Path) -> dict[str, Any]:
         "judge": [_judge(folder, facts) for folder, facts in described if facts.get("stage") == "judge"],
         "training": [_training(folder, facts) for folder, facts in described
                      if (folder / METRICS).is_file() and facts.get("stage") != "finetune"],
-        "epochs": _rows(path / METRICS) if described and described[0][1].get("stage") == "finetune" else [],
+        "epochs": read_metrics(path / METRICS) if described and described[0][1].get("stage") == "finetune" else [],
         "lineage": list(_lineage(path)),
     }  # fmt: skip
 
@@ -140,7 +140,7 @@ def _judge(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    rows = _rows(folder / METRICS)
+    rows = read_metrics(folder / METRICS)
     proof = facts.get("trained_tokens") or {}
     return {
         "path": str(folder),
@@ -163,19 +163,6 @@ def curve(rows: list[dict[str, Any]], x: str, name: str) -> list[list[float]]:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             points.append([float(row[x]), float(value)])
     return points
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a torn last line is left out."""
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _lineage(path: Path) -> Iterator[dict[str, Any]]:

@@ -29,6 +29,7 @@ from typing import Any
 import pydantic
 
 from gymdata.errors import UsageError
+from gymdata.rollouts.messages import field_at
 from gymdata.settings import Config, read_yaml
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
 
@@ -73,7 +74,7 @@ class Rule:
     rewards: Sequence[RewardSource]
 
     def fits(self, task: Mapping[str, Any]) -> bool:
-        return all(any(_same(_field(task, name), value) for value in values) for name, values in self.when.items())
+        return all(any(_same(field_at(task, name), value) for value in values) for name, values in self.when.items())
 
     def __str__(self) -> str:
         conditions = ", ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in self.when.items())
@@ -146,15 +147,6 @@ def _source(values: Any, where: str, beside: Path) -> RewardSource:
     if kind in ("python", "model") and (beside / file).exists():
         return source.model_copy(update={kind: str(beside / place)})
     return source
-
-
-def _field(task: Mapping[str, Any], name: str) -> Any:
-    if name in task:
-        return task[name]
-    at: Any = task
-    for part in name.split("."):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    return at
 
 
 def _same(got: Any, wanted: Any) -> bool:

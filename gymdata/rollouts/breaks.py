@@ -181,11 +181,6 @@ class Cause:
     holds: tuple[str, ...]
     explanation: str
 
-    @property
-    def decidable(self) -> bool:
-        """Exactly one predicate holds."""
-        return len(self.holds) == 1
-
 
 def cause_of_break(
     before: Ids,

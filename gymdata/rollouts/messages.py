@@ -273,7 +273,6 @@ def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
 
 
 def reasoning_of(item: Mapping[str, Any]) -> str:
-    """The text of a reasoning item."""
     return text_of(item.get("summary") or item.get("content"))
 
 
@@ -408,6 +407,21 @@ def loads(text: Any) -> Any:
         return parsed(text)[0]
     except (ValueError, RecursionError):
         return None
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """``value``, a JSON object; an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def field_at(row: Mapping[str, Any], path: str) -> Any:
+    """A field of a row by its name, or dotted where it is inside another; None when it is missing."""
+    at: Any = row
+    if path in row:
+        return row[path]
+    for part in path.split("."):
+        at = at.get(part) if isinstance(at, Mapping) else None
+    return at
 
 
 #: Every digit as 0.

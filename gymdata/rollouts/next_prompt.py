@@ -11,6 +11,7 @@ refusal.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from gymdata.errors import RefusedError
 
@@ -150,7 +151,7 @@ def _rewritten(
     starts = [0, *(place + 1 for place in places)]
     prompt = template[starts[-1] :]
     begins = closings[-2] + 1 if n > 1 else 0
-    header = list(prompt[: _common(template_prefix[begins : closings[-1]], prompt)])
+    header = list(prompt[: common_length(template_prefix[begins : closings[-1]], prompt)])
     opens = [list(template[start : start + len(header)]) == header for start in starts[:-1]]
     if not opens[n - 1] or any(opens[n:]):
         raise SpliceRefusedError(
@@ -174,8 +175,8 @@ def _sampled_before(sampled: Sequence[int], rendered: Sequence[int], rest: Seque
     """Whether what ``rendered`` leaves out of a turn was in front of its last words, and is not in the ``rest``."""
     if list(sampled) == list(rendered):
         return True
-    head = _common(sampled, rendered)
-    end = _common(sampled[head:][::-1], rendered[head:][::-1])
+    head = common_length(sampled, rendered)
+    end = common_length(sampled[head:][::-1], rendered[head:][::-1])
     gone = list(sampled[head : len(sampled) - end])
     # A single token may occur again by chance; then the refusal is unnecessary, but harmless.
     again = any(list(rest[i : i + len(gone)]) == gone for i in range(len(rest))) if gone else False
@@ -190,7 +191,8 @@ def _count(ids: Sequence[int], tokens: Collection[int]) -> int:
     return sum(token in tokens for token in ids)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many items both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -43,7 +43,6 @@ class Ragged:
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[npt.ArrayLike], dtype: Any) -> Ragged:
-        """One list per array."""
         values = np.concatenate(arrays).astype(dtype, copy=False) if len(arrays) else np.empty(0, dtype)
         return cls(values, offsets_of(np.fromiter(map(len, arrays), np.int64, len(arrays))))  # type: ignore[arg-type]  # arrays have lengths
 

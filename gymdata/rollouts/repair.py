@@ -163,11 +163,7 @@ def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[
     cut = part[-1] < len(row["turns"]) - 1
     return {
         **row,
-        "turns": encoder.turns,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
+        **encoder.columns(),
         "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
         "status": "truncated" if cut else row["status"],
         "stop_reason": "fixed" if cut else row["stop_reason"],

@@ -93,7 +93,6 @@ class TurnColumns:
 
     @cached_property
     def rollout(self) -> Ints:
-        """The rollout of each turn."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @cached_property

@@ -133,6 +133,16 @@ class TurnEncoder:
         """Turns whose prompt rewrites what came before; branches and retries are not breaks."""
         return count_breaks(self.turns)
 
+    def columns(self) -> dict[str, Any]:
+        """The columns of a rollouts row that the turns determine."""
+        return {
+            "turns": self.turns,
+            "n_turns": len(self.turns),
+            "n_breaks": self.n_breaks,
+            "n_context_tokens": self.n_context_tokens,
+            "n_generated_tokens": self.n_generated_tokens,
+        }
+
     def add(self, call: Call) -> Turn:
         """Append one call; returns its turn, with numpy arrays for the id and log-probability lists."""
         prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
@@ -142,6 +142,7 @@ def score(
     config = config.model_copy(update={"path": str(located(config.path))})
     resolve(config.path, ROLLOUTS)  # a missing path is reported at once
     source = find_run_json(config.path)
+    progress = progress or NullProgress()
     sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
     if config.recipe is not None and name in sources.names():
@@ -158,7 +159,7 @@ def _write_scores(
     name: str,
     target: Path,
     out: StageOutput,
-    progress: Progress | None,
+    progress: Progress,
     command: Sequence[str],
 ) -> ScoreSummary:
     parts = tallies(sources.rewards)
@@ -212,7 +213,7 @@ def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def _score_all(
-    config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress | None
+    config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress
 ) -> tuple[pa.Table, _Values, Flips]:
     rewards, source_of = sources.rewards, sources.names()
     queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
@@ -236,8 +237,7 @@ async def _score_all(
             rows += made
             values.add(value, row["task_id"])
             flips.add(row, old_score(row, compare, or_total=same_scale), value)
-        if progress is not None:
-            progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
+        progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
         if len(rows) >= _HELD_ROWS:
             tables.append(_columns(rows))
             rows = []

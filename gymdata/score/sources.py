@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import RefusedError, UsageError
-from gymdata.progress import NullProgress, Progress
+from gymdata.progress import Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
@@ -35,7 +35,6 @@ class RewardSources:
     of_rule: dict[str, int] = field(default_factory=dict)
 
     def names(self) -> dict[str, str]:
-        """The source of each function, by name."""
         return {reward.function.name: reward.function.source for reward in self.rewards}
 
     def count(self, task: Mapping[str, Any]) -> None:
@@ -55,7 +54,7 @@ class RewardSources:
 
 def load_sources(
     config: ScoreConfig,
-    progress: Progress | None = None,
+    progress: Progress,
     functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
 ) -> RewardSources:
     """The rewards that ``config`` names, nothing loaded for long yet. ``functions``: those of ``given_rewards``.
@@ -99,7 +98,7 @@ def _refuse_same_names(rewards: Sequence[Weighted]) -> None:
 class _Loader:
     """Makes reward functions; what they share (tokenizer, lineage) is found once."""
 
-    def __init__(self, config: ScoreConfig, progress: Progress | None) -> None:
+    def __init__(self, config: ScoreConfig, progress: Progress) -> None:
         self.models: list[str] = []
         self._config = config
         self._progress = progress
@@ -125,7 +124,7 @@ class _Loader:
         from gymdata.store.lineage import lineage
 
         facts = model_facts(folder)
-        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress or NullProgress())
+        check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress)
         self.models.append(folder)
         return RewardModel(folder, facts.policy_hash, name=label)
 
@@ -140,7 +139,7 @@ class _Loader:
             batch_size=config.request_batch,
             timeout_s=config.request_timeout,
             max_retries=config.retries,
-            notice=self._progress.message if self._progress is not None else None,
+            notice=self._progress.message,
         )
 
     def decode(self) -> Decode | None:
@@ -148,7 +147,7 @@ class _Loader:
         if not self._loaded:
             self._loaded = True
             self._text = self._find_tokenizer()
-            if self._text is None and self._progress is not None:
+            if self._text is None:
                 self._progress.message(
                     "the tokenizer of these rollouts is not known: the reward server gets their messages as text "
                     "(--tokenizer FOLDER sends the text of their tokens)"

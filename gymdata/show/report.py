@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gymdata.errors import printable
+from gymdata.rollouts.messages import object_of
 from gymdata.rollouts.violations import CODES, Violation, both_sides
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
 
 
 def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    task = row["task"] if isinstance(row["task"], dict) else {}
+    task = object_of(row["task"])
     fields = {k: v for k, v in task.items() if isinstance(v, (str, int, float)) and k not in ("task_id", "prompt")}
     known = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]
     yield "task", "  ".join([row["task_id"], *known[:_FIELDS]])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
+from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.violations import Violation
 from gymdata.show.settings import ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
@@ -274,9 +275,4 @@ def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
         row[name] = [_message(m) for m in row[name]]
     row["tools"] = _parsed(row.get("tools") or "[]")
     sides = [[{**m, "turn": None} for m in row[name]] for name in ("chosen", "rejected")]
-    return ShownPair(row, _common(*sides), _common(row["chosen_ids"], row["rejected_ids"])), len(ids)
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return ShownPair(row, common_length(*sides), common_length(row["chosen_ids"], row["rejected_ids"])), len(ids)

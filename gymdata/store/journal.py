@@ -172,7 +172,6 @@ class Journal:
             self._synced = size
 
     def close(self) -> None:
-        """Sync and close."""
         try:
             self.sync()
         finally:
@@ -302,7 +301,7 @@ def row_parser() -> Callable[[bytes], Any]:
 
 
 def _row(document: Any) -> dict[str, Any]:
-    row = {key: _plain(document[key]) for key in document if key != "turns"}
+    row = {key: python_value(document[key]) for key in document if key != "turns"}
     row["turns"] = [_turn(turn) for turn in document["turns"]]
     return row
 
@@ -315,11 +314,12 @@ def _turn(turn: Any) -> dict[str, Any]:
             kind, dtype = _BUFFERS[key]
             result[key] = np.frombuffer(value.as_buffer(of_type=kind), dtype)
         else:
-            result[key] = _plain(value)
+            result[key] = python_value(value)
     return result
 
 
-def _plain(value: Any) -> Any:
+def python_value(value: Any) -> Any:
+    """A simdjson value as Python's."""
     if hasattr(value, "as_list"):
         return value.as_list()
     return value.as_dict() if hasattr(value, "as_dict") else value

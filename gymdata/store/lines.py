@@ -239,6 +239,16 @@ def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
     return rows
 
 
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line is left out."""
+    rows = []
+    with contextlib.suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
+
+
 def foreign_format(source: Source) -> Foreign | None:
     """The foreign format of a JSON lines file, by one of its first lines; None for gymdata's own."""
     if source.kind != "jsonl":

@@ -83,7 +83,6 @@ def reading(allow_changed: bool | None = None, report: Callable[[str], None] | N
 
 
 def current() -> Reading:
-    """The current settings."""
     return _current
 
 

@@ -443,7 +443,6 @@ class Run:
 
     @property
     def sealed_rows(self) -> int:
-        """Rows in sealed files."""
         with self._facts_lock:
             return sum(f["rows"] for f in self._facts["files"])
 

@@ -33,9 +33,14 @@ def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     place = Path(target)
     is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
     path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
+    return write_json(path, _without_secrets(complete(facts)))
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write an indented JSON file, and its folder where that is missing; returns ``path``. Raises as ``replacing``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        temporary.write_bytes(orjson.dumps(_without_secrets(complete(facts)), option=_OPTIONS) + b"\n")
+        temporary.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
     return path
 
 

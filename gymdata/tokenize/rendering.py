@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import Message, loads, messages_of
+from gymdata.rollouts.messages import Message, loads, messages_of, object_of
 from gymdata.rollouts.turns import Call, TurnEncoder
 
 #: A placeholder for the assistant's text: words that no template looks for.
@@ -57,11 +57,7 @@ def rendered_row(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
     number = {place: turn for turn, place in enumerate(written)}
     return {
         **row,
-        "turns": encoder.turns,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
+        **encoder.columns(),
         "finish_reason": row["finish_reason"] or encoder.turns[-1]["finish_reason"],
         "messages": [{**m, "turn": number.get(n)} for n, m in enumerate(row["messages"])],
     }
@@ -122,8 +118,7 @@ def generated(row: Mapping[str, Any]) -> list[int]:
 
 def _given(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The messages of the row's task, where it has any."""
-    task = loads(row["task"])
-    task = task if isinstance(task, dict) else {}
+    task = object_of(loads(row["task"]))
     params = task.get("responses_create_params")
     if isinstance(params, dict):
         return list(messages_of(params.get("input"), (), {}))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.progress import Progress
+from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.breaks import Reading, relations
 from gymdata.rollouts.schema import ROLLOUTS
@@ -117,7 +117,7 @@ def tokenize(
     with StageOutput(described_by(target, "rollouts.parquet"), "tokenize", [target.name], overwrite=overwrite) as out:
         parents = [parent_of(source) for source in sources]
         out.refuse_other("rendered", how, "rollouts that were rendered", parents=parents)
-        out.batches(target.name, _batches(sources, chat, report, progress), ROLLOUTS, ROLLOUTS.arrow)
+        out.batches(target.name, _batches(sources, chat, report, progress or NullProgress()), ROLLOUTS, ROLLOUTS.arrow)
         if not report.rendered and not report.not_rendered:
             raise RefusedError(
                 f"{', '.join(map(str, sources))}: all {report.rollouts:,} rollouts have token ids: nothing to render",
@@ -162,14 +162,13 @@ def _refuse_other_tokenizer(identity: dict[str, Any], facts: dict[str, Any], rep
 
 
 def _batches(
-    sources: Sequence[str | Path], chat: TransformersChat, report: TokenizeReport, progress: Progress | None
+    sources: Sequence[str | Path], chat: TransformersChat, report: TokenizeReport, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             yield from _batch(batch, chat, report)
             report.rollouts += batch.num_rows
-            if progress is not None:
-                progress.update(done=report.rollouts, tokens=report.tokens_generated)
+            progress.update(done=report.rollouts, tokens=report.tokens_generated)
 
 
 def _batch(batch: pa.RecordBatch, chat: TransformersChat, report: TokenizeReport) -> Iterator[pa.RecordBatch]:

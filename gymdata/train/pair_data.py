@@ -20,7 +20,6 @@ import xxhash
 
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
-from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
 from gymdata.rollouts.sequences import Sequences
 from gymdata.train import token_checksum as proof
@@ -428,28 +427,10 @@ class RewardPairs(TrainingPairs):
         return {"pairs": len(self), "heldout_pairs": measured, "heldout_tasks": len(set(self.heldout_tasks))}
 
 
-def reward_pairs(
-    table: pa.Table,
-    split: float,
-    seed: int,
-    max_length: int | None = None,
-    where: str = "pairs",
-    *,
-    rendered: bool = False,
-) -> RewardPairs:
-    """The pairs of a table (``REWARD_COLUMNS``), those of a share ``split`` of the tasks held out; 0 holds none out.
-
-    Raises as ``gymdata.train.pair_data.training_pairs``, and UsageError when there are too few tasks to split.
-    """
-    tasks = table["task_id"].to_pylist()
-    held = split_tasks(tasks, split, seed) if split else set()
-    return pairs_apart(table, held, max_length, where, rendered=rendered)
-
-
 def pairs_apart(
     table: pa.Table, held: Collection[str], max_length: int | None, where: str, *, rendered: bool
 ) -> RewardPairs:
-    """As ``reward_pairs``, with the tasks ``held`` out."""
+    """The pairs of a table (``REWARD_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_pairs``."""
     tasks = table["task_id"].to_pylist()
     out = np.array([task in held for task in tasks], np.bool_)
     train = training_pairs(table.filter(pa.array(~out)), max_length, where, rendered=rendered)

@@ -70,7 +70,7 @@ def rollout_parts(
     rendered: bool,
     rows: int = ROWS,
 ) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
-    """(numbers among ``chosen``, rollout_ids, sequences as ``sampled_sequences`` makes them) of the rollouts at ``chosen``,
+    """(numbers among ``chosen``, rollout_ids, sequences as ``made_sequences`` makes them) of the rollouts at ``chosen``,
     row numbers that rise. Raises as it does, and DataError for a rollout that is there twice."""
     if agents:
         turns = (chunk for *_, mine in _chosen(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
@@ -130,7 +130,6 @@ def held_out(source: str, table: Table, split: float, seed: int) -> set[str]:
 
 
 def distinct(source: str, table: Table, column: str) -> set[Any]:
-    """The values of a column."""
     found: set[Any] = set()
     for batch in scan_batches(source, table, [column]):
         found.update(batch.column(0).unique().to_pylist())

@@ -128,7 +128,6 @@ class TrainReport(Report):
         return rows
 
     def _figures(self) -> list[Row]:
-        """Each figure of the training, first → last."""
         if not self.training:
             return []
         first, last = self.training["first"], self.training["last"]

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
-from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -318,20 +317,9 @@ class TrainingReturns(TrainingExperiences):
         return {**super().counts, "heldout_sequences": held, "heldout_tasks": len(set(self.heldout_tasks))}
 
 
-def training_returns(
-    table: pa.Table, split: float, seed: int, max_length: int | None = None, where: str = "experiences"
-) -> TrainingReturns:
-    """The rows of a table (``VALUE_COLUMNS``), those of a share ``split`` of the tasks held out; 0 holds none out.
-
-    Raises as ``training_experiences``, RefusedError (R502) for a return or value that is not finite, and UsageError when
-    there are too few tasks to split.
-    """
-    held = split_tasks(table["task_id"].to_pylist(), split, seed) if split else set()
-    return returns_apart(table, held, max_length, where)
-
-
 def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
-    """As ``training_returns``, with the tasks ``held`` out."""
+    """The rows of a table (``VALUE_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_experiences``, and
+    RefusedError (R502) for a return or value that is not finite."""
     tasks = table["task_id"].to_pylist()
     out = pa.array([task in held for task in tasks], pa.bool_())
     train = _with_returns(table.filter(pc.invert(out)), max_length, where)
@@ -389,42 +377,11 @@ def chosen_rollouts(table: pa.Table, select: Select, min_reward: float | None) -
     return np.sort(rows[order[first]])
 
 
-def training_rollouts(
-    table: pa.Table,
-    select: Select = "best",
-    min_reward: float | None = None,
-    max_length: int | None = None,
-    where: str = "rollouts",
-    *,
-    target_agents: Collection[str] = (),
-    target_model: str | None = None,
-    keep_duplicates: bool = False,
-    rendered: bool = False,
-    distill: bool = False,
-) -> TrainingExperiences:
-    """Sequences of the chosen rollouts of a table (``SFT_COLUMNS``), weight 1, scored at temperature 1.
-
-    Of sequences with the same ids and mask (after the cut) the first is trained, unless ``keep_duplicates``;
-    ``target_agents``: train their turns only; ``target_model``: choose among the rollouts of the policy of that name
-    only. ``rendered``: ids rendered from text may be trained; ``distill``: with the distributions that were saved with
-    them, at the rollouts' temperatures (``TeacherDistributions``), and refused without. Raises RefusedError when no
-    rollout is chosen (R501) or the tokens must not be trained on (T205, T206, T213, L301 to L303).
-    """
-    total = table.num_rows
-    mine = table.take(pa.array(rollouts_to_train(table, select, min_reward, where, target_model)))
-    k = _alternatives_per_token(mine, where) if distill else 0
-    made = sampled_sequences(mine, where, target_agents, rendered=rendered, alternatives_per_token=k)
-    data = training_experiences(made, max_length, where)
-    if distill:
-        data = TeacherDistributions.beside(data, made, k)
-    return _once(data, total, None if keep_duplicates else set())
-
-
 def rollouts_to_train(
     table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
 ) -> np.ndarray:
-    """Row numbers, rising, of the rollouts that are trained by likelihood; the table needs no turns. Raises DataError and
-    RefusedError as ``training_rollouts``."""
+    """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``; the table
+    needs no turns. Raises DataError for an empty table, and RefusedError when no rollout is chosen (R501)."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
     rows = of_model(table, model, where)
@@ -442,9 +399,29 @@ def rollouts_to_train(
 def rollout_part(
     made: pa.Table, total: int, max_length: int | None, where: str, seen: set[bytes] | None
 ) -> TrainingExperiences:
-    """As ``training_rollouts`` of the sequences ``made`` of some of the chosen rollouts. ``seen``: keys of those before, to
-    drop what is there again; None keeps it. ``total``: rollouts that these were chosen from."""
+    """The sequences ``made`` of some of the chosen rollouts, weight 1, scored at temperature 1. Of sequences with the same
+    ids and mask (after the cut) the first is trained: ``seen``: keys of those before; None keeps all. ``total``: rollouts
+    that these were chosen from. Raises RefusedError when the tokens must not be trained on (T205, T206, T213, L301 to L303).
+    """
     return _once(training_experiences(made, max_length, where), total, seen)
+
+
+def distilled_rollouts(
+    chosen: pa.Table,
+    total: int,
+    max_length: int | None,
+    where: str,
+    agents: Collection[str],
+    seen: set[bytes] | None,
+    *,
+    rendered: bool,
+) -> TrainingExperiences:
+    """As ``rollout_part`` of all chosen rollouts (``SFT_COLUMNS``), with the distributions that were saved with them, at the
+    rollouts' temperatures. Raises RefusedError for rollouts without those, too."""
+    k = _alternatives_per_token(chosen, where)
+    require_agents(chosen["turns"].chunks, agents, where)
+    made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
+    return _once(TeacherDistributions.beside(training_experiences(made, max_length, where), made, k), total, seen)
 
 
 def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
@@ -468,7 +445,7 @@ class TeacherDistributions(TrainingExperiences):
 
     @classmethod
     def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
-        """``data``, with the columns of the table that it was made of (see ``sampled_sequences``)."""
+        """``data``, with the columns of the table that it was made of (see ``made_sequences``)."""
         names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
         row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
         rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
@@ -532,7 +509,7 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     return [np.array(row, np.int64) for row in rows]
 
 
-def sampled_sequences(
+def made_sequences(
     rollouts: pa.Table,
     where: str,
     agents: Collection[str] = (),
@@ -544,25 +521,9 @@ def sampled_sequences(
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
     too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
-    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError when there are no sequences
-    (T205), no turns of these agents, or log-probs or ids that are unusable (T206, T213, L301 to L303).
+    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
+    unusable (T206, T213, L301 to L303).
     """
-    require_agents(rollouts["turns"].chunks, agents, where)
-    made = made_sequences(rollouts, where, agents, rendered=rendered, alternatives_per_token=alternatives_per_token)
-    if not made.num_rows:
-        raise no_token_ids(where)
-    return made
-
-
-def made_sequences(
-    rollouts: pa.Table,
-    where: str,
-    agents: Collection[str] = (),
-    *,
-    rendered: bool = False,
-    alternatives_per_token: int = 0,
-) -> pa.Table:
-    """As ``sampled_sequences`` of a part of the rollouts, which may have no sequences and no turns of the agents."""
     batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
     return pa.concat_tables(parts)
@@ -673,36 +634,12 @@ def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.nda
     return rows, apart[rows] > 0
 
 
-def training_labels(
-    table: pa.Table,
-    threshold: float | None = None,
-    max_length: int | None = None,
-    where: str = "rollouts",
-    *,
-    target_agents: Collection[str] = (),
-    target_model: str | None = None,
-    keep_duplicates: bool = False,
-    rendered: bool = False,
-) -> TrainingLabels:
-    """Sequences of the labelled rollouts of a table (``KTO_COLUMNS``); all sequences of a rollout have its label.
-    Of sequences with the same ids, mask (after the cut) and label the first is trained, unless ``keep_duplicates``.
-    ``target_agents``, ``target_model`` and ``rendered`` as for ``gymdata.train.sequence_data.training_rollouts``.
-
-    Raises RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards differ) or the tokens must
-    not be trained on (T205, T206, T213, L301 to L303).
-    """
-    rows, desirable, counts = rollouts_to_label(table, threshold, where, target_model)
-    mine = table.take(pa.array(rows))
-    made = sampled_sequences(mine, where, target_agents, rendered=rendered)
-    label = dict(zip(mine["rollout_id"].to_pylist(), desirable.tolist(), strict=True))
-    return label_part(made, label, counts, max_length, where, None if keep_duplicates else set())
-
-
 def rollouts_to_label(
     table: pa.Table, threshold: float | None, where: str, model: str | None
 ) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """(row numbers, desirable or not, counts) of the rollouts that have a label, rising; the table needs no turns. Raises
-    DataError and RefusedError as ``training_labels``."""
+    DataError for an empty table, and RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards
+    differ)."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
     of = of_model(table, model, where)
@@ -740,8 +677,8 @@ def label_part(
     where: str,
     seen: set[bytes] | None,
 ) -> TrainingLabels:
-    """As ``training_labels`` of the sequences ``made`` of some rollouts with their ``label``; ``seen`` as in
-    ``rollout_part``."""
+    """The sequences ``made`` of some rollouts, all of a rollout with its ``label``. Of sequences with the same ids, mask and
+    label the first is trained; ``seen`` and errors as in ``rollout_part``."""
     data = training_experiences(made, max_length, where)
     mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
     whole = TrainingLabels(**{**vars(data), "label": mine})

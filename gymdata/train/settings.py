@@ -2,7 +2,7 @@
 
 Invariants: a key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
 model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The
-command's process and the training process make their data by the same ``prepare`` from the same settings.
+command's process and the training process make their data by the same ``parts`` from the same settings.
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
 the proof of trained tokens, metrics, curve and resuming are shared by all.
@@ -25,30 +25,20 @@ from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
 from gymdata.store.lineage import scores_of
 from gymdata.train.losses import LOSSES, with_setting
-from gymdata.train.pair_data import (
-    PAIR_COLUMNS,
-    REWARD_COLUMNS,
-    TrainingData,
-    pairs_apart,
-    reward_pairs,
-    training_pairs,
-)
+from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
 from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     KTO_COLUMNS,
     SFT_COLUMNS,
     VALUE_COLUMNS,
-    TrainingReturns,
+    distilled_rollouts,
     label_part,
     returns_apart,
     rollout_part,
     rollouts_to_label,
     rollouts_to_train,
     training_experiences,
-    training_labels,
-    training_returns,
-    training_rollouts,
     with_optimal_advantages,
 )
 from gymdata.user_code import load_symbol
@@ -116,15 +106,10 @@ class TrainConfig(Config):
         """Folders beside the data of which training reads scores."""
         return []
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        """The training data of a table (``columns``); ``where`` names it in errors. Raises DataError and
-        RefusedError."""
-        raise NotImplementedError
-
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:  # noqa: ARG002 - for those that can
+    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         """The training data of a path, in parts of ``rows`` rows if the trainer supports it; a part is made when the
-        one before is used up. Raises as ``prepare``."""
-        yield self.prepare(read_table(source, self.table, columns=self.columns), source)
+        one before is used up. Raises DataError and RefusedError."""
+        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
         """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
@@ -207,9 +192,6 @@ class TrainDpoConfig(RenderedConfig):
         given = self.trainer.get("loss_type") or ()
         return any(str(one).startswith(beginnings) for one in ([given] if isinstance(given, str) else given))
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_pairs(table, self.max_length, where, rendered=bool(self.allow_rendered))
-
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         rendered = bool(self.allow_rendered)
         for first, part in pair_parts(source, self.columns, rows):
@@ -285,7 +267,6 @@ class TrainRlConfig(TrainConfig):
 
     @property
     def loss_settings(self) -> dict[str, Any]:
-        """The settings that the loss is computed with."""
         chosen = {name: getattr(self, name) for name in self.own_settings}
         return {name: self.own_settings[name] if value is None else value for name, value in chosen.items()}
 
@@ -301,20 +282,17 @@ class TrainRlConfig(TrainConfig):
             return name
         raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
 
-    def prepare(self, table: pa.Table, where: str, first_row: int = 0) -> TrainingData:
-        if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
-            table = with_optimal_advantages(table, self.loss, where)
-        data = training_experiences(table, self.max_length, where, first_row)
-        if self.kl_beta and "ref_kl_weight" in data.weights:
-            raise UsageError(
-                f"--kl-beta and the column ref_kl_weight of {where} both say how much the KL counts",
-                hint="leave --kl-beta out, or drop the column",
-            )
-        return data
-
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         for first_row, part in experience_parts(source, self.columns, rows):
-            yield self.prepare(part, source, first_row)
+            if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
+                part = with_optimal_advantages(part, self.loss, source)
+            data = training_experiences(part, self.max_length, source, first_row)
+            if self.kl_beta and "ref_kl_weight" in data.weights:
+                raise UsageError(
+                    f"--kl-beta and the column ref_kl_weight of {source} both say how much the KL counts",
+                    hint="leave --kl-beta out, or drop the column",
+                )
+            yield data
 
 
 class RolloutsConfig(RenderedConfig):
@@ -344,11 +322,6 @@ class RolloutsConfig(RenderedConfig):
     def _scores(self, source: str) -> tuple[pa.ChunkedArray, list[Path]]:
         _, values, made = scores_of([source], read_table(source, self.table, ("rollout_id", "rewards")), self.reward)
         return values, made
-
-    def choice(self) -> dict[str, Any]:
-        """The choice of rollouts to train on."""
-        names = ("target_agents", "target_model", "keep_duplicates")
-        return {**{name: getattr(self, name) for name in names}, "rendered": bool(self.allow_rendered)}
 
     def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
         """``rollout_parts`` of the rollouts at ``chosen``."""
@@ -387,24 +360,15 @@ class TrainSftConfig(RolloutsConfig):
     )
     annotate: bool | None = _annotate()
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_rollouts(
-            self.scored(table, where),
-            self.select,
-            self.min_reward,
-            self.max_length,
-            where,
-            distill=self.distill,
-            **self.choice(),
-        )
-
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        if self.distill:  # how many alternatives a token has is known only from the whole file
-            yield from super().parts(source, rows)
-            return
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
         chosen = rollouts_to_train(self.scored(table, source), self.select, self.min_reward, source, self.target_model)
         total, seen = table.num_rows, self.seen()
+        if self.distill:  # how many alternatives a token has is known only from the whole file
+            mine = read_table(source, self.table, columns=self.columns).take(pa.array(chosen))
+            agents, rendered = self.target_agents, bool(self.allow_rendered)
+            yield distilled_rollouts(mine, total, self.max_length, source, agents, seen, rendered=rendered)
+            return
         for _, _, made in self.sequences(source, chosen, rows):
             yield rollout_part(made, total, self.max_length, source, seen)
             total = 0
@@ -430,9 +394,6 @@ class TrainKtoConfig(RolloutsConfig):
                 "per_device_train_batch_size: got 1, expected at least 2: loss_type kto compares the rows of a batch"
             )
         return self
-
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        return training_labels(self.scored(table, where), self.threshold, self.max_length, where, **self.choice())
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("task_id", "reward", "policy"))
@@ -463,10 +424,6 @@ class TrainRewardConfig(RenderedConfig):
         0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
     )
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        seed = self.trainer.get("seed", 0)
-        return reward_pairs(table, self.split, seed, self.max_length, where, rendered=bool(self.allow_rendered))
-
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in pair_parts(source, self.columns, rows):
@@ -489,22 +446,16 @@ class TrainValueConfig(TrainConfig):
     )
     annotate: bool | None = _annotate()
 
-    def prepare(self, table: pa.Table, where: str) -> TrainingData:
-        seed = self.trainer.get("seed", 0)
-        return self._usable(training_returns(table, self.split, seed, self.max_length, where), where)
-
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
-            yield self._usable(returns_apart(part, held, self.max_length, source), source)
-
-    def _usable(self, data: TrainingReturns, where: str) -> TrainingReturns:
-        if self.value_clip is not None and data.values is None:
-            raise UsageError(
-                f"--value-clip needs the values that an earlier critic gave, and {where} has none",
-                hint="`gymdata experience --critic DIR` writes them; or train without --value-clip",
-            )
-        return data
+            data = returns_apart(part, held, self.max_length, source)
+            if self.value_clip is not None and data.values is None:
+                raise UsageError(
+                    f"--value-clip needs the values that an earlier critic gave, and {source} has none",
+                    hint="`gymdata experience --critic DIR` writes them; or train without --value-clip",
+                )
+            yield data
 
 
 TRAINERS: dict[str, type[TrainConfig]] = {

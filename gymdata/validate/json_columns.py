@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from gymdata.errors import json_value
+from gymdata.interop.nemo_gym.rows import BadRow, unique_keys
 from gymdata.store.lines import NON_FINITE
 
 _ABSENT = object()
@@ -44,14 +45,6 @@ _KNOWN = {
 }
 
 
-class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """Why a row cannot be used; becomes a violation."""
-
-    def __init__(self, code: str, detail: str, **more: Any) -> None:
-        super().__init__(detail)
-        self.code, self.detail, self.more = code, detail, more
-
-
 @dataclass(slots=True)
 class UnknownKey:
     """A key that the table does not have: the first row with it, and in how many it is."""
@@ -78,7 +71,7 @@ def reject_duplicate_keys(line: bytes, value: Mapping[str, Any]) -> None:
     if line.count(b'":') - line.count(b'\\":') == _count_keys(value):
         return
     try:
-        json.loads(line, object_pairs_hook=_once)
+        json.loads(line, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):
         return  # a reader that decodes it otherwise has read it
 
@@ -93,14 +86,6 @@ def _count_keys(value: Any) -> int:
             one = one.values()
         waiting += [v for v in one if type(v) is dict or (type(v) is list and v and type(v[0]) in (dict, list))]
     return count
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [k for k, _ in pairs]
-        raise BadRow("S102", f"the key {next(k for k in names if names.count(k) > 1)!r} is given twice")
-    return found
 
 
 def check_types(value: Mapping[str, Any], types: Mapping[str, str], where: str, turn: int | None = None) -> None:

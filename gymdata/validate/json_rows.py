@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError, counted, json_kind, json_value
+from gymdata.interop.nemo_gym.rows import BadRow
 from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import (
@@ -35,7 +36,6 @@ from gymdata.validate.json_columns import (
     MESSAGE,
     STATUS,
     TURN,
-    BadRow,
     UnknownKey,
     check_types,
     record_unknown_key,
@@ -218,7 +218,6 @@ def _weights(turns: list[dict[str, Any]]) -> WeightSpans:
 
 
 def _gather(rows: list[_Row]) -> Evidence:
-    """Rows as one batch."""
     turns = [t for row in rows for t in row.turns]
     values = [row.value for row in rows]
     reward = [_number(v.get("reward")) for v in values]

@@ -123,7 +123,6 @@ def _content(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def _texts(lists: Any) -> list[str]:
-    """Each list of messages as one text."""
     offsets, messages = list_parts(lists)
     fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
     texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
@@ -151,7 +150,6 @@ def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
 
 
 def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Ids, masks and log-probabilities of one side."""
     ids = Ragged.of(batch.column(f"{side}_ids"))
     for place in outside(ids.values, limit):
         row, position = ids.locate(place)

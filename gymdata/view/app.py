@@ -83,9 +83,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
                 name, values = make(request)
             except Missing as missing:
                 name, values, status = "error.html", {"title": "Not here", "message": str(missing)}, 404
-            except GymdataError as error:
-                name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
-            except OSError as error:
+            except (GymdataError, OSError) as error:
                 name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
             values |= pages.around(request, bare="fragment" in request.query_params)
             return HTMLResponse(templates.get_template(name).render(values), status)

@@ -31,7 +31,6 @@ PAGE = 50
 _MOST_CARDS = 64
 #: Longer completions are compared by their common beginning and end only.
 _MOST_COMPARED = 6_000
-_UNCHANGED = 12
 #: The meaning of each figure about a judge, and a fair judge's value.
 FIGURES = {
     "position_bias": ("first position wins", "of decided comparisons; a fair judge is at 50 %", 0.5),

@@ -239,12 +239,10 @@ class Pages:
         }
 
     def violations_of(self, snapshot: Snapshot, number: int, row: Mapping[str, Any]) -> list[Violation]:
-        """The violations of one rollout."""
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
         return violations(batch, 0, vocabulary_size(snapshot.file(number)), reader_of(lambda: self.vocabulary(row)))
 
     def tokens(self, request: Request) -> dict[str, Any]:
-        """All tokens of a rollout."""
         snapshot, number = self.row_of(request)
         row = self.index.row(snapshot, number)
         return Tokens(row, self.stages).data(self.vocabulary(row))
@@ -356,7 +354,6 @@ class Pages:
         return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours}
 
     def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
-        """The values of a pair's page."""
         row = rows.row(number)
         snapshot = self.index.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
@@ -467,7 +464,6 @@ class Pages:
         }
 
     def curves(self, request: Request) -> dict[str, Any]:
-        """The curves of one training."""
         files = training.find_metrics(self.index.paths)
         if not files:
             raise Missing("there is no metrics.jsonl in the given folders")

@@ -98,7 +98,6 @@ def download(sql: str, paths: Sequence[Path], config: ViewConfig, kind: str) -> 
 
 
 def known_columns(paths: Sequence[Path]) -> dict[str, list[str]]:
-    """The views and their columns."""
     return {view: list(columns) for view, columns in Views(find_files(paths)).columns().items()}
 
 

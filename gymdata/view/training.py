@@ -6,13 +6,13 @@ trained again after a resume is shown once, as the later line has it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymdata.store.lineage import parent_paths
+from gymdata.store.lines import read_metrics
 from gymdata.view.evidence.stages import facts_of
 
 METRICS = "metrics.jsonl"
@@ -56,7 +56,7 @@ def described(file: Path) -> dict[str, Any]:
     """A summary of a training: its folder, kind, settings in a line, and progress."""
     facts = facts_of(file.parent)
     config = facts.get("config") or {}
-    rows = list(_rows(file))
+    rows = [_flat(row) for row in read_metrics(file)]
     model = config.get("model") or (facts.get("model") or {}).get("path")
     return {
         "folder": str(file.parent),
@@ -73,7 +73,7 @@ def described(file: Path) -> dict[str, Any]:
 def curves(file: Path) -> dict[str, Any]:
     """``steps`` and panels of series: name → one value per step, None where it was not logged."""
     by_step: dict[float, dict[str, Any]] = {}
-    for number, row in enumerate(_rows(file), 1):
+    for number, row in enumerate(map(_flat, read_metrics(file)), 1):
         step = row.get("step", row.get("epoch", number))
         if _is_number(step):
             by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
@@ -91,20 +91,6 @@ def _panels(series: Mapping[str, Sequence[float | None]]) -> Iterator[dict[str, 
             yield {"title": title, "series": mine}
     for name, values in left.items():
         yield {"title": name, "series": {name: values}}
-
-
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield _flat(row)
 
 
 def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:

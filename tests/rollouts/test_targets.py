@@ -14,9 +14,8 @@ from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
-from gymdata.train.sequence_data import training_labels, training_rollouts
 from gymdata.train.settings import TrainSftConfig
-from tests.rollout_files import Calls, rollout, rollouts_table, two_turns, write_run
+from tests.rollout_files import Calls, rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BREAK
 
 
@@ -52,10 +51,10 @@ def trained(data: Any) -> dict[str, list[int]]:
 def test_only_their_turns_are_trained() -> None:
     """Masks are 1 on the chosen agents' generations and nowhere else, over chains and breaks; the rest is context."""
     table = rollouts_table(rows())
-    everyone = training_rollouts(table, "all")
-    solver = training_rollouts(table, "all", target_agents=["solver"])
+    everyone = training_data("sft", table, select="all")
+    solver = training_data("sft", table, select="all", target_agents=["solver"])
     assert trained(solver) == {"a-0": [40, 2], "a-1": [12, 13], "b-0": [10, 11, 2, 41, 2]}
-    both = training_rollouts(table, "all", target_agents=["solver", "planner"])
+    both = training_data("sft", table, select="all", target_agents=["solver", "planner"])
     assert trained(both)["a-1"] == [10, 2, 12, 13]
     assert solver.sequences.trained().count == 9 < everyone.sequences.trained().count
     ids = {name: everyone.sequences.token_ids[i].tolist() for i, name in enumerate(everyone.sequences.names)}
@@ -66,8 +65,8 @@ def test_only_their_turns_are_trained() -> None:
 def test_one_model_of_several() -> None:
     """Rollouts of other policies are left out before anything is chosen or labelled; the counts are of all."""
     table = rollouts_table(rows())
-    assert set(training_rollouts(table, "all", target_model="other").rollout_ids) == {"b-0", "b-1"}
-    labelled = training_labels(table, target_model="other", target_agents=["planner"])
+    assert set(training_data("sft", table, select="all", target_model="other").rollout_ids) == {"b-0", "b-1"}
+    labelled = training_data("kto", table, target_model="other", target_agents=["planner"])
     assert trained(labelled) == {"b-1": [10, 11, 2, 42, 2]}
 
 
@@ -75,9 +74,9 @@ def test_a_name_that_is_not_there_is_refused() -> None:
     """The error lists the names that are."""
     table = rollouts_table(rows())
     with pytest.raises(RefusedError, match=r"no turn is of agent critic\n.*planner, solver"):
-        training_rollouts(table, "all", target_agents=["solver", "critic"])
+        training_data("sft", table, select="all", target_agents=["solver", "critic"])
     with pytest.raises(RefusedError, match=r"no rollout is of model big\n.*other, tiny"):
-        training_rollouts(table, "all", target_model="big")
+        training_data("sft", table, select="all", target_model="big")
 
 
 def test_experiences_carry_the_choice(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import gymdata
 from gymdata.errors import RefusedError
-from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import read_table, write_run_json
 from gymdata.store.lineage import vocabulary
@@ -53,7 +53,7 @@ def run_with(fault: str, folder: Path) -> Path:
 def prepare(kind: Any) -> Callable[[Path, Path], Any]:
     def of(run: Path, out: Path) -> Any:
         config = kind.load(None, {"model": "m", "output": out, **({"select": "all"} if kind is TrainSftConfig else {})})
-        return config.prepare(read_table(run, ROLLOUTS, columns=config.columns), str(run))
+        return list(config.parts(str(run)))
 
     return of
 

@@ -177,13 +177,12 @@ def test_trainers_take_rendered_ids_only_when_allowed(run: Path, tmp_path: Path)
     file = gymdata.pairs(run, output=tmp_path / "pairs", allow_rendered=True).files["train"]
     kinds = {TrainSftConfig: run, TrainKtoConfig: run, TrainDpoConfig: file, TrainRewardConfig: file}
     for kind, source in kinds.items():
-        table = read_table(source, kind.table, columns=kind.columns)
         given: dict[str, Any] = {"model": POLICY, "output": tmp_path / "model"}
         with pytest.raises(RefusedError, match="not sampled") as refused:
-            kind(**given).prepare(table, "file")
+            list(kind(**given).parts(str(source)))
         assert refused.value.code == "T213"
         assert "--allow-rendered" in str(refused.value.hint)
-        data = kind(**given, allow_rendered=True).prepare(table, "file")
+        (data,) = kind(**given, allow_rendered=True).parts(str(source))
         assert data.sequences.trained().count > 0
 
 

@@ -44,6 +44,11 @@ def config_of(algorithm: str, **settings: Any) -> Any:
     return TRAINERS[algorithm].load(None, {"model": "model", "output": "out", **settings})
 
 
+def one_part(config: Any, source: str) -> Any:
+    (data,) = config.parts(source, 1_000_000)
+    return data
+
+
 def prepare(folder: Path, parts: Iterable[Any], identity: dict[str, Any]) -> Any:
     return prepared.prepare(folder, parts, identity)
 
@@ -69,7 +74,7 @@ def test_prepared_files_are_the_sequences_of_the_table(
 ) -> None:
     """In parts of any size: ids, masks, numbers beside them, names, counts, checksums and costs of the whole table."""
     config, source = config_of(algorithm, max_length=60), str(sources[algorithm])
-    whole = config.prepare(read_table(source, config.table, columns=config.columns), source)
+    whole = one_part(config, source)
     found = prepare(tmp_path / "data", config.parts(source, rows), {})
     assert plain(found) == plain(whole)
     assert found.sequences.trained() == whole.sequences.trained()
@@ -156,7 +161,7 @@ def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[s
     source = str(write_table(pa.concat_tables([rows, copies]), tmp_path / "rollouts.parquet", ROLLOUTS))
     for settings in ({}, {"keep_duplicates": True}):
         config = config_of(algorithm, **settings, **({"select": "all"} if algorithm == "sft" else {}))
-        whole = config.prepare(read_table(source, ROLLOUTS, columns=config.columns), source)
+        whole = one_part(config, source)
         found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4), {})
         assert plain(found) == plain(whole)
         assert (found.counts["left_out_duplicate"] >= len(found)) == (not settings)
@@ -178,7 +183,7 @@ def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: P
     config = config_of(algorithm, reward="second")
     assert config.scored_by(str(run)) == [Path(made.path)]
     found = prepare(tmp_path / "data", config.parts(str(run), 2), {})
-    assert plain(found) == plain(config.prepare(read_table(run, ROLLOUTS, columns=config.columns), str(run)))
+    assert plain(found) == plain(one_part(config, str(run)))
     assert list(found.rollout_ids) == (["t-1"] if algorithm == "sft" else ["t-0", "t-1", "t-2"])
     with pytest.raises(UsageError, match=r"--reward: got 'third', which is no score of these rollouts[^$]*second"):
         list(config_of(algorithm, reward="third").parts(str(run)))
@@ -196,7 +201,7 @@ def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:
     """A part of which all rows are held out, or none, changes neither side."""
     source = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]} for _ in range(8)])
     config: Any = TrainValueConfig.load(None, {"model": "model", "output": "out", "split": 0.4, "value_clip": 0.2})
-    whole = config.prepare(read_table(source, EXPERIENCES, columns=config.columns), source)
+    whole = one_part(config, source)
     found = prepare(tmp_path / "data", config.parts(source, 2), {})
     assert len(set(found.heldout_tasks)) == 2
     assert plain(found) == plain(whole)

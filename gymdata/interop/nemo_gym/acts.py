@@ -103,7 +103,6 @@ class Acts:
         self.begin()
 
     def begin(self) -> None:
-        """The output begins."""
         self.results = self.failed = self.spelled = 0
         self.spelled_turn: int | None = None
         self.parsed = False

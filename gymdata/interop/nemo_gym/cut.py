@@ -99,8 +99,8 @@ def cut(line: bytes, parser: Any) -> Cut | None:
 
 
 def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
-    """The row of a line with its model calls, as ``rows.fast`` returns it; None when that must read the line. ``acts``:
-    collect what the checks of behavior need."""
+    """The row of a line with its model calls, as ``rows.fast_document`` finds it; None when that must read the
+    line. ``acts``: collect what the checks of behavior need."""
     try:
         found = _parts(line, parser)
         if found is None:

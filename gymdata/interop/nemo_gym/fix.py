@@ -98,7 +98,8 @@ def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, A
     for turn, item in walk(made["response"]["output"]):
         ours = turn in part
         if turn < part[0]:
-            (before if turn >= 0 or part[0] > 0 else output).append(_without_ids(item))
+            bare = {k: v for k, v in item.items() if k not in TOKEN_KEYS}
+            (before if turn >= 0 or part[0] > 0 else output).append(bare)
         elif turn > part[-1] and part[-1] < turns - 1:
             break
         elif ours and item.get("call_id") not in gone:
@@ -114,7 +115,3 @@ def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, A
         given = [{"role": "user", "content": given}] if isinstance(given, str) else given
         made["responses_create_params"]["input"] = [*given, *before]
     return made
-
-
-def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in item.items() if k not in TOKEN_KEYS}

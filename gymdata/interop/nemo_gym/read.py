@@ -8,7 +8,6 @@ a row that cannot be imported is named, and never hides another.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gymdata.interop.importing import ODD, Check, Numbering, Reject, Unnumbered, reason_of, run_id_of, turn_down
+from gymdata.interop.importing import (
+    ODD,
+    Check,
+    Numbering,
+    Reject,
+    Unnumbered,
+    reason_of,
+    rollout_id_of,
+    run_id_of,
+    turn_down,
+)
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.cut import MESSAGE_FIELDS, Cut, cut
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
@@ -30,12 +39,14 @@ from gymdata.rollouts.messages import (
     chat_tools,
     holds_ids,
     messages_of,
+    object_of,
     parsed,
     walk,
     written_by_model,
 )
 from gymdata.rollouts.ragged import Columns
 from gymdata.rollouts.turns import Call, TurnEncoder, continuing
+from gymdata.store.journal import python_value
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -129,7 +140,7 @@ class _Reader:
                 return made
         try:
             if found := self._read.document(line):
-                return _parsed(*found, _plain, self._fill(found[0], line))
+                return _parsed(*found, python_value, self._fill(found[0], line))
         except (*_REFUSALS, nemo_rows.BadRow):
             pass
         row = nemo_rows.slow(line)
@@ -140,13 +151,6 @@ class _Reader:
 
     def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
         return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()
-
-
-def _plain(value: Any) -> Any:
-    """A simdjson value as Python's."""
-    if hasattr(value, "as_list"):
-        return value.as_list()
-    return value.as_dict() if hasattr(value, "as_dict") else value
 
 
 def _same(value: Any) -> Any:
@@ -212,8 +216,7 @@ def _of_cut(found: Cut, columns: bool) -> _Parsed | None:
 
 
 def _given(value: Mapping[str, Any]) -> Any:
-    params = value.get("responses_create_params")
-    return params.get("input") if isinstance(params, dict) else None
+    return object_of(value.get("responses_create_params")).get("input")
 
 
 class _Strip:
@@ -337,8 +340,7 @@ def _int32(data: bytes, call: int) -> Any:
 def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
     row, value = parsed.row, parsed.value
     response = value["response"]
-    params = value.get("responses_create_params")
-    params = params if isinstance(params, dict) else {}
+    params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
     temperature: Any = params.get("temperature")
@@ -375,12 +377,6 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }
-
-
-def rollout_id_of(run: str, group: str, index: int) -> str:
-    """The id of a row that has none of its own."""
-    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
-    return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
 def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:

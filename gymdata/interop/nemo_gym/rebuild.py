@@ -19,8 +19,8 @@ import numpy as np
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, walk
-from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
+from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, object_of, walk
+from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
 MARK = "prompt_token_ids_rebuilt"
@@ -110,8 +110,7 @@ class _Row:
 
     def __init__(self, chat: Renders, calls: Sequence[nemo_rows.CallBytes | None], value: Mapping[str, Any]) -> None:
         self._chat, self._calls = chat, calls
-        params = value.get("responses_create_params")
-        params = params if isinstance(params, dict) else {}
+        params = object_of(value.get("responses_create_params"))
         output = value["response"]["output"]
         given = params.get("input")
         numbers = {number: number for number in range(len(calls))}
@@ -183,14 +182,14 @@ class _Row:
             (ways[0] for ways in _statements(message) if not any(_squeezed(way) in decoded for way in ways)), None
         )
         if odd is not None:
-            at = _first_difference(held, history)
+            at = common_length(held, history)
             raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
 
     def _against(
         self, number: int, prompt: list[int], held: list[int], made: Outcome, refused: dict[int, Refused]
     ) -> None:
         """Remove prompts that were rebuilt since the last captured one and are not a beginning of this one."""
-        at = _first_difference(prompt, held)
+        at = common_length(prompt, held)
         since = number - 1
         while since in made.prompts:
             if len(made.prompts[since]) > at:
@@ -218,8 +217,7 @@ def _chat_message(message: Mapping[str, Any]) -> Message:
 
 def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | None:
     """Why a rendering of the messages need not be what the server wrote."""
-    metadata = params.get("metadata")
-    for place in (params, metadata if isinstance(metadata, dict) else {}):
+    for place in (params, object_of(params.get("metadata"))):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
             if place.get(name):
                 return f"the request has {name!r}, which changes the prompt in a way that the row does not record"
@@ -275,10 +273,6 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 def _squeezed(text: str) -> str:
     """Without white space, which servers strip and JSON writers add."""
     return "".join(text.split())
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _ids(data: bytes) -> list[int]:

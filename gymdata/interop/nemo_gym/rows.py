@@ -90,14 +90,9 @@ def fast_parser() -> Any:
     return simdjson.Parser()
 
 
-def fast(parser: Any, line: bytes) -> Row | None:
-    """The row by simdjson, or None when Python's json must read it."""
-    found = fast_document(parser, line)
-    return found[0] if found is not None else None
-
-
 def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The same with simdjson's document, which is valid until the parser's next line, or with Python values."""
+    """The row by simdjson with its document, which is valid until the parser's next line, or with Python values; None when
+    Python's json must read it."""
     try:
         texts = _IDS not in line
         bare = line if texts else _without_numbers(line)
@@ -167,7 +162,7 @@ def load(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadRow("S101", f"not UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
+        value = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
@@ -175,7 +170,8 @@ def load(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for ``json.loads``. Raises BadRow S102 for a key that it has twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [k for k, _ in pairs]

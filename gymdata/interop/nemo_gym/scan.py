@@ -252,7 +252,6 @@ class Scanner:
         self._known_settings: set[str] = set()
 
     def line(self, line: bytes) -> None:
-        """One row."""
         number = self.part.rows
         self.part.rows += 1
         try:

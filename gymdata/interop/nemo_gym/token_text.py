@@ -131,7 +131,6 @@ def numbers(text: Text) -> list[int | float]:
 
 
 def _pieces(lists: Ragged) -> list[bytes]:
-    """Each list's text."""
     if not len(lists.values):
         return [b""] * len(lists)
     text = _flat(lists.values)

@@ -19,7 +19,7 @@ from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
 from gymdata.interop.nemo_gym.token_text import RowTexts, Text, numbers
 from gymdata.interop.trajectories.own import shortest
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, response_tools
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, object_of, response_tools
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -136,11 +136,9 @@ def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
             placed.add(turn)
             item |= _lists(turns, turn, lists) | ({MARK: True} if turn in rebuilt else {})
         output.append(item)
-    task = loads(row["task"])
-    task = task if isinstance(task, dict) else {}
-    given = task.get("responses_create_params")
+    task = object_of(loads(row["task"]))
     params = {
-        **(given if isinstance(given, dict) else {}),
+        **object_of(task.get("responses_create_params")),
         "input": [item for _, item in items_of(messages[:first])],
         "tools": response_tools(loads(row["tools"])),
         "temperature": shortest(row["temperature"]),
@@ -159,9 +157,8 @@ def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
     # Fields of a resource server's /verify besides the reward.
-    extra = loads(row["extra"])
-    environment = extra.get("environment") if isinstance(extra, dict) else None
-    made |= {k: v for k, v in (environment if isinstance(environment, dict) else {}).items() if k not in made}
+    environment = object_of(object_of(loads(row["extra"])).get("environment"))
+    made |= {k: v for k, v in environment.items() if k not in made}
     made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     made["gymdata"] = {name: row[name] for name in _OWN}
     return made, len(turns) - len(placed)

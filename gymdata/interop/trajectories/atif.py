@@ -47,7 +47,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import json_text, loads, text_of
+from gymdata.rollouts.messages import json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 
@@ -90,8 +90,7 @@ def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
     found = _Found()
     messages = found.trajectory(source, [], None, 0)
     encoder = found.encoder()
-    extra = source.get("extra") if isinstance(source.get("extra"), dict) else {}
-    assert isinstance(extra, dict)
+    extra = object_of(source.get("extra"))
     columns = from_own(extra.get(OWN))
     reward = number_or_none(extra.get("reward"))
     if columns is not None:
@@ -135,8 +134,7 @@ def _foreign(
     source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None, run: str,
     numbering: Numbering, content: bytes,
 ) -> dict[str, Any]:  # fmt: skip
-    agent = source.get("agent") if isinstance(source.get("agent"), dict) else {}
-    assert isinstance(agent, dict)
+    agent = object_of(source.get("agent"))
     steps = [step for step in source["steps"] if isinstance(step, dict)]
     named = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
     policy = next((name for name in named if isinstance(name, str) and name), "unknown")
@@ -205,8 +203,7 @@ class _Found:
         return messages
 
     def _subagent(self, source: Mapping[str, Any], path: list[Any], depth: int) -> None:
-        about = source.get("agent")
-        name = about.get("name") if isinstance(about, dict) else None
+        name = object_of(source.get("agent")).get("name")
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
         # A subagent's message does not belong to this conversation.
@@ -247,7 +244,7 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_chat(call: Any) -> dict[str, Any]:
-    call = call if isinstance(call, dict) else {}
+    call = object_of(call)
     function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
     return {"id": call.get("tool_call_id"), "type": "function", "function": function}
 
@@ -257,13 +254,11 @@ def _text(content: Any) -> str | None:
 
 
 def _own(place: Mapping[str, Any]) -> Any:
-    extra = place.get("extra")
-    return extra.get(OWN) if isinstance(extra, dict) else None
+    return object_of(place.get("extra")).get(OWN)
 
 
 def _results(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    observation = step.get("observation")
-    results = observation.get("results") if isinstance(observation, dict) else None
+    results = object_of(step.get("observation")).get("results")
     return [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
 
 
@@ -280,9 +275,7 @@ def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None
         return None
     if step.get("llm_call_count") not in (None, 1):
         return None
-    own = _own(step)
-    known = own.get("evidence") if isinstance(own, dict) else None
-    known = known if isinstance(known, dict) else {}
+    known = object_of(object_of(_own(step)).get("evidence"))
     prompt = ids_of(metrics.get("prompt_token_ids"), f"{where}.metrics.prompt_token_ids")
     generation = ids_of(metrics.get("completion_token_ids"), f"{where}.metrics.completion_token_ids")
     if generation is None and known and metrics.get("completion_token_ids") == []:
@@ -450,15 +443,14 @@ def _step(number: int, message: Mapping[str, Any], lost: Counter[str]) -> dict[s
 
 
 def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
-    call = call if isinstance(call, dict) else {}
-    inner = call.get("function")
-    function: dict[str, Any] = inner if isinstance(inner, dict) else {}
+    call = object_of(call)
+    function = object_of(call.get("function"))
     arguments = function.get("arguments")
     lost[ODD_CALLS] += not isinstance(arguments, dict)
     return {
         "tool_call_id": str(call.get("id") or f"call_{number}"),
         "function_name": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, dict) else {},
+        "arguments": object_of(arguments),
     }
 
 
@@ -483,8 +475,7 @@ def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str,
         lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
         # Each in its former position, which holds a null.
         at["metrics"] |= {name: lists[name] for name in names}
-    extra = source.get("extra")
-    given = extra.get("reward") if isinstance(extra, dict) else None
-    if row["reward"] is not None and given != row["reward"]:
-        source["extra"] = {**(extra if isinstance(extra, dict) else {}), "reward": row["reward"]}
+    extra = object_of(source.get("extra"))
+    if row["reward"] is not None and extra.get("reward") != row["reward"]:
+        source["extra"] = {**extra, "reward": row["reward"]}
     return source

@@ -50,7 +50,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.messages import json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
@@ -165,8 +165,7 @@ def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
         raise BadItem("S103", "episode: got an empty list, expected at least one item")
     content = refuse_surrogates(source)
     messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
-    metadata = source.get("metadata") if isinstance(source.get("metadata"), dict) else {}
-    assert isinstance(metadata, dict)
+    metadata = object_of(source.get("metadata"))
     reward = _reward(source)
     columns = from_own(metadata.get(OWN))
     if columns is not None:
@@ -205,8 +204,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
         if not isinstance(item, dict) or "role" not in item:
             raise BadItem("S103", f"episode[{index}]: no item: it has no role")
         refuse_other_name(item["role"], f"episode[{index}]")
-        metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
-        assert isinstance(metadata, dict)
+        metadata = object_of(item.get("metadata"))
         message = with_facts(read_item(item), metadata.get(OWN))
         call = _call(item, metadata, index)
         if call is not None:
@@ -232,8 +230,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
 
 def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
     """The message of an ``EpisodeItem``, without ``metadata.gymdata``, in which gymdata's own files have more."""
-    metadata = item.get("metadata") if isinstance(item.get("metadata"), dict) else {}
-    assert isinstance(metadata, dict)
+    metadata = object_of(item.get("metadata"))
     content = item.get("content")
     calls = metadata.get("tool_calls")
     more: dict[str, Any] = {"tool_calls": json_text(calls)} if isinstance(calls, list) and calls else {}
@@ -247,13 +244,11 @@ def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
 def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> Call | None:
     """The model call of an item; None where its prompt's ids or its own are not known."""
     prompt = ids_of(metadata.get(PROMPT_IDS), f"episode[{index}].metadata.{PROMPT_IDS}")
-    given = item.get("logprobs")
-    content = given.get("content") if isinstance(given, dict) else None
-    mine = metadata.get(OWN)
-    evidence = mine.get("evidence") if isinstance(mine, dict) else None
+    content = object_of(item.get("logprobs")).get("content")
+    evidence = object_of(metadata.get(OWN)).get("evidence")
     if prompt is None or not isinstance(content, list) or not (content or evidence):
         return None
-    known = evidence if isinstance(evidence, dict) else {}
+    known = object_of(evidence)
     rendered = known.get("rendered") is True or None
     ids: list[int] = []
     values: list[float] = []

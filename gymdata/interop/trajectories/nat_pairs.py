@@ -29,7 +29,7 @@ from gymdata.interop.trajectories.own import (
     refuse_surrogates,
     shortest,
 )
-from gymdata.rollouts.messages import STRICT
+from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import Source
 
@@ -108,8 +108,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
-    kept = extra.get(_KEPT) if isinstance(extra, dict) else None
-    return kept if isinstance(kept, dict) else {}
+    return object_of(object_of(extra).get(_KEPT))
 
 
 def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +144,8 @@ def table_rows(
             for place, one in _values(value):
                 try:
                     row = _row(one, run_id)
-                    row["pair_id"] = row["pair_id"] or _id(source.path.name, line, *place)
+                    identity = json.dumps([source.path.name, line, *place]).encode()
+                    row["pair_id"] = row["pair_id"] or hashlib.blake2b(identity, digest_size=16).hexdigest()
                     if check is not None:
                         check(row)
                 except (BadItem, *ODD) as error:
@@ -178,8 +178,7 @@ def _row(value: Any, run: str) -> dict[str, Any]:
         raise BadItem("S103", "neither a DPO row nor a trajectory with DPO items")
     if len(episode) > 1:
         raise BadItem("S102", f"got {len(episode)} DPO items in one trajectory, expected one")
-    about = value.get("metadata")
-    metadata = about if isinstance(about, dict) else {}
+    metadata = object_of(value.get("metadata"))
     own = _from_own(metadata.get(OWN), value)
     if own is not None:
         return own
@@ -266,7 +265,3 @@ def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:
     except ODD:
         # Not what we write, so it is a trajectory like any other.
         return None
-
-
-def _id(*parts: Any) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

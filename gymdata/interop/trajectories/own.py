@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.errors import DataError, json_value
-from gymdata.interop.importing import BadItem
+from gymdata.interop.importing import BadItem, rollout_id_of
 from gymdata.rollouts.messages import STRICT, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
@@ -48,14 +48,7 @@ def from_own(own: Any) -> dict[str, Any] | None:
 
 def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder) -> dict[str, Any]:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
-    row = columns | {
-        "messages": messages,
-        "n_turns": len(encoder.turns),
-        "n_breaks": encoder.n_breaks,
-        "n_context_tokens": encoder.n_context_tokens,
-        "n_generated_tokens": encoder.n_generated_tokens,
-        "turns": encoder.turns,
-    }
+    row = columns | {"messages": messages, **encoder.columns()}
     _check_columns(columns)
     try:
         parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
@@ -97,16 +90,14 @@ def foreign_columns(
     index: int,
     policy: str,
     reward: float | None,
-    status: tuple[str, str | None] = ("completed", None),
     task: Mapping[str, Any],
     started_at: str | None = None,
     duration_s: float = 0.0,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """The columns of a trajectory that another project wrote. Unknown columns get neutral values."""
-    identity = json.dumps([run, group, index], ensure_ascii=False).encode()
     return {
-        "rollout_id": hashlib.blake2b(identity, digest_size=16).hexdigest(),
+        "rollout_id": rollout_id_of(run, group, index),
         "run_id": run,
         "task_id": group,
         "group_id": group,
@@ -114,8 +105,8 @@ def foreign_columns(
         "policy": policy,
         "policy_hash": f"served:{policy}",
         "policy_version": 0,
-        "status": status[0],
-        "stop_reason": status[1],
+        "status": "completed",
+        "stop_reason": None,
         "finish_reason": finish_reason,
         "reward": reward,
         "rewards": {},

@@ -51,6 +51,10 @@ class Place:
         """Another key of the same bucket."""
         return Place(self.scheme, self.bucket, key, self.spool)
 
+    def below(self, name: str) -> Place:
+        """What has this name in the folder."""
+        return self.at(f"{self.key}/{name}" if self.key else name)
+
     @property
     def local(self) -> Path:
         """Its path in the spool."""

@@ -21,7 +21,7 @@ from gymdata.store.objects import client
 from gymdata.store.objects.client import TakenError
 from gymdata.store.objects.fetching import RUN_JSON, bring, is_sent, known_tag, remember, stand_in, unsent
 from gymdata.store.objects.places import Place, mirrored
-from gymdata.store.objects.sending import claim_body, holder
+from gymdata.store.objects.sending import holder, put_claim
 
 LOCK = "lock"
 _FAILURES = "failures.jsonl"
@@ -36,7 +36,7 @@ class Replica:
 
     def __init__(self, run: Place) -> None:
         self.run = run
-        self.run_json, self.lock = run.at(_in(run, RUN_JSON)), run.at(_in(run, LOCK))
+        self.run_json, self.lock = run.below(RUN_JSON), run.below(LOCK)
         #: The error that stopped it for good: another writer took its place.
         self.trouble: Exception | None = None
         #: The content of the object ``lock`` before this writer took it; unset where it was this writer's already.
@@ -62,7 +62,7 @@ class Replica:
             made.give_back()
             raise
         if overwrite:
-            prefix = _in(place, "")
+            prefix = place.below("").key
             made._doomed = [
                 place.at(one.key) for one in client.listed(place) if _DOOMED.fullmatch(one.key.removeprefix(prefix))
             ]
@@ -126,16 +126,16 @@ class Replica:
             body = self.run_json.local.read_bytes()
             named = [str(entry["path"]) for entry in json.loads(body).get("files") or []]
             for path in named:
-                self._send_part(self.run.at(_in(self.run, path)))
+                self._send_part(self.run.below(path))
             self._send_failures()
             for file in unsent(self.run) if everything else ():
                 if file.parent == self.run.local and file.name not in (RUN_JSON, _FAILURES):
-                    place = self.run.at(_in(self.run, file.name))
+                    place = self.run.below(file.name)
                     remember(place, client.put(place, place.local))
             if not is_sent(self.run_json):
                 self._send_run_json(body, stat)
             for path in named:
-                stand_in(self.run.at(_in(self.run, path)))
+                stand_in(self.run.below(path))
             while self._doomed:
                 if not self._doomed[-1].local.exists():
                     client.delete(self._doomed[-1])
@@ -153,7 +153,7 @@ class Replica:
         remember(part, tag)
 
     def _send_failures(self) -> None:
-        place = self.run.at(_in(self.run, _FAILURES))
+        place = self.run.below(_FAILURES)
         if not place.local.is_file() or is_sent(place):
             return
         stat, body = place.local.stat(), place.local.read_bytes()
@@ -210,15 +210,8 @@ class Replica:
             return
         if held is not None and not take_over:
             raise self._held(held[0])
-        body = claim_body()
-        self.lock.state.parent.mkdir(parents=True, exist_ok=True)
-        self.lock.state.write_bytes(body)
-        try:
-            client.put(self.lock, body, None if held is None else held[1])
-            self._held_before = None if held is None else held[0]
-        except TakenError as error:
-            found = client.read(self.lock)
-            raise self._held(found[0] if found is not None else b"{}") from error
+        put_claim(self.lock, held, self._held)
+        self._held_before = None if held is None else held[0]
 
     def _is_mine(self, body: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -233,7 +226,3 @@ class Replica:
             hint="wait for it, or give another output; if that machine is gone, `collect` takes its place with --take-over, "
             "and `import` with --overwrite",
         )
-
-
-def _in(run: Place, name: str) -> str:
-    return f"{run.key}/{name}" if run.key else name

@@ -13,7 +13,7 @@ import datetime as dt
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Outgoing:
         whole = name == RUN_JSON
         self.folder = run_json.at(folder)
         file = run_json.key.removesuffix(f".{RUN_JSON}")
-        self.marker = run_json.at(_below(folder, MARKER) if whole else marker_of(file))
+        self.marker = self.folder.below(MARKER) if whole else run_json.at(marker_of(file))
         self.shown = str(self.folder if whole else run_json.at(file))
         self._whole = whole
         self._record = run_json.state.with_suffix(".sending")
@@ -119,10 +119,10 @@ class Outgoing:
         more = [file.name for file in unsent(self.folder) if file.parent == self.folder.local] if self._whole else []
         described = [f"{name}.{RUN_JSON}" for name in copies]
         for name in dict.fromkeys([*names, *(one for one in more if one != RUN_JSON), *described]):
-            self._put(self.folder.at(_below(self.folder.key, name)))
+            self._put(self.folder.below(name))
         for name in gone:
             for one in (name, f"{name}.{RUN_JSON}"):
-                place = self.folder.at(_below(self.folder.key, one))
+                place = self.folder.below(one)
                 client.delete(place)
                 forget(place)
         if not is_sent(self.run_json):
@@ -131,7 +131,7 @@ class Outgoing:
             except TakenError as error:
                 raise StoreError(f"{self.shown}: another writer took over", hint="give another output") from error
         for name in names:
-            stand_in(self.folder.at(_below(self.folder.key, name)))
+            stand_in(self.folder.below(name))
         self._unmark()
 
     def _put(self, place: Place) -> None:
@@ -149,8 +149,8 @@ class Outgoing:
     def token(self) -> str | None:
         """The content of this spool's markers."""
         try:
-            return str(json.loads(self.marker.state.read_bytes())["writer"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return _token(self.marker.state.read_bytes())
+        except OSError:
             return None
 
     def _mark(self) -> None:
@@ -159,14 +159,7 @@ class Outgoing:
             return
         if held is not None and not self.take:
             raise self._held(held[0])
-        body = claim_body()
-        self.marker.state.parent.mkdir(parents=True, exist_ok=True)
-        self.marker.state.write_bytes(body)
-        try:
-            client.put(self.marker, body, None if held is None else held[1])
-        except TakenError as error:
-            found = client.read(self.marker)
-            raise self._held(found[0] if found is not None else b"{}") from error
+        put_claim(self.marker, held, self._held)
 
     def _unmark(self) -> None:
         client.delete(self.marker)
@@ -179,11 +172,19 @@ class Outgoing:
         )
 
 
-def claim_body() -> bytes:
-    """The content of a lock object."""
+def put_claim(place: Place, held: tuple[bytes, str] | None, taken: Callable[[bytes], StoreError]) -> None:
+    """Make this process the holder of a lock object, in the place of ``held`` (its content and tag) if that is still there;
+    else raise ``taken`` of what is."""
     since = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    held = {"writer": secrets.token_hex(8), "pid": os.getpid(), "host": os.uname().nodename, "since": since}
-    return json.dumps(held).encode()
+    claim = {"writer": secrets.token_hex(8), "pid": os.getpid(), "host": os.uname().nodename, "since": since}
+    body = json.dumps(claim).encode()
+    place.state.parent.mkdir(parents=True, exist_ok=True)
+    place.state.write_bytes(body)
+    try:
+        client.put(place, body, None if held is None else held[1])
+    except TakenError as error:
+        found = client.read(place)
+        raise taken(found[0] if found is not None else b"{}") from error
 
 
 def holder(body: bytes) -> str:
@@ -200,7 +201,3 @@ def _token(body: bytes) -> str | None:
         return str(json.loads(body)["writer"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _below(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name

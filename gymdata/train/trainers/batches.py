@@ -165,41 +165,44 @@ def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, side
     return 1 - once / max(every, 1)
 
 
-class SiblingSampler(Sampler[int]):
+class _EpochSampler(Sampler[int]):
+    """``rows`` row numbers in an order that is drawn for each epoch."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows, self.seed, self.epoch = rows, seed, 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class SiblingSampler(_EpochSampler):
     """Row numbers of a dataset, siblings side by side: groups in an order that is drawn for each epoch, and the rows within
     them. ``groups``: the group of each row; a filler (see ``row_dataset``) comes last."""
 
     def __init__(self, groups: np.ndarray, rows: int, seed: int) -> None:
-        self.groups, self.rows, self.seed, self.epoch = groups, rows, seed, 0
-
-    def __len__(self) -> int:
-        return self.rows
+        super().__init__(rows, seed)
+        self.groups = groups
 
     def __iter__(self) -> Iterator[int]:
         yield from siblings_together(self.groups, np.random.default_rng((self.seed, self.epoch))).tolist()
         yield from range(len(self.groups), self.rows)
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
-
-class FillersLast(Sampler[int]):
+class FillersLast(_EpochSampler):
     """Row numbers in the order that torch's sampler draws for as many rows as are ``real``, and the fillers (see
     ``row_dataset``) after them: whatever the number of processes, a step has the same rows."""
 
     def __init__(self, real: int, rows: int, seed: int) -> None:
-        self.real, self.rows, self.seed, self.epoch = real, rows, seed, 0
-
-    def __len__(self) -> int:
-        return self.rows
+        super().__init__(rows, seed)
+        self.real = real
 
     def __iter__(self) -> Iterator[int]:
         # accelerate draws the epochs of torch's sampler from these seeds.
         yield from torch.randperm(self.real, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
         yield from range(self.real, self.rows)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 def siblings_together(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:

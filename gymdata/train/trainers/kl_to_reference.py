@@ -18,10 +18,11 @@ from trl.trainer.utils import selective_log_softmax
 
 from gymdata import credit
 from gymdata.engines._transformers import local_folder
+from gymdata.errors import DataError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
-from gymdata.train.sequence_data import SFT_COLUMNS, training_rollouts
+from gymdata.train.sequence_data import SFT_COLUMNS, made_sequences, no_token_ids, training_experiences
 from gymdata.train.trainers.batches import padded
 
 _BATCH = 32
@@ -32,10 +33,15 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     compare, are left out."""
     from transformers import AutoModelForCausalLM
 
-    table = read_table(rollouts, ROLLOUTS, [*SFT_COLUMNS, "temperature"])
+    table = read_table(rollouts, ROLLOUTS, SFT_COLUMNS)
     table = table.filter(pc.greater(table["temperature"], 0)).sort_by("rollout_id").slice(0, limit)
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
-    data = training_rollouts(table.select(list(SFT_COLUMNS)), "all", where=rollouts, keep_duplicates=True)
+    if not table.num_rows:
+        raise DataError.empty(rollouts, "rollouts")
+    made = made_sequences(table, rollouts)
+    if not made.num_rows:
+        raise no_token_ids(rollouts)
+    data = training_experiences(made, where=rollouts)
     gpu = torch.cuda.is_available()
     first: Any = AutoModelForCausalLM.from_pretrained(local_folder(model), dtype=torch.float32, local_files_only=True)
     first = first.to("cuda" if gpu else "cpu").eval()

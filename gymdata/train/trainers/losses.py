@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -34,16 +34,36 @@ LossFunction = Callable[..., Result]
 _LARGEST = 80.0
 
 
-def _over_mask(function: LossFunction) -> LossFunction:
-    """Replaces masked values by zeros, in inputs and outputs."""
+class Tokens(NamedTuple):
+    """What a loss is computed from, each of shape (B, T), values 0 where masked."""
+
+    logprobs: Tensor
+    saved: Tensor
+    advantages: Tensor
+    mask: Tensor
+    reference: Tensor | None
+
+    @property
+    def ratio(self) -> Tensor:
+        """r."""
+        return torch.exp(self.logprobs - self.saved)
+
+    @property
+    def sequence_ratio(self) -> Tensor:
+        """R, (B, 1)."""
+        return torch.exp((self.logprobs - self.saved).sum(dim=1, keepdim=True).clamp(max=_LARGEST))
+
+
+def _over_mask(function: Callable[..., Result]) -> LossFunction:
+    """A function of ``Tokens`` as a loss: values at masked positions are zeros, in inputs and outputs."""
 
     @functools.wraps(function)
     def masked(
         logprobs: Tensor, saved: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor | None = None, **given: Any
     ) -> Result:
-        ins = [torch.where(mask, each, 0.0) for each in (logprobs, saved, advantages)]
+        logprobs, saved, advantages = (torch.where(mask, each, 0.0) for each in (logprobs, saved, advantages))
         known = None if reference is None else torch.where(mask, reference, 0.0)
-        loss, limited = function(*ins, mask, known, **given)
+        loss, limited = function(Tokens(logprobs, saved, advantages, mask, known), **given)
         return torch.where(mask, loss, 0.0), limited & mask
 
     return masked
@@ -63,30 +83,17 @@ def _shares(sequences: Tensor, mask: Tensor) -> Tensor:
     return sequences / _lengths(mask) * mask
 
 
-def _sequence_ratio(logprobs: Tensor, saved: Tensor) -> Tensor:
-    """R, (B, 1)."""
-    return torch.exp((logprobs - saved).sum(dim=1, keepdim=True).clamp(max=_LARGEST))
-
-
 def _none(logprobs: Tensor) -> Tensor:
     return torch.zeros_like(logprobs, dtype=torch.bool)
 
 
 @_over_mask
-def ppo_clip(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Result:
+def ppo_clip(at: Tokens, *, clip_low: float, clip_high: float) -> Result:
     """−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A). Schulman et al. 2017, arXiv 1707.06347."""
-    ratio = torch.exp(logprobs - saved)
+    ratio = at.ratio
     limited = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * advantages, limited * advantages), _outside(ratio, advantages, clip_low, clip_high)
+    loss = -torch.minimum(ratio * at.advantages, limited * at.advantages)
+    return loss, _outside(ratio, at.advantages, clip_low, clip_high)
 
 
 def _outside(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
@@ -95,283 +102,160 @@ def _outside(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tens
 
 
 @_over_mask
-def cispo(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Result:
+def cispo(at: Tokens, *, clip_low: float, clip_high: float) -> Result:
     """−sg(clip(r, 1 − clip_low, 1 + clip_high))·A·ℓ. MiniMax-M1, 2025, arXiv 2506.13585."""
-    ratio = torch.exp(logprobs - saved).detach()
+    ratio = at.ratio.detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -weight * advantages * logprobs, ratio != weight
+    return -weight * at.advantages * at.logprobs, ratio != weight
 
 
 @_over_mask
-def tis_reinforce(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tis_cap: float,
-) -> Result:
+def tis_reinforce(at: Tokens, *, tis_cap: float) -> Result:
     """−sg(min(r, tis_cap))·A·ℓ: truncated importance weights of tokens (as ScaleRL describes them, arXiv 2510.13786)."""
-    ratio = torch.exp(logprobs - saved).detach()
-    return -ratio.clamp(max=tis_cap) * advantages * logprobs, ratio > tis_cap
+    ratio = at.ratio.detach()
+    return -ratio.clamp(max=tis_cap) * at.advantages * at.logprobs, ratio > tis_cap
 
 
 @_over_mask
-def tis_sequence(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tis_cap: float,
-) -> Result:
+def tis_sequence(at: Tokens, *, tis_cap: float) -> Result:
     """−sg(min(R, tis_cap))·A·ℓ: a truncated importance weight of the sequence (TIS in arXiv 2503.14286, section 2; verl's
     rollout correction applies it to the tokens in the same way)."""
-    ratio = _sequence_ratio(logprobs, saved).detach()
-    return -ratio.clamp(max=tis_cap) * advantages * logprobs, (ratio > tis_cap) & mask
+    ratio = at.sequence_ratio.detach()
+    return -ratio.clamp(max=tis_cap) * at.advantages * at.logprobs, (ratio > tis_cap) & at.mask
 
 
 @_over_mask
-def mis(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tis_cap: float,
-    mis_level: str,
-) -> Result:
+def mis(at: Tokens, *, tis_cap: float, mis_level: str) -> Result:
     """−sg(w·[w ≤ tis_cap])·A·ℓ with w = r (``token``) or R (``sequence``): what ``tis_*`` truncates has no part at all.
     Sequence level: Qi et al. 2025, arXiv 2510.26788."""
-    ratio = _sequence_ratio(logprobs, saved) if mis_level == "sequence" else torch.exp(logprobs - saved)
+    ratio = at.sequence_ratio if mis_level == "sequence" else at.ratio
     ratio = ratio.detach()
-    beyond = (ratio > tis_cap) & mask
-    return -ratio.masked_fill(ratio > tis_cap, 0.0) * advantages * logprobs, beyond
+    beyond = (ratio > tis_cap) & at.mask
+    return -ratio.masked_fill(ratio > tis_cap, 0.0) * at.advantages * at.logprobs, beyond
 
 
 @_over_mask
-def icepop(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Result:
+def icepop(at: Tokens, *, clip_low: float, clip_high: float) -> Result:
     """−sg(M(r))·A·ℓ, M(r) = r inside [1 − clip_low, 1 + clip_high], else 0 (the source: α 0.5, β 5). Ling team 2025, arXiv
     2510.18855."""
-    ratio = torch.exp(logprobs - saved).detach()
+    ratio = at.ratio.detach()
     outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-    return -ratio.masked_fill(outside, 0.0) * advantages * logprobs, outside
+    return -ratio.masked_fill(outside, 0.0) * at.advantages * at.logprobs, outside
 
 
 @_over_mask
-def gspo(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Result:
+def gspo(at: Tokens, *, clip_low: float, clip_high: float) -> Result:
     """−min(s·A, clip(s, 1 − clip_low, 1 + clip_high)·A), mean over sequences. Zheng et al. 2025, arXiv 2507.18071.
 
     In the form GSPO-token of the source: the gradient of s reaches each token through its own log-prob, so advantages may
     differ within a sequence; where they do not, loss and gradient are those of GSPO.
     """
-    mean = _mean(logprobs - saved, mask).detach()
-    ratio = torch.exp(mean + logprobs - logprobs.detach())
+    mean = _mean(at.logprobs - at.saved, at.mask).detach()
+    ratio = torch.exp(mean + at.logprobs - at.logprobs.detach())
     limited = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.minimum(ratio * advantages, limited * advantages)
-    return loss / _lengths(mask), _outside(ratio, advantages, clip_low, clip_high)
+    loss = -torch.minimum(ratio * at.advantages, limited * at.advantages)
+    return loss / _lengths(at.mask), _outside(ratio, at.advantages, clip_low, clip_high)
 
 
 @_over_mask
-def gmpo(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Result:
+def gmpo(at: Tokens, *, clip_low: float, clip_high: float) -> Result:
     """−exp(mean of log r')·mean of A, mean over sequences; log r' is log r, at most clip_high where A > 0 and at least
     −clip_low where A < 0. Zhao et al. 2025, arXiv 2507.20673 (ε 0.4)."""
-    apart = logprobs - saved
-    beyond = ((apart > clip_high) & (advantages > 0)) | ((apart < -clip_low) & (advantages < 0))
+    apart = at.logprobs - at.saved
+    beyond = ((apart > clip_high) & (at.advantages > 0)) | ((apart < -clip_low) & (at.advantages < 0))
     kept = torch.where(beyond, apart.clamp(-clip_low, clip_high), apart)
-    sequences = -torch.exp(_mean(kept, mask)) * _mean(advantages, mask)
-    return _shares(sequences, mask), beyond
+    sequences = -torch.exp(_mean(kept, at.mask)) * _mean(at.advantages, at.mask)
+    return _shares(sequences, at.mask), beyond
 
 
-def _masked_by_divergence(
-    logprobs: Tensor, saved: Tensor, advantages: Tensor, beyond: Tensor, tis_cap: float
-) -> Result:
-    weight = torch.exp(logprobs - saved).detach().clamp(max=tis_cap)
-    return -(weight * advantages).masked_fill(beyond, 0.0) * logprobs, beyond
+def _masked_by_divergence(at: Tokens, beyond: Tensor, tis_cap: float) -> Result:
+    weight = at.ratio.detach().clamp(max=tis_cap)
+    return -(weight * at.advantages).masked_fill(beyond, 0.0) * at.logprobs, beyond
 
 
 @_over_mask
-def dppo_tv(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-    tis_cap: float,
-) -> Result:
+def dppo_tv(at: Tokens, *, clip_low: float, clip_high: float, tis_cap: float) -> Result:
     """−sg(min(r, tis_cap))·A·ℓ, 0 for a token whose update leads further away and whose probability has moved by more than
     clip_high (A > 0) or clip_low (A < 0): binary total variation. Qi et al. 2026, arXiv 2602.04879."""
-    moved = (torch.exp(logprobs) - torch.exp(saved)).detach()
-    beyond = ((advantages > 0) & (moved > clip_high)) | ((advantages < 0) & (-moved > clip_low))
-    return _masked_by_divergence(logprobs, saved, advantages, beyond, tis_cap)
+    moved = (torch.exp(at.logprobs) - torch.exp(at.saved)).detach()
+    beyond = ((at.advantages > 0) & (moved > clip_high)) | ((at.advantages < 0) & (-moved > clip_low))
+    return _masked_by_divergence(at, beyond, tis_cap)
 
 
 @_over_mask
-def dppo_kl(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-    tis_cap: float,
-) -> Result:
+def dppo_kl(at: Tokens, *, clip_low: float, clip_high: float, tis_cap: float) -> Result:
     """As ``dppo_tv`` with the binary KL(π_saved ‖ π) = p log(p/q) + (1 − p) log((1 − p)/(1 − q)), p and q the saved and the
     new probability of the token. Qi et al. 2026, arXiv 2602.04879."""
     with torch.no_grad():
         # 1 − exp(0) would be 0, whose logarithm is infinite.
-        rest, rest_saved = (torch.log(-torch.expm1(each.clamp(max=-1e-7))) for each in (logprobs, saved))
-        old = torch.exp(saved)
-        kl = old * (saved - logprobs) + (1 - old) * (rest_saved - rest)
-        up, down = (advantages > 0) & (logprobs > saved), (advantages < 0) & (logprobs < saved)
+        rest, rest_saved = (torch.log(-torch.expm1(each.clamp(max=-1e-7))) for each in (at.logprobs, at.saved))
+        old = torch.exp(at.saved)
+        kl = old * (at.saved - at.logprobs) + (1 - old) * (rest_saved - rest)
+        up, down = (at.advantages > 0) & (at.logprobs > at.saved), (at.advantages < 0) & (at.logprobs < at.saved)
         beyond = (up & (kl > clip_high)) | (down & (kl > clip_low))
-    return _masked_by_divergence(logprobs, saved, advantages, beyond, tis_cap)
+    return _masked_by_divergence(at, beyond, tis_cap)
 
 
 @_over_mask
-def sapo(
-    logprobs: Tensor,
-    saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tau_positive: float,
-    tau_negative: float,
-) -> Result:
+def sapo(at: Tokens, *, tau_positive: float, tau_negative: float) -> Result:
     """−σ(τ·(r − 1))·4/τ·A: a soft gate, whose gradient at r = 1 is that of REINFORCE. Gao et al. 2025, arXiv 2511.20347."""
-    ratio = torch.exp(logprobs - saved)
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
-    return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages, _none(logprobs)
+    ratio = at.ratio
+    tau = torch.where(at.advantages > 0, tau_positive, tau_negative)
+    return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * at.advantages, _none(at.logprobs)
 
 
 @_over_mask
-def topr(logprobs: Tensor, saved: Tensor, advantages: Tensor, mask: Tensor, _reference: Tensor | None = None) -> Result:
+def topr(at: Tokens) -> Result:
     """−A·L where A ≥ 0, −sg(min(R, 1))·A·L where A < 0, mean over sequences. Le Roux et al. 2025, arXiv 2503.14286."""
-    ratio = _sequence_ratio(logprobs, saved).detach()
-    weight = torch.where(advantages < 0, ratio.clamp(max=1.0), 1.0)
-    return -weight * advantages * logprobs, (advantages < 0) & (ratio > 1) & mask
+    ratio = at.sequence_ratio.detach()
+    weight = torch.where(at.advantages < 0, ratio.clamp(max=1.0), 1.0)
+    return -weight * at.advantages * at.logprobs, (at.advantages < 0) & (ratio > 1) & at.mask
 
 
 @_over_mask
-def asymre(
-    logprobs: Tensor,
-    _saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    baseline_shift: float,
-) -> Result:
+def asymre(at: Tokens, *, baseline_shift: float) -> Result:
     """−(A − baseline_shift)·L, mean over sequences: REINFORCE without a ratio, its baseline moved (below the mean reward
     where baseline_shift < 0). Arnal et al. 2025, arXiv 2506.20520 (there δV)."""
-    return -(advantages - baseline_shift) * logprobs, _none(logprobs)
+    return -(at.advantages - baseline_shift) * at.logprobs, _none(at.logprobs)
 
 
 @_over_mask
-def opmd(
-    logprobs: Tensor,
-    _saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tau: float,
-) -> Result:
+def opmd(at: Tokens, *, tau: float) -> Result:
     """−A·ℓ/(1 + tau), the simplified form of the source. Trinity-RFT 2025, arXiv 2505.17826."""
-    return -advantages * logprobs / (1 + tau), _none(logprobs)
+    return -at.advantages * at.logprobs / (1 + tau), _none(at.logprobs)
 
 
 @_over_mask
-def dro(
-    logprobs: Tensor, _saved: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor | None = None, *, tau: float
-) -> Result:
+def dro(at: Tokens, *, tau: float) -> Result:
     """−A·L + tau/2·(L − L_ref)², mean over sequences; A: reward − value. Richemond et al. 2024, arXiv 2405.19107."""
-    assert reference is not None
-    apart = (logprobs - reference).sum(dim=1, keepdim=True)
-    return -advantages * logprobs + _shares(tau / 2 * apart**2, mask), _none(logprobs)
+    assert at.reference is not None
+    apart = (at.logprobs - at.reference).sum(dim=1, keepdim=True)
+    return -at.advantages * at.logprobs + _shares(tau / 2 * apart**2, at.mask), _none(at.logprobs)
 
 
 @_over_mask
-def oapl(
-    logprobs: Tensor, saved: Tensor, advantages: Tensor, mask: Tensor, _reference: Tensor | None = None, *, tau: float
-) -> Result:
+def oapl(at: Tokens, *, tau: float) -> Result:
     """(tau·(L − L_saved) − A)², mean over sequences, A: reward − V*, V* = β·log mean exp(reward/β) over the group. arXiv
     2602.19362, after A*-PO (Brantley et al. 2025, arXiv 2505.20686).
 
     The policy that V* is an average over is the sampler, so the regression is to the sampler as well.
     """
-    apart = (logprobs - saved).sum(dim=1, keepdim=True)
-    return _shares((tau * apart - _mean(advantages, mask)) ** 2, mask), _none(logprobs)
+    apart = (at.logprobs - at.saved).sum(dim=1, keepdim=True)
+    return _shares((tau * apart - _mean(at.advantages, at.mask)) ** 2, at.mask), _none(at.logprobs)
 
 
 @_over_mask
-def awr(
-    logprobs: Tensor,
-    _saved: Tensor,
-    advantages: Tensor,
-    _mask: Tensor,
-    _reference: Tensor | None = None,
-    *,
-    tau: float,
-    weight_max: float,
-) -> Result:
+def awr(at: Tokens, *, tau: float, weight_max: float) -> Result:
     """−min(exp(A/tau), weight_max)·ℓ. Peng et al. 2019, arXiv 1910.00177 (there β)."""
-    weight = torch.exp((advantages / tau).clamp(max=_LARGEST))
-    return -weight.clamp(max=weight_max) * logprobs, weight > weight_max
+    weight = torch.exp((at.advantages / tau).clamp(max=_LARGEST))
+    return -weight.clamp(max=weight_max) * at.logprobs, weight > weight_max
 
 
 @_over_mask
-def filtered_bc(
-    logprobs: Tensor, _saved: Tensor, advantages: Tensor, _mask: Tensor, _reference: Tensor | None = None
-) -> Result:
+def filtered_bc(at: Tokens) -> Result:
     """−[A > 0]·ℓ: supervised training on what did better than its baseline. Wang et al. 2020 (CRR, binary), arXiv
     2006.15134."""
-    return -logprobs * (advantages > 0), advantages <= 0
+    return -at.logprobs * (at.advantages > 0), at.advantages <= 0
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import replacing
 from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
@@ -147,17 +148,6 @@ class StopOnSignal(TrainerCallback):
         if self.stopped:
             control.should_save = True
             control.should_training_stop = True
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a torn last line is left out."""
-    rows = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
 
 
 def draw_curve(folder: Path) -> None:

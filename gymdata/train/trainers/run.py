@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
+from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
 from gymdata.train.prepared import DATA, opened
@@ -40,7 +41,6 @@ from gymdata.train.trainers.metrics import (
     StopOnSignal,
     draw_curve,
     event,
-    read_metrics,
     summary,
 )
 

@@ -191,7 +191,6 @@ class ExactValueTrainer(BatchRLTrainer):
 
 
 def moments(numbers: np.ndarray) -> Moments:
-    """Moments of float64 (n,)."""
     mean = float(numbers.mean()) if len(numbers) else 0.0
     return Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
 

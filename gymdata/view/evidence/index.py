@@ -74,7 +74,6 @@ class Snapshot:
         return int(self.table.num_rows)
 
     def find(self, rollout_id: str) -> int | None:
-        """The row of a rollout."""
         at = pc.index(self.table["rollout_id"], pa.scalar(rollout_id)).as_py()
         return None if at < 0 else int(at)
 
@@ -84,7 +83,6 @@ class Snapshot:
         return found
 
     def file(self, number: int) -> Path:
-        """The file of a row."""
         for part in self.parts:
             if number < part.table.num_rows:
                 return part.source.path

@@ -64,11 +64,9 @@ class Rows:
         return found
 
     def file(self, number: int) -> Path:
-        """The file of a row."""
         return self.files[int(np.searchsorted(self.file_starts, number, side="right")) - 1]
 
     def row(self, number: int) -> dict[str, Any]:
-        """One row, all columns."""
         return self.rows([number])[0]
 
     def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:

@@ -19,8 +19,7 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table, write_run_json
 from gymdata.train import annotations
 from gymdata.train.annotations import AnnotationWriter, TurnPlaces, parts, place_of, run_behind, turn_places
-from gymdata.train.sequence_data import training_rollouts
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK, RETRY
 from tests.train.trainers.command import gymdata
 from tests.train.trainers.experience_files import experience_rows, write
@@ -268,7 +267,7 @@ def test_tokens_that_no_turn_sampled_are_refused(tmp_path: Path) -> None:
     """A sequence whose trained tokens are not all of turns of the run, or whose rollout is not there, is named."""
     made = rows()
     run = write_run(tmp_path / "run", made)
-    data = training_rollouts(rollouts_table(made), "all", keep_duplicates=True)
+    data = training_data("sft", rollouts_table(made), select="all", keep_duplicates=True)
     places = turn_places(data, run)
     named = [places.rollout_ids[row] for row in places.sequence]
     assert sorted(zip(named, places.turn.tolist(), strict=True)) == sorted(sampled(made))
@@ -277,6 +276,6 @@ def test_tokens_that_no_turn_sampled_are_refused(tmp_path: Path) -> None:
         RefusedError, match=r"1 of \d+ sequences train tokens that no turn in .* sampled \(first: a-0/0\)"
     ):
         turn_places(data, run)
-    some = training_rollouts(rollouts_table([rollout("z", 9, 1.0, BREAK)]), "all")
+    some = training_data("sft", rollouts_table([rollout("z", 9, 1.0, BREAK)]), select="all")
     with pytest.raises(RefusedError, match="2 of 2 sequences"):
         turn_places(some, run)

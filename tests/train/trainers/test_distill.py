@@ -16,8 +16,7 @@ from gymdata.engines.model_identity import model_facts
 from gymdata.errors import RefusedError
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.sequence_data import training_rollouts
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK, RETRY
 from tests.train.trainers.command import gymdata
 
@@ -124,7 +123,7 @@ def test_the_distributions_follow_their_tokens(teacher: Any) -> None:
                 before = (*prompt.tolist(), *turn["generation_token_ids"][: n + 1].tolist())
                 known[before] = [one["id"] for one in top]
     for limit in (None, 6):
-        data: Any = training_rollouts(rollouts_table(made), "all", max_length=limit, distill=True)
+        data = training_data("sft", rollouts_table(made), select="all", max_length=limit, distill=True)
         assert (data.k, set(data.temperature.tolist())) == (4, {np.float32(T)})
         for i in range(len(data)):
             ids, mask = data.sequences.token_ids[i], data.sequences.loss_mask[i]
@@ -138,9 +137,8 @@ def test_a_sampled_first_token_is_left_out_with_its_alternatives() -> None:
     row = rollout("a", 0, 1.0, [([], [10, 11, 2])])
     tops = [[{"id": i, "log_prob": -float(i)} for i in (token, token + 50)] for token in (10, 11, 2)]
     row["turns"] = [{**row["turns"][0], "top_log_probs": tops}]
-    data: Any = training_rollouts(
-        rollouts_table([row, row | {"rollout_id": "b-1"}]), "all", distill=True, keep_duplicates=True
-    )
+    table = rollouts_table([row, row | {"rollout_id": "b-1"}])
+    data = training_data("sft", table, select="all", distill=True, keep_duplicates=True)
     assert [data.sequences.loss_mask[i].tolist() for i in (0, 1)] == [[0, 1, 1]] * 2
     assert [data.top_ids[i].tolist() for i in (0, 1)] == [[11, 61, 2, 52]] * 2
     assert data.top_logprobs[1].tolist() == [-11.0, -61.0, -2.0, -52.0]
@@ -151,7 +149,7 @@ def test_rollouts_without_alternatives_are_refused(teacher: Any) -> None:
     made = rows(teacher)
     made[1] = rollout("b", 1, 1.0, BREAK)
     with pytest.raises(RefusedError, match=r"1 of 6 rollouts have no top_log_probs[\s\S]*--top-logprobs K"):
-        training_rollouts(rollouts_table(made), "all", distill=True)
+        training_data("sft", rollouts_table(made), select="all", distill=True)
 
 
 def test_a_student_comes_nearer_to_its_teacher(teacher: Any, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gymdata.errors import RefusedError, UsageError
-from gymdata.train.sequence_data import labels, training_labels
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from gymdata.train.sequence_data import labels
+from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BREAK
 from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import start
@@ -50,7 +50,7 @@ def test_labels(threshold: float | None, good: list[str], bad: list[str]) -> Non
 
 def test_what_is_left_out_is_counted() -> None:
     """Ties and missing rewards are told apart; a broken rollout's sequences all have its label."""
-    data = training_labels(rollouts_table(rows()))
+    data = training_data("kto", rollouts_table(rows()))
     assert data.counts == {
         "rollouts": 7, "desirable": 1, "undesirable": 1, "left_out_tie": 4, "left_out_no_reward": 1,
         "left_out_duplicate": 0, "sequences": 3,
@@ -70,12 +70,12 @@ def test_copies_are_trained_once() -> None:
     table = rollouts_table([rollout("a", i, r, two_turns(5, a)) for i, (r, a) in enumerate(
         [(1.0, 40), (1.0, 40), (0.0, 41), (0.0, 40), (0.0, 41)]
     )])  # fmt: skip
-    data = training_labels(table)
+    data = training_data("kto", table)
     assert list(zip(data.rollout_ids, data.label.tolist(), strict=True)) == [
         ("a-0", True), ("a-2", False), ("a-3", False)
     ]  # fmt: skip
     assert (data.counts["desirable"], data.counts["undesirable"], data.counts["left_out_duplicate"]) == (2, 3, 2)
-    every = training_labels(table, keep_duplicates=True)
+    every = training_data("kto", table, keep_duplicates=True)
     assert (len(every), every.counts["left_out_duplicate"]) == (5, 0)
     assert every.sequences.trained().count == 5 * 5
     assert data.sequences.trained().count == 3 * 5
@@ -84,9 +84,9 @@ def test_copies_are_trained_once() -> None:
 def test_nothing_to_tell_apart_is_refused() -> None:
     """No reward at all is R501, rewards that are all alike R503."""
     with pytest.raises(RefusedError, match="R501"):
-        training_labels(rollouts_table([rows()[3]]))
+        training_data("kto", rollouts_table([rows()[3]]))
     with pytest.raises(RefusedError, match="R503"):
-        training_labels(rollouts_table(rows()[5:]))
+        training_data("kto", rollouts_table(rows()[5:]))
 
 
 def test_the_loss_is_that_by_hand(policy: Path, tmp_path: Path) -> None:

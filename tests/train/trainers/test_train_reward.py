@@ -13,7 +13,7 @@ import pytest
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
-from gymdata.train.pair_data import REWARD_COLUMNS, reward_pairs
+from tests.rollout_files import training_data
 from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 
@@ -40,15 +40,15 @@ def ranked(policy: Path, folder: Path, n: int = 60) -> Path:
 
 def test_no_task_is_on_both_sides(policy: Path, tmp_path: Path) -> None:
     """The split is by task, drawn by the seed, and independent of the order of rows."""
-    table = read_table(write_pairs(tmp_path, pair_rows(policy, 40)), PAIRS, columns=REWARD_COLUMNS)
-    data = reward_pairs(table, 0.25, seed=1)
+    table = read_table(write_pairs(tmp_path, pair_rows(policy, 40)), PAIRS)
+    data = training_data("reward", table, split=0.25, seed=1)
     assert data.counts == {"pairs": 30, "heldout_pairs": 10, "heldout_tasks": 5}
     task = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
     assert not {task[p] for p in data.pair_ids} & set(data.heldout_tasks)
-    turned = reward_pairs(table.take(np.arange(39, -1, -1)), 0.25, seed=1)
+    turned = training_data("reward", table.take(np.arange(39, -1, -1)), split=0.25, seed=1)
     assert set(turned.heldout_tasks) == set(data.heldout_tasks)
-    assert set(reward_pairs(table, 0.25, seed=2).heldout_tasks) != set(data.heldout_tasks)
-    assert reward_pairs(table, 0.0, seed=1).heldout is None
+    assert set(training_data("reward", table, split=0.25, seed=2).heldout_tasks) != set(data.heldout_tasks)
+    assert training_data("reward", table, split=0.0, seed=1).heldout is None
 
 
 def test_the_pad_is_never_an_end(ends_are_pads: Path, tmp_path: Path) -> None:

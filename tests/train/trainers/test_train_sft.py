@@ -13,8 +13,8 @@ from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.sequence_data import chosen_rollouts, training_rollouts
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from gymdata.train.sequence_data import chosen_rollouts
+from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK
 from tests.train.trainers.command import gymdata
 
@@ -49,7 +49,7 @@ def test_choice(select: Any, floor: float | None, expected: list[str]) -> None:
 def test_what_is_trained_is_what_was_sampled() -> None:
     """Ids and masks of the sequences, a broken rollout in several, every sampled token once."""
     table = rollouts_table(rows())
-    data = training_rollouts(table, "above")
+    data = training_data("sft", table, select="above")
     expected = [
         (r["rollout_id"], s.input_ids.tolist(), s.loss_mask.tolist())
         for r in rows() if r["reward"] is not None for s in sequences(r["turns"])
@@ -60,24 +60,26 @@ def test_what_is_trained_is_what_was_sampled() -> None:
     ]
     assert sorted(found) == sorted(expected)
     with pytest.raises(DataError, match="is empty"):
-        training_rollouts(table.slice(0, 0))
+        training_data("sft", table.slice(0, 0))
     with pytest.raises(RefusedError, match="R501"):
-        training_rollouts(table, "best", min_reward=2.0)
+        training_data("sft", table, select="best", min_reward=2.0)
 
 
 def test_copies_are_trained_once() -> None:
     """Of sequences with the same ids and mask the first is trained; those that differ only after the cut are copies."""
     calls = [two_turns(5, 40), two_turns(5, 40), two_turns(5, 41), BREAK, BREAK]
     table = rollouts_table([rollout("a", i, 1.0, call) for i, call in enumerate(calls)])
-    data = training_rollouts(table, "all")
+    data = training_data("sft", table, select="all")
     assert sorted(set(data.rollout_ids)) == ["a-0", "a-2", "a-3"]
     assert data.counts["rollouts_chosen"] == 5
     assert data.counts["left_out_duplicate"] == 1 + len(sequences(rollout("x", 0, 1.0, BREAK)["turns"]))
     assert len(data.advantages.values) == len(data.sequences.token_ids.values)
     assert len(data.weight) == len(data)
-    every = training_rollouts(table, "all", keep_duplicates=True)
+    every = training_data("sft", table, select="all", keep_duplicates=True)
     assert len(every) == len(data) + data.counts["left_out_duplicate"]
-    assert [i for i in training_rollouts(table, "all", max_length=7).rollout_ids if i in ("a-0", "a-2")] == ["a-0"]
+    assert [i for i in training_data("sft", table, select="all", max_length=7).rollout_ids if i in ("a-0", "a-2")] == [
+        "a-0"
+    ]
 
 
 def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import gymdata
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_run_json, read_table, write_run_json
-from gymdata.train.sequence_data import VALUE_COLUMNS, training_returns
-from tests.rollout_files import rollout, write_run
+from tests.rollout_files import rollout, training_data, write_run
 from tests.train.trainers.command import gymdata as command
 from tests.train.trainers.conftest import start
 from tests.train.trainers.experience_files import experience_rows, write
@@ -102,8 +101,7 @@ def test_held_out_tasks_are_not_trained(policy: Path, tmp_path: Path) -> None:
     """The split is by task, and what is cut or left out takes its returns with it."""
     rows = value_rows(policy)
     rows[2]["loss_mask"] = [0] * len(rows[2]["loss_mask"])
-    table = read_table(write(tmp_path, rows), EXPERIENCES, columns=VALUE_COLUMNS)
-    data = training_returns(table, 0.3, seed=0, max_length=12)
+    data = training_data("value", write(tmp_path, rows), split=0.3, seed=0, max_length=12)
     assert data.heldout is not None
     task = {row["rollout_id"]: row["task_id"] for row in rows}
     assert not {task[r] for r in data.rollout_ids} & set(data.heldout_tasks)
