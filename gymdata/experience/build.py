@@ -6,7 +6,7 @@ size of a batch; a pass gives the same batches in the same order as the one befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -337,18 +337,16 @@ class Crediting:
         return self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
-        """The moments of all advantages of kept rollouts, if they are normalised."""
+        """The moments of the advantages of kept rollouts, of ``target_agents`` where they are named, if they are
+        normalised."""
         if not (self.settings.whiten or self.settings.normalize_cross_batch):
             return None
         settings = self.settings
         discounted = self._undisturbed and settings.estimator != "gae" and not settings.kl_coef > 0
-        discounted &= settings.discount_unit == "token" and self.config.abandoned == "keep"
-        if (
-            self.has_plain_credit
-            and self.config.abandoned == "keep"
-            and shaped.outcome is not None
-            and shaped.steps is None
-        ):
+        # Counts of a column stand for tokens only where every sampled token is trained.
+        every = self.config.abandoned == "keep" and not self.config.target_agents
+        discounted &= settings.discount_unit == "token" and every
+        if self.has_plain_credit and every and shaped.outcome is not None and shaped.steps is None:
             # Every sampled token of a rollout has its outcome: no need to look at the tokens.
             generated = self.rollouts.generated[shaped.kept]
             return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
@@ -361,7 +359,8 @@ class Crediting:
                 total = credit.running_moments(total, returns if kept.all() else returns[np.repeat(kept, lengths)])
             return total
         for row, sequences, given, batch in self.credited(shaped):
-            mine = tokens_of(given.advantages, sequences, shaped.kept[row : row + batch.num_rows])
+            kept = shaped.kept[row : row + batch.num_rows]
+            mine = tokens_of(given.advantages, sequences, kept, self.config.target_agents)
             total = credit.running_moments(total, mine)
         return total
 
@@ -398,9 +397,14 @@ def kl_account(seen: credit.Moments, rollouts: int, config: ExperienceConfig) ->
     return found
 
 
-def tokens_of(values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray) -> np.ndarray:
-    """The numbers of the sampled tokens of kept rollouts."""
-    return values if kept.all() else values[sequences.sampled.logprobs.spread(kept)]
+def tokens_of(
+    values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray, agents: Collection[str] = ()
+) -> np.ndarray:
+    """The numbers of the sampled tokens of kept rollouts, and of ``agents`` only where they are named."""
+    if kept.all() and not agents:
+        return values
+    chosen = sequences.sampled.logprobs.spread(kept)
+    return values[chosen & sequences.sampled.of_agents(agents) if agents else chosen]
 
 
 def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:

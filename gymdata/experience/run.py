@@ -147,10 +147,10 @@ def _write(
         nonlocal seen, seen_kl
         for row, sequences, given, batch in work.credited(shaped, experiences.CARRIED):
             n = batch.num_rows
-            kept = shaped.kept[row : row + n]
-            seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept))
+            kept, agents = shaped.kept[row : row + n], work.config.target_agents
+            seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept, agents))
             if given.kl is not None:
-                seen_kl = credit.running_moments(seen_kl, tokens_of(given.kl, sequences, kept))
+                seen_kl = credit.running_moments(seen_kl, tokens_of(given.kl, sequences, kept, agents))
             finished = experiences.finish(given, work.settings, moments)
             numbers = {name: pa.array(of[row : row + n], from_pandas=name == "reward") for name, of in ours.items()}
             table = experiences.rows(sequences, finished, batch, numbers)

@@ -45,6 +45,8 @@ SUFFIXES = {
     "atif": (".jsonl", ".json"),
 }
 _EXPECTED = "NeMo Gym rows, trajectories or DPO rows of the NeMo Agent Toolkit, or ATIF trajectories"
+#: Columns of published text data, of which ``collect`` makes tasks.
+_TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query"}
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
 #: Rows per row group of verl's table.
@@ -86,8 +88,18 @@ def _format(source: Source) -> str:
         return "nat-dpo-items" if nat.is_dpo(value) else "nat-trajectories"
     raise DataError(
         f"{source.path}: got no row of a known format among its first lines, expected {_EXPECTED}",
-        hint="files of gymdata need no import; --from names a format",
+        hint=_hint(source.path, value[0] if isinstance(value, list) and value else value),
     )
+
+
+def _hint(path: Path, row: Any) -> str:
+    """What to do with a file that is in none of the formats; ``row``: its first."""
+    if isinstance(row, Mapping) and "rollout_id" not in row and row.keys() & _TEXTS:
+        return (
+            f"prompts and conversations are tasks: `gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; "
+            "answers that a model wrote can be imported as NeMo Gym rows, and `gymdata tokenize` renders their ids"
+        )
+    return "files of gymdata need no import; --from names a format"
 
 
 def read(

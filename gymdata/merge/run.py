@@ -8,6 +8,7 @@ grows with the ids only; the output's run.json leads back to every run.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,6 +101,9 @@ def merge(
     sources = [Path(one) for one in paths_of(path, "merge")]
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
+    for source, times in Counter(source.resolve() for source in sources).items():
+        if times > 1:
+            warn(f"{source}: is given {'twice' if times == 2 else f'{times} times'}: its rollouts are kept once")
     facts = [_facts(source) for source in sources]
     _refuse_other_identity(sources, facts)
     target = _target(sources, output) if write else None

@@ -424,7 +424,7 @@ BREAKS = ("T200", "T201", "T202", "T203", "T204")
 def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
     """The codes that begin with any of ``prefixes`` (``T2`` is every T2xx). Raises UsageError for one that matches none."""
     chosen: set[str] = set()
-    for raw in prefixes:
+    for raw in [prefixes] if isinstance(prefixes, str) else prefixes:
         for prefix in raw.replace(",", " ").split():
             found = [code for code in CODES if code.startswith(prefix.upper())]
             if not found:

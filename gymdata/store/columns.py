@@ -257,7 +257,7 @@ def _first_fault(
             hint = None
             if (other := other_rows(row, table, where)) is not None:
                 return other
-            if isinstance(row, Mapping) and not row.keys() & _IDS:
+            if isinstance(row, Mapping) and row and not row.keys() & _IDS:
                 hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:

@@ -98,6 +98,19 @@ def test_each_agent_has_its_running_baseline(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["a-2"], [-0.75, -0.75, 2.75, 2.75])
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_whitening_counts_the_tokens_that_are_trained(tmp_path: Path, gamma: float) -> None:
+    """With --target-agents the trained advantages have mean 0 and std 1; tokens of other agents do not count."""
+    rows = [rollout("a", 0, 1.0, SHORT), rollout("a", 1, 0.0, LONG)]
+    for row, agents in zip(rows, (("solver", "critic"), ("solver", "solver", "critic")), strict=True):
+        row["turns"] = [{**turn, "agent": agent} for turn, agent in zip(row["turns"], agents, strict=True)]
+    run = write_run(tmp_path / "run", rows)
+    found = advantages(run, estimator="reinforce", gamma=gamma, whiten=True, target_agents=("solver",))
+    whitened = [*found["a-0"], *found["a-1"]]
+    assert len(whitened) == 6
+    np.testing.assert_allclose([np.mean(whitened), np.std(whitened, ddof=1)], [0, 1], atol=1e-6)
+
+
 def with_top(row: dict[str, Any], seed: int) -> dict[str, Any]:
     """Three saved alternatives a token, the sampled one at 0.5."""
     rng = np.random.default_rng(seed)

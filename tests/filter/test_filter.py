@@ -246,3 +246,11 @@ def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:
     assert [note for step in report.steps for note in step.notes] == ["1234560: 6 before", "1234561: 3 before"]
     assert gymdata.filter(folder, write=False, balance="task.x").steps[0].rows_out == 9
     assert "3 values" in gymdata.filter(folder, write=False, balance="task.x").steps[0].detail
+
+
+@pytest.mark.parametrize("given", [lambda row: True, [lambda row: True], {"reward": 1}, 1])
+def test_conditions_are_text(run: Path, tmp_path: Path, given: Any) -> None:
+    """A condition that is not text is refused with an example of one, and nothing is written."""
+    with pytest.raises(UsageError, match=r'where: got .*, expected a condition as text, such as "reward > 0.5"'):
+        gymdata.filter(run, tmp_path / "o.parquet", where=given)
+    assert not (tmp_path / "o.parquet").exists()

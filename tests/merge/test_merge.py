@@ -121,6 +121,14 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "merged.parquet") == rows_of(run)
 
 
+def test_the_same_path_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is given twice under one path is kept once, with a warning that names it."""
+    run = twice(tmp_path, "a", 20)
+    assert main(["merge", str(run), f"{run}/", "-o", str(tmp_path / "merged.parquet")]) == 0
+    assert f"warning: {run}: is given twice: its rollouts are kept once" in capsys.readouterr().err
+    assert rows_of(tmp_path / "merged.parquet") == rows_of(run)
+
+
 def test_contradicting_duplicates_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rollout, both runs and the columns are named; nothing is written."""
     run, other = twice(tmp_path, "a", 20), tmp_path / "b"

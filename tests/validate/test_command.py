@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 
@@ -153,3 +154,12 @@ def test_an_explanation_wraps_at_words_on_a_terminal(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.split() == piped.split()
+
+
+def test_one_code_may_be_text(tmp_path: Path) -> None:
+    """In Python ``select="T209"`` is that code, as on the command line, not its letters."""
+    rows = native_rows(n=2)
+    rows[1]["turns"][2]["generation_token_ids"][0] ^= 1
+    broken = write_native(tmp_path, rows, "jsonl")
+    assert gymdata.validate(broken, select="T209").errors == 1
+    assert gymdata.validate(broken, ignore="T209").errors == 0
