@@ -212,12 +212,18 @@ class UsageError(GymdataError):
         return error
 
     @classmethod
-    def unknown_key(cls, key: str, known: Iterable[str], where: str) -> UsageError:
+    def unknown_key(cls, key: str, known: Iterable[str], where: str, value: object = None) -> UsageError:
+        """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""
         names = sorted(known)
         listed = f"one of {', '.join(names)}"
         # With those of a library's trainer they would fill a screen.
         hint = f"known keys: {', '.join(names)}" if len(listed) < _LONG else "`gymdata docs settings` lists the keys"
-        return cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or hint).at(where, key, listed)
+        inside = sorted(value.keys() & set(names)) if isinstance(value, dict) else []
+        if inside:
+            hint = f"settings have no sections: move {', '.join(inside)} to the top level"
+        else:
+            hint = _nearest(key, names) or hint
+        return cls(f"{where}: unknown key {key!r}", hint=hint).at(where, key, listed)
 
     @classmethod
     def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:

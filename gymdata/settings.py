@@ -9,6 +9,7 @@ whose source is not understood is None, never a guess.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib.util import find_spec
@@ -138,7 +139,7 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "extra_forbidden":
-            return UsageError.unknown_key(path, cls.model_fields, place_of(name, path))
+            return UsageError.unknown_key(path, cls.model_fields, place_of(name, path), fault["input"])
         if fault["type"] == "missing":
             how = cls.given_as.get(path)
             # "settings" is no name that a user knows.
@@ -209,7 +210,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # An invalid date is a ValueError of PyYAML's.
-        raise UsageError(f"{file}: is not YAML: {error}") from error
+        at = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
+        raise UsageError(f"{file}: is not valid YAML: {at}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -245,8 +247,6 @@ def _assign(values: dict[str, Any], text: str) -> None:
 
 
 def _loader() -> Any:
-    import re
-
     import yaml
     from yaml.composer import Composer
 
@@ -270,7 +270,7 @@ def _loader() -> Any:
                 if not isinstance(key, Hashable):
                     continue
                 if key in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", child.start_mark)
                 seen.add(key)
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return made
