@@ -272,6 +272,12 @@ def _instead(path: Path | str, held: str, wanted: str) -> str | None:
     return "; ".join(filter(None, (made, reads))) or None
 
 
+def foreign_row_hint(keys: Sequence[str], wanted: str) -> str:
+    """What to do about a row that has the keys of no table where the table ``wanted`` is read."""
+    made = _instead("RUN", "", wanted) or "`gymdata docs your-data` shows how rows of other systems are imported"
+    return f"this does not look like the table {wanted}: its first keys are {', '.join(keys[:4])}; {made}"
+
+
 class DataError(GymdataError):
     """A file or row is not what it must be."""
 
