@@ -174,6 +174,8 @@ def wanted(fault: Any) -> str:
     """What pydantic expected, as the text after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
+    # The class of a section is no name that a user knows.
+    message = re.sub("a valid dictionary or instance of .*", "an object of settings", message)
     message = message.replace("String should match pattern", "text that matches")
     # The parser's error adds nothing to the value.
     return message.partition(", unable to")[0]
