@@ -212,12 +212,18 @@ class UsageError(GymdataError):
         return error
 
     @classmethod
-    def unknown_key(cls, key: str, known: Iterable[str], where: str) -> UsageError:
+    def unknown_key(cls, key: str, known: Iterable[str], where: str, value: object = None) -> UsageError:
+        """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""
         names = sorted(known)
         listed = f"one of {', '.join(names)}"
         # With those of a library's trainer they would fill a screen.
         hint = f"known keys: {', '.join(names)}" if len(listed) < _LONG else "`gymdata docs settings` lists the keys"
-        return cls(f"{where}: unknown key {key!r}", hint=_nearest(key, names) or hint).at(where, key, listed)
+        inside = sorted(value.keys() & set(names)) if isinstance(value, dict) else []
+        if inside:
+            hint = f"settings have no sections: move {', '.join(inside)} to the top level"
+        else:
+            hint = _nearest(key, names) or hint
+        return cls(f"{where}: unknown key {key!r}", hint=hint).at(where, key, listed)
 
     @classmethod
     def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:
@@ -264,6 +270,12 @@ def _instead(path: Path | str, held: str, wanted: str) -> str | None:
     made = f"`gymdata {_MADE_BY[wanted]} {of}` makes {wanted} {it}" if wanted in _MADE_BY else None
     reads = None if held == "rollouts" and made else _TRAINED_BY.get(held)
     return "; ".join(filter(None, (made, reads))) or None
+
+
+def foreign_row_hint(keys: Sequence[str], wanted: str) -> str:
+    """What to do about a row that has the keys of no table where the table ``wanted`` is read."""
+    made = _instead("RUN", "", wanted) or "`gymdata docs your-data` shows how rows of other systems are imported"
+    return f"this does not look like the table {wanted}: its first keys are {', '.join(keys[:4])}; {made}"
 
 
 class DataError(GymdataError):

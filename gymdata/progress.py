@@ -153,9 +153,9 @@ class _Folders(logging.Handler):
                 self._files.pop(place).close()
 
     def close(self) -> None:
+        # The folders stay: a library that configures logging (vLLM) closes every handler, and more records follow.
         for file in self._files.values():
             file.close()
-        self._files.clear()
         super().close()
 
 

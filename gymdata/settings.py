@@ -12,6 +12,7 @@ import ast
 import contextlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib.util import find_spec
@@ -159,7 +160,8 @@ class Config(pydantic.BaseModel):
             seen.add(fault["loc"][:1])
             if fault["type"] == "extra_forbidden":
                 name = _called(path, where, flags)
-                yield UsageError.unknown_key(path, {*cls.model_fields, *own}, place_of(name, path))
+                known = {*cls.model_fields, *own}
+                yield UsageError.unknown_key(path, known, place_of(name, path), fault["input"])
             else:
                 yield cls._explained(fault, path, where, _called(path, where, flags))
 
@@ -214,6 +216,8 @@ def wanted(fault: Any) -> str:
     """What pydantic expected, as the text after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
+    # The class of a section is no name that a user knows.
+    message = re.sub("a valid dictionary or instance of .*", "an object of settings", message)
     message = message.replace("String should match pattern", "text that matches")
     # The parser's error adds nothing to the value.
     return message.partition(", unable to")[0]
@@ -250,7 +254,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # An invalid date is a ValueError of PyYAML's.
-        raise UsageError(f"{file}: is not YAML: {error}") from error
+        at = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
+        raise UsageError(f"{file}: is not valid YAML: {at}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -286,8 +291,6 @@ def _assign(values: dict[str, Any], text: str) -> None:
 
 
 def _loader() -> Any:
-    import re
-
     import yaml
     from yaml.composer import Composer
 
@@ -311,7 +314,7 @@ def _loader() -> Any:
                 if not isinstance(key, Hashable):
                     continue
                 if key in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", child.start_mark)
                 seen.add(key)
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return made

@@ -53,6 +53,10 @@ def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
         ({"strategy": "all", "seeds": [1, -(2**64)]}, r"expected an integer of at most 64 bits"),
         ({"strategy": "all", "engine": {"seed": 10**20}}, r"expected an integer of at most 64 bits"),
         ({"strategy": "all", "learning_rat": 1}, r"unknown key 'learning_rat'.*did you mean 'learning_rate'"),
+        (
+            {"train": {"strategy": "all", "slow": True}},
+            r"unknown key 'train'.*→ settings have no sections: move slow, strategy to the top level",
+        ),
     ],
 )
 def test_errors_name_the_key_and_what_was_expected(values: dict, said: str):
@@ -97,8 +101,16 @@ def test_a_number_that_no_run_json_holds_is_refused(given: str) -> None:
 def test_a_key_given_twice_is_refused(tmp_path: Path):
     """YAML would let the second one win in silence."""
     file = tmp_path / "c.yaml"
-    file.write_text("a: 1\na: 2\n")
-    with pytest.raises(UsageError, match="given twice"):
+    file.write_text("a: 1\nb: 2\na: 3\n")
+    with pytest.raises(UsageError, match=r"c\.yaml: is not valid YAML: key 'a' is given twice at line 3, column 1$"):
+        read_yaml(file)
+
+
+def test_an_error_of_yaml_names_its_line(tmp_path: Path) -> None:
+    """One line with the position in the file, not that of PyYAML's buffer."""
+    file = tmp_path / "c.yaml"
+    file.write_text("strategy: all\n  learning_rate: 1\n")
+    with pytest.raises(UsageError, match=r"mapping values are not allowed .* at line 2, column 16$"):
         read_yaml(file)
 
 

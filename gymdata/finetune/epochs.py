@@ -38,7 +38,9 @@ class EpochLoop:
         try:
             return _Run(plan, builder, adapter, watch, state).run()
         except KeyboardInterrupt:
+            at = state.running()
             state.end("interrupted", "interrupted")
+            watch.message(f"{plan.output}: stopped{at}; rerun the same command to resume")
             raise
         except GymdataError as error:
             state.end("failed", str(error))

@@ -100,6 +100,11 @@ class State:
         self._facts.pop("running", None)
         self._write()
 
+    def running(self) -> str:
+        """The stage that is running, for messages; empty between stages."""
+        at = self._facts.get("running")
+        return f" in epoch {at['epoch']} ({at['stage']})" if at else ""
+
     def end(self, status: str, failure: str | None = None) -> None:
         """How the loop ended: completed, failed or interrupted."""
         self._facts["status"] = status

@@ -54,7 +54,10 @@ def split_tasks(task_ids: Iterable[str], share: float, seed: int = 0) -> set[str
         raise UsageError.bad_value("split", share, "a share between 0 and 1, such as 0.1")
     distinct = set(task_ids)
     if len(distinct) < 2:
-        raise UsageError(f"split: got {counted(len(distinct), 'task')}, expected at least 2 to put on two sides")
+        raise UsageError(
+            f"split: got {counted(len(distinct), 'task')}, expected at least 2, so that one can be held out",
+            hint="give data of more tasks, or hold out none: `--split 0` in training, no `--split` elsewhere",
+        )
     drawn = sorted(distinct, key=lambda t: (xxhash.xxh3_64_intdigest(t.encode(), seed), t))
     return set(drawn[: min(max(1, round(share * len(drawn))), len(drawn) - 1)])
 

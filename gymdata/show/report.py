@@ -167,7 +167,12 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     known = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]
     yield "task", "  ".join([row["task_id"], *known[:_FIELDS]])
     parts = "  ".join(f"{part['name']} {_number(part['value'])}" for part in row["rewards"] or [])
-    yield "reward", f"{_number(row['reward'])}   {parts}".rstrip()
+    why = ""
+    if row["reward"] is None:
+        faults = row["extra"].get("reward_faults") if isinstance(row["extra"], dict) else None
+        failed = [f"{name} failed: {fault}" for name, fault in faults.items()] if isinstance(faults, dict) else []
+        why = "; ".join(failed) or "not scored"
+    yield "reward", "   ".join(filter(None, (_number(row["reward"]), parts, why)))
     reasons = dict.fromkeys(r for r in (row["stop_reason"], row["finish_reason"]) if r)
     yield "status", " · ".join([row["status"], *reasons])
     yield "policy", f"{row['policy']} (version {row['policy_version']}, temperature {row['temperature']:g})"

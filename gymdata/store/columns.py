@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.errors import DataError, counted, json_kind, json_value, plural
+from gymdata.errors import DataError, counted, foreign_row_hint, json_kind, json_value, plural
 from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
@@ -258,7 +258,7 @@ def _first_fault(
             if (other := other_rows(row, table, where)) is not None:
                 return other
             if isinstance(row, Mapping) and row and not row.keys() & _IDS:
-                hint = f"this does not look like the table {table.name}: its first keys are {', '.join([*row][:4])}"
+                hint = foreign_row_hint([*row], table.name)
             return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
         for name in columns:
             f = table.schema.field(name)

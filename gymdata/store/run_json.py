@@ -93,6 +93,9 @@ def state_left(facts: Mapping[str, Any]) -> str:
     last = next(iter((facts.get("attempts") or [])[-1:]), None)
     if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
         return "interrupted"
+    # Trainings and finetune have no attempts, or closed ones: a status.
+    if facts.get("status") in ("running", "failed"):
+        return "interrupted"
     operation, counts = (last or {}).get("operation"), facts.get("counts")
     gave_up = isinstance(operation, dict) and operation.get("give_up")
     return "rollouts pending" if isinstance(counts, dict) and counts.get("owed") and not gave_up else "complete"

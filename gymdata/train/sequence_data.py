@@ -655,7 +655,7 @@ def rollouts_to_label(
     if not len(rows):
         bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
         raise RefusedError(
-            f"{where}: all {known:,} rewards equal {bar}: none is desirable or undesirable",
+            f"{where}: each of {counted(known, 'reward')} equals {bar}: none is desirable or undesirable",
             code="R503",
             hint="--threshold sets the reward above which a rollout is desirable",
         )

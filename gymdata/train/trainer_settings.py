@@ -132,7 +132,7 @@ def sort_settings(
         if key in RESERVED:
             faults.append(UsageError(f"{called(key)} cannot be set here", hint=RESERVED[key]))
         elif home is None:
-            faults.append(UsageError.unknown_key(key, known, place_of(called(key), key)))
+            faults.append(UsageError.unknown_key(key, known, place_of(called(key), key), value))
         else:
             try:
                 found = _coerced(key, value, classes[home][key], called(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging.config
 import os
 import re
 from pathlib import Path
@@ -59,6 +60,18 @@ def test_what_is_printed_as_a_warning_is_one_in_the_log(tmp_path: Path) -> None:
     printed("warning: a disk is nearly full")
     stop_logging()
     assert log(str(tmp_path)).splitlines()[1].endswith(" WARNING a disk is nearly full")
+
+
+def test_the_log_survives_a_library_that_configures_logging(tmp_path: Path) -> None:
+    """vLLM configures logging while it starts, which closes every handler; what follows is still in the log."""
+    (tmp_path / "run.json").write_text("{}")
+    start_logging(None)
+    log_to(tmp_path)
+    printed("starting")
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    printed("ended")
+    stop_logging()
+    assert [LINE.sub("", line) for line in log(str(tmp_path)).splitlines()[1:]] == ["starting", "ended"]
 
 
 def test_stages_that_take_seconds_have_no_log() -> None:

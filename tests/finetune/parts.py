@@ -135,10 +135,12 @@ class Watched:
     def __init__(self) -> None:
         self.stages: list[tuple[int, str]] = []
         self.rows: list[Mapping[str, Any]] = []
+        self.messages: list[str] = []
 
     def update(self, **counts: float) -> None: ...
 
-    def message(self, text: str) -> None: ...
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
     def stage(self, epoch: int, name: str) -> None:
         self.stages.append((epoch, name))

@@ -71,6 +71,7 @@ def test_the_last_override_wins(tmp_path: Path) -> None:
         ("trajectory_builders.builder.temperature", -1, "temperature"),
         ("trajectory_builders.builder._type", "colect", "did you mean 'collect'"),
         ("trainer_adapters.adapter.lr", 1, "unknown key 'lr'"),
+        ("finetuning.curriculum_learning", True, "got True, expected an object of settings"),
         ("trainer_adapters.adapter.rl.learning_rte", 1, "did you mean 'learning_rate'"),
         (
             "trainer_adapters.adapter.settings",

@@ -243,15 +243,16 @@ def test_the_kl_coefficient_is_carried_over_epochs(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_loop_says_so_and_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C ends the loop as interrupted; the same command goes on."""
-    calls, out = Calls(), tmp_path / "out"
+    """Ctrl-C ends the loop as interrupted, with a line on how to resume; the same command resumes."""
+    calls, out, watched = Calls(), tmp_path / "out", Watched()
 
     class Interrupted(Builder):
         def collect(self, order: Any, progress: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EpochLoop().run(plan(out, calls), Interrupted(calls), Adapter(calls), Watched())
+        EpochLoop().run(plan(out, calls), Interrupted(calls), Adapter(calls), watched)
+    assert watched.messages == [f"{out}: stopped in epoch 1 (collect); rerun the same command to resume"]
     assert state(out)["status"] == state(out)["epochs"]["1"]["collect"]["state"] == "interrupted"
     EpochLoop().run(plan(out, calls), Builder(calls), Adapter(calls), Watched())
     assert state(out)["status"] == "completed"

@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError
-from gymdata.store import Run, StageOutput
+from gymdata.store import Run, StageOutput, write_run_json
 from gymdata.store.reading import DataWarning
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.store.conftest import make_row
@@ -129,6 +129,14 @@ def test_a_run_whose_writer_was_killed_is_interrupted(tmp_path: Path, capsys: py
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path / "some", **again):
         raise ZeroDivisionError
     assert states(tmp_path)["some"] == "interrupted"
+
+
+def test_a_training_or_loop_that_was_stopped_is_interrupted(tmp_path: Path):
+    """Their run.json has a status: only one that is completed is complete."""
+    for name, status in (("killed", "running"), ("stopped", "failed"), ("done", "completed")):
+        (tmp_path / name).mkdir()
+        write_run_json(tmp_path / name, {"stage": "finetune", "status": status})
+    assert states(tmp_path) == {"done": "complete", "killed": "interrupted", "stopped": "interrupted"}
 
 
 def test_a_collection_that_ended_early_has_rollouts_pending(tmp_path: Path):

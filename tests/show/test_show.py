@@ -116,6 +116,18 @@ def test_a_rollout_is_read_from_top_to_bottom(tmp_path: Path, capsys: pytest.Cap
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_missing_reward_has_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reward function that failed is named with its error; a rollout that nothing scored says so."""
+    failed, unscored = (rollout("a", i, None, two_turns(4, 50 + i)) for i in range(2))
+    failed["extra"] = json.dumps({"reward_faults": {"mine": "KeyError: 'answer'"}})
+    assert main(["show", str(write_run(tmp_path / "run", [failed, unscored])), "--task", "a"]) == 0
+    rewards = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
+    assert [" ".join(line.split()) for line in rewards] == [
+        "reward – exact – mine failed: KeyError: 'answer'",
+        "reward – exact – not scored",
+    ]
+
+
 def test_a_break_is_explained(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A rollout with a break says so at the top, and at its end where, with the text of --explain."""
     assert main(["show", str(run), "d-0"]) == 0

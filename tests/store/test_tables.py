@@ -222,7 +222,7 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, rollouts: pa.Table, 
         (b"", "is empty"),
         (b"\n\n", "is empty"),
         (b'{"rollout_id": "a"}\n', "line 1, field 'run_id': got nothing"),
-        (b'{"prompt": "a", "completion": "b"}\n', "does not look like the table rollouts"),
+        (b'{"prompt": "a", "completion": "b"}\n', "first keys are prompt, completion; `gymdata docs your-data`"),
         (b"[1, 2]\n", "line 1: got list [1, 2], expected an object"),
         (b'{"rollout_id": \n', "line 1: got a line that is not JSON"),
         (b"\xff\xfe{}\n", "line 1: got a line that is not JSON"),
@@ -237,6 +237,14 @@ def test_a_file_that_is_not_the_table_is_named(tmp_path: Path, content: bytes, m
     assert message in str(caught.value)
     with pytest.raises(DataError):
         list(scan_batches(file))
+
+
+def test_pairs_of_text_name_the_command_that_makes_pairs(tmp_path: Path) -> None:
+    """Preference data of other projects has no sampled ids: the hint says what makes pairs that have them."""
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    with pytest.raises(DataError, match="keys are prompt, chosen, rejected; `gymdata pairs RUN` makes pairs"):
+        read_table(file, PAIRS)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.001, 0.3, 0.9, 0.999])

@@ -145,3 +145,10 @@ def test_faults_of_the_trainers_keys_name_where_they_were_given(tmp_path: Path) 
         f"{file}: unknown key 'max_stepz'\n  → did you mean 'max_steps'?",
         f"{file}: weight_decay",
     ]
+
+
+def test_a_section_is_not_a_misspelt_key() -> None:
+    """Keys of a trainer below a name that is none of its keys: the hint moves them up, and guesses no name."""
+    with pytest.raises(UsageError) as caught:
+        check_settings("rl", {"training": {"learning_rate": 2e-4}})
+    assert caught.value.hint == "settings have no sections: move learning_rate to the top level"
