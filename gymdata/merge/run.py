@@ -101,9 +101,6 @@ def merge(
     sources = [Path(one) for one in paths_of(path, "merge")]
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
-    for source, times in Counter(source.resolve() for source in sources).items():
-        if times > 1:
-            warn(f"{source}: is given {'twice' if times == 2 else f'{times} times'}: its rollouts are kept once")
     facts = [_facts(source) for source in sources]
     _refuse_other_identity(sources, facts)
     target = _target(sources, output) if write else None
@@ -119,6 +116,9 @@ def merge(
         file=target,
     )
     _refuse_contradictions(sources, twice)
+    for source, times in Counter(source.resolve() for source in sources).items():
+        if times > 1:
+            warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
     if target is not None:
         _write(report, sources, facts, set(twice), target, overwrite, command, progress or NullProgress())
     return report

@@ -125,7 +125,7 @@ def test_the_same_path_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     """A run that is given twice under one path is kept once, with a warning that names it."""
     run = twice(tmp_path, "a", 20)
     assert main(["merge", str(run), f"{run}/", "-o", str(tmp_path / "merged.parquet")]) == 0
-    assert f"warning: {run}: is given twice: its rollouts are kept once" in capsys.readouterr().err
+    assert f"warning: {run}: given twice; its rollouts are kept once" in capsys.readouterr().err
     assert rows_of(tmp_path / "merged.parquet") == rows_of(run)
 
 
