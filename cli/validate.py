@@ -12,6 +12,7 @@ import typer
 
 from gymdata.errors import counted, printable
 from gymdata.validate.settings import ValidateConfig
+from gymdata.workers.tuning import imported_for_good
 
 from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
@@ -60,7 +61,8 @@ def validate(
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
-    from gymdata.validate.run import validate as run
+    with imported_for_good():
+        from gymdata.validate.run import validate as run
 
     report = run(path, **dict(settings))
     exit_code = finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -61,6 +62,29 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextlib.contextmanager
+def imported_for_good() -> Iterator[None]:
+    """For the imports of a command that runs no code of the user's: they live until its end, so that they are not searched
+    for cycles, and numpy starts no threads, which would spin beside the command, and beside which it should not fork.
+
+    No effect in a process that is not a command's own, in which nothing was frozen.
+    """
+    if not gc.get_freeze_count():
+        yield
+        return
+    before = os.environ.get(_BLAS_THREADS)
+    os.environ.setdefault(_BLAS_THREADS, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLAS_THREADS]
+        gc.freeze()
 
 
 def give_back() -> None:

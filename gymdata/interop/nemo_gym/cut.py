@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -98,18 +99,24 @@ def cut(line: bytes, parser: Any) -> Cut | None:
     return Cut(row, value, output, Runs(narrow[:begin], delta), Runs(narrow[begin:], generation), log_probs[0])
 
 
-def whole_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
-    """The row of a line with its model calls, as ``rows.fast_document`` finds it; None when that must read the
-    line. ``acts``: collect what the checks of behavior need."""
+def cut_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
+    """The row of a line with its model calls, as ``rows.fast_document`` finds it but for its prompts, which are cut;
+    None when that must read the line. ``acts``: collect what the checks of behavior need."""
     try:
         found = _parts(line, parser)
         if found is None:
             return None
         value, n_turns, ids, log_probs = found
-        placed = _Placed(parser, _calls(_bytes_of(*ids), _bytes_of(*log_probs)))
+        held = _bytes_of(*ids)
+        if not held[n_turns - 1] and not held[-1]:
+            # Both are empty, though the whole prompt may not be.
+            return None
+        calls = zip(held[:n_turns], held[n_turns:], _bytes_of(*log_probs), strict=True)
+        placed = _Placed(parser, [part for call in calls for part in call])
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
+    row.cut = True
     return row if placed.taken == len(TOKEN_KEYS) * n_turns and len(row.calls) == n_turns else None
 
 
@@ -133,18 +140,6 @@ def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(accumulate((8 * size for size in sizes), initial=0))]
 
 
-def _calls(ids: Sequence[bytes], log_probs: Sequence[bytes]) -> list[bytes]:
-    """Whole prompt, generation and log-probabilities of each turn, in that order, as bytes. ``ids``: the new ids of
-    each prompt, then each generation."""
-    found: list[bytes] = []
-    held = b""
-    for new, generation, chances in zip(ids, ids[len(log_probs) :], log_probs, strict=False):
-        prompt = held + new
-        found += (prompt, generation, chances)
-        held = prompt + generation
-    return found
-
-
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
     """The object of a line with ``lists`` placeholders; None when its text may mean another value than the one that
     orjson reads."""
@@ -153,6 +148,17 @@ def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
         return None
     value = orjson.loads(rest)
     return value if type(value) is dict and nemo_rows.is_unambiguous(rest, orjson.dumps(value)) else None
+
+
+@cache
+def _place(number: int) -> bytes:
+    return b'%b%d"' % (_PLACE, number)
+
+
+@cache
+def _mark(number: int) -> str:
+    """The text of a placeholder."""
+    return f"\0{number}"
 
 
 class _Lists(NamedTuple):
@@ -172,43 +178,62 @@ def _lists(line: bytes) -> _Lists | None:
     new: list[bytes] = []
     generations: list[bytes] = []
     log_probs: list[bytes] = []
-    prompt, at, of = b"", 0, 0
-    while (begin := _opened(line, at, of)) is not None:
-        if begin < 0:
+    others = ((_NEXT_HEADS[1], _NAMES[1], generations), (_NEXT_HEADS[2], _NAMES[2], log_probs))
+    prompt = bytearray()
+    at = 0
+    while (begin := _opened(line, at, _NAMES[0])) is not None:
+        fresh = _continued(line, begin, prompt, generations[-1]) if new and begin >= 0 else begin
+        if fresh < 0 or (end := line.find(b"]", fresh)) < 0:
             return None
-        kept += (line[at : begin - 1], b'%b%d"' % (_PLACE, len(kept) // 2))
-        fresh = begin
-        if of == 0 and new:
-            fresh = _after(line, begin, prompt)
-            fresh = _after(line, fresh, generations[-1]) if fresh >= 0 else -1
-            if fresh < 0:
-                return None
-        end = line.find(b"]", fresh)
-        if end < 0:
+        added = line[fresh:end]
+        if fresh > begin and added.isspace():
             return None
-        (new, generations, log_probs)[of].append(line[fresh:end])
-        if of == 0:
-            if fresh > begin and new[-1].isspace():
+        prompt += added
+        new.append(added)
+        kept += (line[at : begin - 1], _place(len(kept) // 2))
+        at = end + 1
+        for head, name, lists in others:
+            begin = at + len(head) if line.startswith(head, at) else _opened(line, at, name)
+            if begin is None or begin < 0 or (end := line.find(b"]", begin)) < 0:
                 return None
-            prompt = line[begin:end]
-        at, of = end + 1, (of + 1) % len(TOKEN_KEYS)
-    if of or not new:
+            lists.append(line[begin:end])
+            kept += (line[at : begin - 1], _place(len(kept) // 2))
+            at = end + 1
+    if not new:
         return None
     kept.append(line[at:])
     return _Lists(b"".join(kept), new, generations, log_probs)
 
 
-def _opened(line: bytes, at: int, of: int) -> int | None:
-    """The position after the opening bracket of the next list of ``TOKEN_KEYS[of]``; None when there are no more, -1
-    when it is inside a text."""
-    if of and line.startswith(_NEXT_HEADS[of], at):
-        return at + len(_NEXT_HEADS[of])
-    name = _NAMES[of]
+def _opened(line: bytes, at: int, name: bytes) -> int | None:
+    """The position after the opening bracket of the next list of ``name``; None when there are no more, -1 when it is
+    inside a text."""
     while (head := line.find(name, at)) >= 0:
         at = head + len(name)
-        if (found := _OPENING.match(line, at)) is not None:
-            return found.end() if line[head - 1] != ord("\\") else -1
+        if line.startswith(b": [", at):
+            end = at + 3
+        elif (found := _OPENING.match(line, at)) is not None:
+            end = found.end()
+        else:
+            continue
+        return end if line[head - 1] != ord("\\") else -1
     return None
+
+
+def _continued(line: bytes, begin: int, prompt: bytearray, generation: bytes) -> int:
+    """The position of a prompt's new numbers, and ``prompt`` becomes its text up to there, which was that of the previous
+    prompt; -1 when it does not begin with this and the previous ``generation``, or one of them has no numbers."""
+    if not prompt or prompt.isspace() or not generation or generation.isspace():
+        return -1
+    size = len(prompt)
+    # As Python's json writes it: one comparison.
+    prompt += b", %b, " % generation
+    fresh = begin + len(prompt)
+    if line.startswith(prompt, begin) and not line.startswith(b"]", fresh):
+        return fresh
+    fresh = _after(line, _after(line, begin, prompt[:size]), generation)
+    prompt[:] = line[begin : max(fresh, begin)]
+    return fresh
 
 
 class _Placed(nemo_rows.Values):
@@ -222,7 +247,7 @@ class _Placed(nemo_rows.Values):
     def ids(self, values: Any, name: str, turn: int) -> bytes:
         del turn
         at = self.taken
-        if values != f"\0{at}" or name != TOKEN_KEYS[at % 3]:
+        if values != _mark(at) or name != TOKEN_KEYS[at % 3]:
             raise ValueError(name)
         self.taken += 1
         return self._lists[at]
@@ -281,7 +306,7 @@ def _read_output(output: list[Any], count: int) -> Output | None:
         if speaking:
             continue
         for name in TOKEN_KEYS:
-            if item.pop(name, None) != f"\0{at}":
+            if item.pop(name, None) != _mark(at):
                 return None
             at += 1
         rows.append(assistant_message(len(turns)))
@@ -291,11 +316,10 @@ def _read_output(output: list[Any], count: int) -> Output | None:
     return Output(turns, rows if plain else None, ended) if at == count else None
 
 
-def _after(line: bytes, at: int, part: bytes) -> int:
-    """The position of the list's numbers after ``part``; -1 when ``part`` has no numbers, or ``line`` does not have it
-    at ``at``."""
+def _after(line: bytes, at: int, part: bytes | bytearray) -> int:
+    """The position of the list's numbers after ``part``; -1 when ``line`` does not have it at ``at``, or ``at`` is -1."""
     end = at + len(part)
-    if not part or part.isspace() or not line.startswith(part, at):
+    if at < 0 or not line.startswith(part, at):
         return -1
     if line.startswith(b"]", end):
         return end

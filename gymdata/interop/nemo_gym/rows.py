@@ -58,6 +58,8 @@ class Row:
     faults: list[Fault] = field(default_factory=list)
     acts: RowActs | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    #: Each prompt in ``calls`` is only its part after the previous prompt and generation, with which it begins.
+    cut: bool = False
 
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
@@ -360,6 +362,8 @@ def _key(value: Any, lists: Any) -> Any:
 class _Conversation:
     """Walks items in order: cuts them into model calls and watches the order of roles."""
 
+    __slots__ = ("_acts", "_before", "_borders", "_call_ids", "_count", "calls", "faults", "spoke")
+
     def __init__(self, acts: Acts | None) -> None:
         self.calls: list[CallBytes | None] = []
         self._acts = acts
@@ -384,7 +388,8 @@ class _Conversation:
 
     def item(self, item: Any, lists: Any) -> None:
         """One item of input or output."""
-        if not lists.is_object(item):
+        # Nearly all are plain: a call for each costs as much as the rest of this.
+        if type(item) is not dict and not lists.is_object(item):
             if lists.is_list(item):
                 # Some writers nest the items of one step in a list.
                 for inner in item:

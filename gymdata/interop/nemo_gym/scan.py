@@ -31,7 +31,7 @@ from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.across import Remembered
 from gymdata.interop.nemo_gym.acts import Loops, Odd, PathActs
-from gymdata.interop.nemo_gym.cut import whole_row
+from gymdata.interop.nemo_gym.cut import cut_row
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, offsets_of
@@ -182,7 +182,9 @@ def _int32(data: bytes) -> npt.NDArray[np.int32]:
     return np.frombuffer(data, np.int64).astype(np.int32)
 
 
-_CHECK_EVERY = 2_000_000
+#: Numbers that are checked together. More of them are no longer in the processor's cache, and their memory is touched
+#: for the first time, which takes a tenth of a scan.
+_CHECK_EVERY = 100_000
 #: After this many consecutive rows that the fast reader could not read, it tries only one row in this many.
 _TRIES = 16
 
@@ -266,7 +268,7 @@ class Scanner:
         """The row as the fast reader returns it; None when ``RowReader`` must read the line."""
         if self._parser is None or (self._refused > _TRIES and self.part.rows % _TRIES):
             return None
-        row = whole_row(line, self._parser, self._odd is not None)
+        row = cut_row(line, self._parser, self._odd is not None)
         self._refused = 0 if row is not None else self._refused + 1
         return row
 
@@ -283,9 +285,9 @@ class Scanner:
         part.turns += len(row.calls)
         say = part.violations.append
         name = row.rollout_id
-        # `held` is H of the call before, as bytes; a prompt that begins with it continues.
+        # The prompt and generation of the call before, as bytes; a prompt that begins with them continues.
         held_prompt = held_generation = b""
-        first, odd = True, False
+        held, first, odd = 0, True, False
         generations: list[bytes] = []
         before = part.turns_with_ids
         for turn, call in enumerate(row.calls):
@@ -293,12 +295,13 @@ class Scanner:
                 say(Violation("T205", number, name, turn, detail="the model call has no ids"))
                 continue
             prompt, generation, log_probs = call
-            if prompt and generation:
+            prompted = prompt or (row.cut and held > 0)
+            if prompted and generation:
                 part.turns_with_ids += 1
             else:
                 lost = (
                     "prompt and generation"
-                    if not prompt and not generation
+                    if not prompted and not generation
                     else "prompt"
                     if generation
                     else "generation"
@@ -315,18 +318,21 @@ class Scanner:
                 part.turns_with_log_probs += 1
                 self._lps.append(log_probs)
                 self._lp_owner.append((number, name, turn))
-            if not prompt:
+            if not prompted:
                 continue
-            cut = len(held_prompt)
-            if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, cut)):
-                fresh = cut + len(held_generation)
-            else:
-                odd, fresh = True, 0
-            self._ids.append(prompt[fresh:])
-            self._id_owner.append((number, name, turn, fresh // 8, "prompt"))
-            part.tokens += (len(prompt) - fresh) // 8 + len(generation) // 8
-            self._waiting += len(prompt) - fresh + 2 * len(generation)
-            held_prompt, held_generation, first = prompt, generation, False
+            new = prompt
+            if not row.cut:
+                held = len(held_prompt) + len(held_generation)
+                if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, len(held_prompt))):
+                    new = prompt[held:]
+                else:
+                    odd, held = True, 0
+                held_prompt, held_generation, first = prompt, generation, False
+            self._ids.append(new)
+            self._id_owner.append((number, name, turn, held // 8, "prompt"))
+            part.tokens += len(new) // 8 + len(generation) // 8
+            self._waiting += len(new) + 2 * len(generation)
+            held += len(new) + len(generation)
         if odd:
             part.violations += relations(number, row, self._reader)
         for fault in row.faults:
