@@ -1,5 +1,5 @@
 """``python -m gymdata.cli``: the same as the ``gymdata`` script."""
 
-from .main import run
+from . import run
 
 run()

@@ -30,7 +30,6 @@ from gymdata.errors import (
 )
 from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
-from gymdata.workers.tuning import rare_collections
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
@@ -224,12 +223,11 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
 
 
 def run() -> None:
-    """Entry point of the ``gymdata`` script; ends the process with the documented exit code."""
+    """Run the command of this process, and end it with the documented exit code."""
     _open_streams()
-    with rare_collections():
-        # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
-        # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
-        sys.exit(main(sys.argv[1:], loaded=gc.freeze))
+    # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
+    # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
+    sys.exit(main(sys.argv[1:], loaded=gc.freeze))
 
 
 def _open_streams() -> None:

@@ -1,5 +1,5 @@
 """``python -m gymdata``: the same as the ``gymdata`` script."""
 
-from gymdata.cli.main import run
+from gymdata.cli import run
 
 run()

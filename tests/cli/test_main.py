@@ -43,7 +43,7 @@ def test_a_process_ends_without_a_word_from_the_libraries_that_it_loaded(tmp_pat
     line = [
         sys.executable,
         "-c",
-        "from gymdata.cli.main import run; run()",
+        "from gymdata.cli import run; run()",
         "query",
         "SELECT 1 FROM rollouts",
         str(run),
