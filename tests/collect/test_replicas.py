@@ -61,6 +61,15 @@ class Nodes:
         for name in names:
             self.nodes[name] = self.cluster.add_node(num_cpus=1, object_store_memory=_STORE, node_name=name, wait=False)
 
+    def two(self) -> list[str]:
+        """The names of the two nodes that there are now, whatever the test before has left."""
+        while len(self.nodes) < 2:
+            self.add(f"more {len(self.nodes)}")
+        for name in list(self.nodes)[2:]:
+            self.kill(name)
+        self.cluster.wait_for_nodes()
+        return list(self.nodes)
+
     def kill(self, name: str) -> None:
         """As a machine that loses its power."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
@@ -128,7 +137,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     nodes: Nodes, tasks: Callable[..., Path], adder: str, tmp_path: Path
 ) -> None:
     """Two nodes killed and replaced, a process killed, an engine dead: the rows are those of one process, byte for byte."""
-    one, two = nodes.nodes
+    one, two = nodes.two()
     settings: dict[str, Any] = {"tasks": str(tasks(50)), "num_rollouts": 4, "seed": 3, "run_id": "r", "env": adder}
     tried: list[str] = []
 
@@ -295,7 +304,7 @@ def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
         ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("three")),
     )
     summary = gymdata.collect(
-        model=policy, env=ENV, reward=["numeric"], replicas=2, ray=nodes.cluster.address, concurrency=4, top_logprobs=2,
+        model=policy, env=ENV, reward=["numeric"], replicas=2, ray=nodes.cluster.address, concurrency=16, top_logprobs=2,
         output=tmp_path / "ray", progress=watch, **settings,
     )  # fmt: skip
     assert watch.then == []

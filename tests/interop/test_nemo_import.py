@@ -58,6 +58,19 @@ def test_an_imported_run_validates(tmp_path: Path) -> None:
     assert (report.violations, report.rollouts, report.turns) == ([], 6, 24)
 
 
+def test_a_position_in_a_file_of_tasks_is_no_name_of_a_task(tmp_path: Path) -> None:
+    """Files of different tasks that both count from 0 do not become one group; rows of one task do, and a given id wins."""
+    rows = nemo_rows(n=5)
+    for row, (position, prompt) in zip(rows, [(0, "a"), (0, "a"), (0, "b"), (1, "a"), (0, "a")], strict=True):
+        row["_ng_task_index"] = position
+        row["responses_create_params"]["input"] = prompt
+    rows[4]["task_id"] = "mine"
+    one, same, other, later, named = (row["group_id"] for row in imported(tmp_path, rows))
+    assert one == same
+    assert len({one, other, later, named}) == 4
+    assert (one.partition("-")[0], later.partition("-")[0], named) == ("0", "1", "mine")
+
+
 def test_missing_data_stays_missing(tmp_path: Path) -> None:
     """A call without ids gives no turn, and log-probabilities that the source lacks are NaN."""
     rows = nemo_rows(n=1, turns=3)

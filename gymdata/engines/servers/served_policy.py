@@ -24,6 +24,7 @@ from gymdata.engines.servers.many import Endpoints, Member, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.progress import Progress
+from gymdata.signals import together
 
 T = TypeVar("T")
 #: Facts about the model that a server does not report.
@@ -181,13 +182,7 @@ class ServedPolicy:
                 if progress is not None:
                     progress.update(done=done, total=len(given))
 
-        tasks = [asyncio.ensure_future(worker()) for _ in range(min(_AHEAD, len(given)))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together(worker() for _ in range(min(_AHEAD, len(given))))
 
 
 async def _score(member: Member, ids: Sequence[int]) -> list[float]:

@@ -24,7 +24,9 @@ _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float
 _SPACE = b" \t\r\n"
 #: The common end of the names of both lists of ids.
 _IDS = b"_token_ids"
-_GROUP_KEYS = ("group_id", "task_id", "_ng_task_index", "task_index")
+_GROUP_KEYS = ("group_id", "task_id")
+#: The position of the row's task in its file of tasks. Every file counts from 0, so only the prompt tells two tasks apart.
+_POSITION_KEYS = ("_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -346,7 +348,9 @@ def _group(value: Any, given: Any, lists: Any) -> str:
         name = value.get(key)
         if isinstance(name, (str, int)):
             return str(name)
-    return xxhash.xxh3_64_hexdigest(lists.text(given)) if given is not None else ""
+    prompt = xxhash.xxh3_64_hexdigest(lists.text(given)) if given is not None else ""
+    positions = (str(name) for key in _POSITION_KEYS if isinstance(name := value.get(key), (str, int)))
+    return "-".join(filter(None, [next(positions, ""), prompt]))
 
 
 def _settings(params: Any) -> dict[str, Any]:
