@@ -39,7 +39,9 @@ def validate(
     fix: Annotated[
         Literal["split", "truncate", "drop"] | None, typer.Option("--fix", help="Repair rollouts with errors.")
     ] = None,
-    output: Annotated[str | None, typer.Option("-o", "--output", help="Output of --fix.")] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="Output of --fix: a new .parquet or .jsonl file.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the last line.")] = False,
     overwrite: Overwrite = False,
     json: Json = False,

@@ -251,12 +251,16 @@ def _parsed(text: str) -> Any:
 def _holds_only_pairs(path: str | Path) -> bool:
     from gymdata.rollouts.schema import PAIRS, ROLLOUTS
     from gymdata.store import resolve
-
-    if Path(path).is_dir():
-        return not resolve(path, ROLLOUTS) and bool(resolve(path, PAIRS))
+    from gymdata.store.lines import iter_lines
     from gymdata.store.objects.streams import parquet_schema
 
-    return Path(path).suffix == ".parquet" and "chosen" in parquet_schema(path).names
+    found = resolve(path, PAIRS)
+    if not found or Path(path).is_dir():
+        return bool(found) and not resolve(path, ROLLOUTS)
+    if found[0].kind == "parquet":
+        return "chosen" in parquet_schema(found[0].path).names
+    row = _parsed(next((line for _, line in iter_lines(found[0])), b"").decode(errors="replace"))
+    return isinstance(row, dict) and "chosen" in row
 
 
 def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:

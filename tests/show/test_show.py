@@ -216,15 +216,17 @@ def test_a_pair_is_shown_from_its_fork(run: Path, capsys: pytest.CaptureFixture[
     """What both sides have is shown once; each side follows from the first message that differs."""
     gymdata.pairs(run, breaks="drop")
     pair = gymdata.query("SELECT pair_id FROM pairs ORDER BY pair_id LIMIT 1", run)["pair_id"][0].as_py()
-    for path in (run, run / "pairs-reward"):
+    gymdata.pairs(run, breaks="drop", output=run.parent / "pairs.jsonl")
+    for path in (run, run / "pairs-reward", run.parent / "pairs.jsonl"):
         assert main(["show", str(path), "--pair", pair[:12]]) == 0
         text = capsys.readouterr().out
         assert text.count("calling") == 1
         assert text.index("calling") < text.index("they differ: token 5 after") < text.index("chosen ──")
         assert text.index("51 2") < text.index("rejected ──") < text.rindex(" 2")
-    assert main(["show", str(run / "pairs-reward"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)
+    for path in (run / "pairs-reward", run.parent / "pairs.jsonl"):
+        assert main(["show", str(path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)
 
 
 def test_rows_of_a_live_run_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
