@@ -302,7 +302,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
     }
     # An evaluator of an unknown kind is reported as that.
     if evaluator is None or evaluator.type_ in EVALUATORS or ".py:" in evaluator.type_:
-        checks["finetuning.reward_function"] = lambda: _scoring(config, beside)
+        checks["finetuning.reward_function"] = lambda: _scoring(config, beside, where)
     faults = list[UsageError]()
     for place, check in checks.items():
         try:
@@ -366,7 +366,7 @@ def plan_of(
     llm = _llm(config)
     start, served = _start(llm, beside, where), llm.base_url is not None
     tasks = _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset")
-    reward, judging = _scoring(config, beside)
+    reward, judging = _scoring(config, beside, where)
     _check_lag(config, where)
     require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
@@ -440,8 +440,8 @@ def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> st
     return tasks
 
 
-def _scoring(config: FinetuneConfig, beside: Path) -> tuple[tuple[str, ...], Judging | None]:
-    """Reward specs for collecting, or the judge that scores afterwards."""
+def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[str, ...], Judging | None]:
+    """Reward specs for collecting, or the judge that scores afterwards. Raises UsageError naming the key in ``where``."""
     name = config.finetuning.reward_function.name
     evaluator = config.eval.evaluators.get(name)
     if evaluator is None or evaluator.type_ != "genrm":
@@ -449,7 +449,13 @@ def _scoring(config: FinetuneConfig, beside: Path) -> tuple[tuple[str, ...], Jud
 
         found = (name,) if evaluator is None else _specs(evaluator)
         found = tuple(spec(one, beside) for one in found)
-        load_rewards(found)
+        key = "finetuning.reward_function.name" if evaluator is None else f"eval.evaluators.{name}"
+        try:
+            load_rewards(found)
+        except UsageError as error:
+            # The file has no flags.
+            message, hint = (text.removeprefix("--reward").lstrip(": ") for text in (error.message, error.hint or ""))
+            raise UsageError(f"{where}: {key}: {message}", hint=hint or None).at(f"{where}: {key}") from error
         return found, None
     settings = evaluator.keys()
     for key in ("genrm", "judge_prompt"):
@@ -505,7 +511,7 @@ def _validation(
         own, where = for_validation(config, path, overrides), str(path)
         section, llm = own.finetuning.validation, _llm(own)
         builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
-        scoring = _scoring(own, beside)
+        scoring = _scoring(own, beside, where)
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
         name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)

@@ -155,6 +155,24 @@ def test_a_reward_function_is_a_spec_an_entry_or_a_judge(tmp_path: Path) -> None
     assert judging.settings == {"genrm": f"{tmp_path}/judges/j", "comparison_strategy": "all_pairs"}
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("numerc", "finetuning.reward_function.name: got 'numerc', expected one of"),
+        ("mine.py", "finetuning.reward_function.name: got 'mine.py', which names no function\n  → mine.py:FUNCTION"),
+        ("both", "eval.evaluators.both: got 'exact', expected one of"),
+    ],
+)
+def test_a_wrong_reward_is_named_by_its_key(tmp_path: Path, name: str, said: str) -> None:
+    """The error names the file and the key, not the flag of another command."""
+    evaluators = {"both": {"_type": "reward", "rewards": ["exact"]}}
+    file = write(tmp_path, lambda values: values["eval"].update(evaluators=evaluators))
+    with pytest.raises(UsageError) as caught:
+        plan_of(load(file, [("reward_function.name", name)]), file)
+    assert f"{file}: {said}" in str(caught.value)
+    assert "--reward" not in str(caught.value)
+
+
 def test_the_output_may_be_named_after_the_algorithm(tmp_path: Path) -> None:
     """Two algorithms of one file do not meet in one folder."""
     file = write(tmp_path)
