@@ -83,7 +83,10 @@ def _fix(
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite, command=command_words())
-    return finish(account, lambda: _show_fix(account), json=as_json)
+    exit_code = finish(account, lambda: _show_fix(account), json=as_json)
+    if not account.rollouts_out:
+        note(f"--fix {choice} leaves no rollout: the table above has what the other choices keep")
+    return exit_code
 
 
 def _show_fix(account: FixReport) -> None:

@@ -65,7 +65,8 @@ class FixReport(Report):
 
     @property
     def ok(self) -> bool:
-        return not self.errors_after
+        """Whether rollouts are left, and no errors."""
+        return self.rollouts_out > 0 and not self.errors_after
 
     def rows(self) -> list[Row]:
         left_out: list[Row] = [("rows that could not be read, left out", self.rows_unreadable)]

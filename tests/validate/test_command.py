@@ -102,7 +102,7 @@ def test_lines_are_those_of_an_editor(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--fix needs -o, prints the cost of every choice, and ends with 0 when no error is left."""
+    """--fix needs -o, prints the cost of every choice, and ends with 0 when no error, but some rollout, is left."""
     rows = nemo_rows(n=2)
     with_ids(rows[1], 2)["prompt_token_ids"][1] = 999
     path = write_lines(tmp_path / "a.jsonl", rows)
@@ -114,6 +114,9 @@ def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.
     assert set(account["costs"]) == {"split", "truncate", "drop"}
     assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "c.jsonl")]) == 0
     assert "→ drop" in capsys.readouterr().out
+    write_lines(path, rows[1:])
+    assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "d.jsonl")]) == 1
+    assert "--fix drop leaves no rollout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
