@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
-Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
+Kind = Literal["rollouts", "pairs", "nemo", "tasks", "text", "foreign"]
 #: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
 _FOREIGN_KEYS = (b'"ATIF-', b'"episode"', b'"trajectories"', b'"chosen_response"')
 _FOREIGN = {
@@ -204,6 +204,8 @@ def kind_of(source: Source) -> Kind:
         lines += first
         if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
             return "foreign"
+        if lines and all(map(_is_text, lines)):
+            return "text"
         if lines and all(map(_is_task, lines)):
             return "tasks"
         for line in lines:
@@ -252,8 +254,24 @@ def _is_task(line: bytes) -> bool:
     return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
+def _is_text(line: bytes) -> bool:
+    """Whether a row is an answer, or a preference between two, as text: training data of other tools."""
+    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"pair_id"', b"_ids")):
+        return False
+    try:
+        row = decode(line)
+    except ValueError:
+        return False
+    if not isinstance(row, dict):
+        return False
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    answered = isinstance(last, dict) and last.get("role") == "assistant"
+    return answered or "completion" in row or {"chosen", "rejected"} <= row.keys()
+
+
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
-    """Raises DataError for tasks, and for what is to be imported first, naming each file once."""
+    """Raises DataError for tasks, for text, and for what is to be imported first, naming each file once."""
     foreign = [source.path for kind, source in split if kind == "foreign"]
     if foreign:
         listed = "\n".join(f"{path}: {_of_another_project(path)}, and is checked after an import" for path in foreign)
@@ -262,6 +280,11 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
+        if kind == "text":
+            raise DataError(
+                f"{source.path}: holds answers as text, without token IDs; expected rollouts or pairs",
+                hint="`gymdata docs your-data` says how text is imported, and its IDs are rendered",
+            )
 
 
 def _first_lines(source: Source, count: int) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,26 @@ def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.
     write_lines(path, rows[1:])
     assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "d.jsonl")]) == 1
     assert "--fix drop leaves no rollout" in capsys.readouterr().err
+
+
+TEXT = {
+    "messages": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    "completions": {"prompt": "a", "completion": "b", "label": True},
+    "preferences": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "conversations": {"chosen": [{"role": "user", "content": "a"}], "rejected": []},
+}
+
+
+@pytest.mark.parametrize("row", TEXT.values(), ids=TEXT)
+def test_text_of_other_tools_is_refused_in_one_way(
+    tmp_path: Path, row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no token IDs to check, and the message says where to read how it gets some."""
+    path = write_lines(tmp_path / "a.jsonl", [row, row])
+    assert main(["validate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: holds answers as text, without token IDs; expected rollouts or pairs" in said
+    assert "gymdata docs your-data" in said
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
