@@ -27,7 +27,7 @@ from gymdata.store.journal import FAILURES
 from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
 from gymdata.store.objects.replica import Replica
-from gymdata.store.paths import output_file
+from gymdata.store.paths import matches, output_file
 from gymdata.store.reading import warn
 from gymdata.store.run import derived
 from gymdata.store.run_json import differences, state_left
@@ -91,14 +91,15 @@ def merge(
     command: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> MergeReport:
-    """Write the rollouts of the runs ``path`` (several run folders, or files that a run.json describes) as one output.
+    """Write the rollouts of the runs ``path`` (several run folders, files that a run.json describes, or globs of them) as one
+    output.
 
     ``output``: a folder (``rollouts.parquet``) or a .parquet/.jsonl file. Shards of one run (``collect --shard``) become
     that run; runs with other run IDs may differ in their seed, and nothing else. With ``write`` false nothing is written.
     Raises UsageError for runs of different settings, naming them, RefusedError (D701) for a rollout that two runs hold with
     different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
     """
-    sources = [Path(one) for one in paths_of(path, "merge")]
+    sources = [match for one in paths_of(path, "merge") for match in matches(one)]
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
     facts = [_facts(source) for source in sources]

@@ -78,12 +78,20 @@ def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Sour
     """
     name = table if isinstance(table, str) else table.name
     given = Path(path)
-    if not given.exists() and globbing.has_magic(str(path)):
-        matches = _expand(str(path))
-        if not matches:
-            raise DataError.missing_path(path, "a glob that matches something")
-        return [source for match in _rows_once(matches) for source in _resolve_one(match, name)]
+    found = matches(path)
+    if found != [given]:
+        return [source for match in _rows_once(found) for source in _resolve_one(match, name)]
     return _resolve_one(given, name)
+
+
+def matches(path: str | Path) -> list[Path]:
+    """What a path argument names: itself, or what a glob matches, in order. Raises DataError for a glob without a match."""
+    given = Path(path)
+    if given.exists() or not globbing.has_magic(str(path)):
+        return [given]
+    if found := _expand(str(path)):
+        return found
+    raise DataError.missing_path(path, "a glob that matches something")
 
 
 def find_run_json(path: str | Path) -> Path | None:

@@ -108,6 +108,13 @@ def test_choices_are_shown_in_the_help(capsys: Capture) -> None:
     assert "trl-preference" in said
 
 
+def test_a_choice_that_is_left_out_is_named_with_its_values(capsys: Capture) -> None:
+    """The hint for a setting without a default has what it may be."""
+    assert main(["export", "run", "-o", "x.jsonl"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "format is missing → give --format, one of nemo-gym, nat-trajectories," in said
+
+
 def test_a_number_out_of_range_names_the_flag_or_the_key(capsys: Capture) -> None:
     """A flag is called as it was typed; a key of --set as it stands there."""
     assert main(["collect", "t.jsonl", "--temperature", "-1"]) == 2

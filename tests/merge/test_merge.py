@@ -16,7 +16,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.run import collect
 from gymdata.collect.task_files import Shard
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lock import Lock
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
@@ -76,6 +76,16 @@ def test_the_shards_together_are_the_run(shard: Callable[..., Path], tmp_path: P
     assert [Path(p["path"]).name for p in facts["parents"]] == ["s1-3", "s2-3", "s3-3"]
     assert (facts["stage"], facts["run_id"], facts["identity"]["seed"]) == ("merge", "array-7", 5)
     assert gymdata.validate(tmp_path / "merged").exit_code == 0
+
+
+def test_a_pattern_names_its_runs(shard: Callable[..., Path], tmp_path: Path) -> None:
+    """A glob that the shell did not expand is every run that it matches, in order; one that matches none is an error."""
+    for k in (1, 2, 3):
+        shard(f"{k}/3")
+    report = gymdata.merge(tmp_path / "s*-3", tmp_path / "merged")
+    assert [Path(run["path"]).name for run in report.runs] == ["s1-3", "s2-3", "s3-3"]
+    with pytest.raises(DataError, match="a glob that matches something"):
+        gymdata.merge(tmp_path / "x*", tmp_path / "none")
 
 
 def test_a_shard_that_is_missing_is_named(shard: Callable[..., Path], tmp_path: Path) -> None:
