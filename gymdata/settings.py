@@ -171,8 +171,8 @@ class Config(pydantic.BaseModel):
             how = cls.given_as.get(path)
             # "settings" is no name that a user knows.
             place = "" if where == "settings" else f"{where}: "
-            choices = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
-            one_of = f", one of {', '.join(map(str, choices))}" if choices and isinstance(choices[0], str) else ""
+            values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
+            one_of = f", one of {', '.join(values)}" if all(isinstance(one, str) for one in values) and values else ""
             hint = f"give {how}{one_of}, or set it in --config" if how else f"add {path}: …{one_of}"
             error = UsageError(f"{place}{path} is missing", hint=hint)
             return error.at(where, "nothing", path)
