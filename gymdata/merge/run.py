@@ -91,7 +91,7 @@ def merge(
     command: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> MergeReport:
-    """Write the rollouts of the runs ``path`` (run folders, files that a run.json describes, or globs of them) as one output.
+    """Write the rollouts of the runs ``path`` (run folders, files that a run.json describes, or globs) as one output.
 
     ``output``: a folder (``rollouts.parquet``) or a .parquet/.jsonl file. Shards of one run (``collect --shard``) become
     that run; runs with other run IDs may differ in their seed, and nothing else. With ``write`` false nothing is written.
