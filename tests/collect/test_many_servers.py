@@ -477,6 +477,23 @@ def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Ca
     assert by[8:16] == by[16:] == by[:8]
 
 
+def test_servers_without_a_request_take_turns(up: Callable[..., ServerProcess]) -> None:
+    """One request at a time is no reason to use one server only: the one that has answered least is next."""
+
+    async def sampled() -> list[int]:
+        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
+        await servers.start()
+        try:
+            for k in range(6):
+                await servers.sample(request(f"r{k}", 0, f"g{k}", 2))
+        finally:
+            await servers.close()
+        return [one.generations for one in servers.servers]
+
+    a, b = up(), up()
+    assert asyncio.run(sampled()) == [6, 6]
+
+
 def test_a_server_that_has_enough_gets_less(up: Callable[..., ServerProcess]) -> None:
     """Answers of 429 halve what it may have in flight, and its requests are answered by the other."""
 

@@ -225,7 +225,7 @@ class Pool(Generic[M]):
 
     ``places``: where they are, read again while it runs where that may change. ``make``: the member of one of them. A
     request goes to the server that had the last one with one of its keys, if that has room, else to the one with the fewest
-    in flight; ``retries``: how often another try is made after a fault.
+    in flight, and of these to the one that has answered least; ``retries``: how often another try is made after a fault.
     """
 
     #: Whose fault it is when no server can be reached.
@@ -441,7 +441,7 @@ class Pool(Generic[M]):
             return None
         known = [key for key in keys if key]
         before = next((self._sticky[key] for key in known if key in self._sticky), None)
-        server = before if before in free else min(free, key=lambda one: one.in_flight)
+        server = before if before in free else min(free, key=lambda one: (one.in_flight, one.generations))
         assert server is not None
         for key in known:
             self._sticky[key] = server
