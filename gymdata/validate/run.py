@@ -204,10 +204,10 @@ def kind_of(source: Source) -> Kind:
         lines += first
         if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
             return "foreign"
-        if lines and all(map(_is_text, lines)):
-            return "text"
-        if lines and all(map(_is_task, lines)):
-            return "tasks"
+        # A file is of text, or of tasks, only as a whole.
+        of_text = set(map(_kind_of_text, lines))
+        if len(of_text) == 1 and (kind := of_text.pop()) is not None:
+            return kind
         for line in lines:
             if nemo_gym.recognise(line):
                 return "nemo"
@@ -238,36 +238,25 @@ def _of_another_project(path: Path) -> str:
     return _FOREIGN[_foreign_name(source) or ""]
 
 
-def _is_task(line: bytes) -> bool:
-    """Whether a row is a task without an answer: no turns, no response, and no reply at the end."""
-    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"chosen"')):
-        return False
+def _kind_of_text(line: bytes) -> Literal["text", "tasks"] | None:
+    """What a row without rollouts or token ids is: ``text`` with an answer, or a preference between two, as other tools
+    train on; ``tasks`` without an answer; None for any other row."""
+    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"pair_id"')):
+        return None
     try:
         row = decode(line)
     except ValueError:
-        return False
+        return None
     if not isinstance(row, dict):
-        return False
-    messages = row.get("messages")
-    if isinstance(messages, list) and messages:
-        return isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
-    return any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
-
-
-def _is_text(line: bytes) -> bool:
-    """Whether a row is an answer, or a preference between two, as text: training data of other tools."""
-    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"pair_id"', b"_ids")):
-        return False
-    try:
-        row = decode(line)
-    except ValueError:
-        return False
-    if not isinstance(row, dict):
-        return False
+        return None
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     answered = isinstance(last, dict) and last.get("role") == "assistant"
-    return answered or "completion" in row or {"chosen", "rejected"} <= row.keys()
+    if answered or "completion" in row or {"chosen", "rejected"} <= row.keys():
+        return None if b'_ids"' in line else "text"
+    if last is not None:
+        return "tasks"
+    return "tasks" if any(row.get(key) is not None for key in ("prompt", "responses_create_params")) else None
 
 
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:

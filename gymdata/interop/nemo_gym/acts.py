@@ -132,10 +132,7 @@ class Acts:
     def result(self, output: Any, lists: Any) -> None:
         """A tool's result."""
         self.results += 1
-        if isinstance(output, str):
-            self.failed += _is_error(output) is not None
-        else:
-            self.failed += any(map(_is_error, _texts(output, lists)))
+        self.failed += any(map(_is_error, (output,) if isinstance(output, str) else _texts(output, lists)))
 
     def of_row(self, value: Any, response: Any, lists: Any, generated: list[int]) -> RowActs:
         """The whole row. ``generated``: sampled tokens by call. Its number and id are the caller's to fill in."""
