@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import gc
 import importlib
 import inspect
 import itertools
@@ -30,6 +29,7 @@ from gymdata.errors import (
 )
 from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
+from gymdata.workers.tuning import keep_imports
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
@@ -225,9 +225,9 @@ def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print t
 def run() -> None:
     """Run the command of this process, and end it with the documented exit code."""
     _open_streams()
-    # What the command loaded for itself lives until the end: searched for cycles, it would cost a short command a
-    # tenth of its time. Not frozen is what it loads later: DuckDB prints every type that was not collected.
-    sys.exit(main(sys.argv[1:], loaded=gc.freeze))
+    # Searched for cycles, what is loaded here would cost a short command a tenth of its time. Not kept is what commands
+    # load later: DuckDB prints every type that was not collected.
+    sys.exit(main(sys.argv[1:], loaded=keep_imports))
 
 
 def _open_streams() -> None:

@@ -10,7 +10,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -363,22 +363,16 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.violations += more.violations
 
 
-@dataclass(frozen=True, slots=True)
-class _Scans:
-    """The scan of NeMo Gym rows, with its file: of a file or a part of one."""
+def _scanned(
+    vocab: int | None, reader: Reader | None, behaves: bool, processes: int, source: Source
+) -> tuple[str, nemo_gym.Part]:
+    """The scan of a file of NeMo Gym rows, or a part of one, with its name."""
+    from gymdata.interop.nemo_gym import scan as nemo_gym
+    from gymdata.interop.nemo_gym.acts import Odd
+    from gymdata.validate.behavior import loops, storm
 
-    vocab: int | None
-    reader: Reader | None
-    behaves: bool
-    processes: int
-
-    def __call__(self, source: Source) -> tuple[str, nemo_gym.Part]:
-        from gymdata.interop.nemo_gym import scan as nemo_gym
-        from gymdata.interop.nemo_gym.acts import Odd
-        from gymdata.validate.behavior import loops, storm
-
-        more = (self.vocab, self.processes, self.reader, Odd(loops, storm) if self.behaves else None, source.part)
-        return str(source.path), nemo_gym.scan(source.path, source.compression, *more)
+    more = (vocab, processes, reader, Odd(loops, storm) if behaves else None, source.part)
+    return str(source.path), nemo_gym.scan(source.path, source.compression, *more)
 
 
 def _nemo(
@@ -396,7 +390,7 @@ def _nemo(
     report = ValidationReport()
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
-    scan = _Scans(vocab, reader, behaves, processes if workers == 1 else 1)
+    scan = partial(_scanned, vocab, reader, behaves, processes if workers == 1 else 1)
     done: Iterable[tuple[str, nemo_gym.Part]] = map(scan, sources)
     if workers != 1:
         from gymdata.workers.pieces import name_of, pieces

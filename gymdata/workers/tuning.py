@@ -65,16 +65,24 @@ def rare_collections() -> Iterator[None]:
 
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+#: Whether this process is a command's own. The number of frozen objects would tell, too, but counting them takes 2 ms.
+_of_one_command = False
+
+
+def keep_imports() -> None:
+    """In the process of one command, what was imported so far lives until its end: it is not searched for cycles."""
+    global _of_one_command
+    _of_one_command = True
+    gc.freeze()
 
 
 @contextlib.contextmanager
 def imported_for_good() -> Iterator[None]:
-    """For the imports of a command that runs no code of the user's: they live until its end, so that they are not searched
-    for cycles, and numpy starts no threads, which would spin beside the command, and beside which it should not fork.
-
-    No effect in a process that is not a command's own, in which nothing was frozen.
+    """For the imports of a command that runs no code of the user's: they are kept as well, and numpy starts no threads,
+    which would spin beside the command, and beside which it should not fork. No effect in a process that called no
+    ``keep_imports``.
     """
-    if not gc.get_freeze_count():
+    if not _of_one_command:
         yield
         return
     before = os.environ.get(_BLAS_THREADS)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.cut import cut, cut_row
+from gymdata.interop.nemo_gym.cut import CutRow, cut, cut_row
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.interop.nemo_gym.scan import Scanner
+from gymdata.rollouts.ragged import Runs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import resolve
 from gymdata.store.columns import build, to_rows
@@ -82,15 +83,22 @@ def read(folder: Path, line: str) -> Any:
         return re.sub(r": line 1 column .*?\)", "", str(error))
 
 
-def uncut(row: nemo_rows.Row) -> nemo_rows.Row:
-    """The row with whole prompts."""
+def uncut(found: CutRow) -> nemo_rows.Row:
+    """The row with its calls and whole prompts."""
+    first = sum(found.new)
+    new, sampled, log_probs = (
+        [part.tobytes() for part in Runs(values, sizes)]
+        for values, sizes in (
+            (found.ids[:first], found.new),
+            (found.ids[first:], found.sampled),
+            (found.log_probs, found.sampled),
+        )
+    )
     held, calls = b"", []
-    for call in row.calls:
-        assert call is not None
-        new, generation, log_probs = call
-        calls.append((held + new, generation, log_probs))
-        held += new + generation
-    return replace(row, calls=calls, cut=False)
+    for call in zip(new, sampled, log_probs, strict=True):
+        calls.append((held + call[0], *call[1:]))
+        held += call[0] + call[1]
+    return replace(found.row, calls=calls)
 
 
 def whole(line: str) -> str:

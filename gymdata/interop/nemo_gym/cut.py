@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy.typing as npt
 import orjson
 
 from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.messages import (
     TOKEN_KEYS,
     chat_calls,
@@ -50,8 +49,7 @@ _Numbers = tuple[npt.NDArray[Any], list[int]]
 MESSAGE_FIELDS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name", "turn")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A row without its token lists; ``row`` has no calls. ``delta``: the new ids of each turn's prompt;
     ``generation``: its sampled ids (both int32); ``log_probs``: float64, of the sampled ids of all turns in order."""
 
@@ -63,8 +61,7 @@ class Cut:
     log_probs: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """The items of a response. ``turns``: the indices of the items that had the token lists."""
 
     turns: list[int]
@@ -84,7 +81,7 @@ def cut(line: bytes, parser: Any) -> Cut | None:
             return None
         value, n_turns, ids, log_probs = found
         response = value["response"]
-        output = _read_output(response["output"], len(TOKEN_KEYS) * n_turns)
+        output = _read_output(response["output"], n_turns)
         if output is None:
             return None
         # The output has been read already.
@@ -99,25 +96,38 @@ def cut(line: bytes, parser: Any) -> Cut | None:
     return Cut(row, value, output, Runs(narrow[:begin], delta), Runs(narrow[begin:], generation), log_probs[0])
 
 
-def cut_row(line: bytes, parser: Any, acts: bool = False) -> nemo_rows.Row | None:
-    """The row of a line with its model calls, as ``rows.fast_document`` finds it but for its prompts, which are cut;
-    None when that must read the line. ``acts``: collect what the checks of behavior need."""
+class CutRow(NamedTuple):
+    """A row in which every turn is complete, without its token lists; ``row`` has no calls. ``new``, ``sampled``: the
+    sizes of each turn's new part of the prompt, and of its generation. ``ids``: int64, the new ones of all prompts, then
+    those of all generations; ``log_probs``: float64, of the sampled ids."""
+
+    row: nemo_rows.Row
+    new: list[int]
+    sampled: list[int]
+    ids: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float64]
+
+
+def cut_row(line: bytes, parser: Any, acts: bool = False) -> CutRow | None:
+    """The row of a line as ``rows.fast_document`` finds it, but for its token lists; None when that must read the line.
+    ``acts``: collect what the checks of behavior need."""
     try:
         found = _parts(line, parser)
         if found is None:
             return None
-        value, n_turns, ids, log_probs = found
-        held = _bytes_of(*ids)
-        if not held[n_turns - 1] and not held[-1]:
-            # Both are empty, though the whole prompt may not be.
+        value, turns, (ids, sizes), (log_probs, each) = found
+        new, sampled = sizes[:turns], sizes[turns:]
+        if each != sampled or not (new[0] and all(sampled)):
             return None
-        calls = zip(held[:n_turns], held[n_turns:], _bytes_of(*log_probs), strict=True)
-        placed = _Placed(parser, [part for call in calls for part in call])
+        placed = _Placed(parser, sampled)
         row = nemo_rows.row_of(value, placed, acts)
     except _REFUSALS:
         return None
-    row.cut = True
-    return row if placed.taken == len(TOKEN_KEYS) * n_turns and len(row.calls) == n_turns else None
+    # Each call was found where its lists were.
+    if placed.taken != turns or len(row.calls) != turns:
+        return None
+    row.calls = []
+    return CutRow(row, new, sampled, ids, log_probs)
 
 
 def _parts(line: bytes, parser: Any) -> tuple[dict[str, Any], int, _Numbers, _Numbers] | None:
@@ -132,12 +142,6 @@ def _parts(line: bytes, parser: Any) -> tuple[dict[str, Any], int, _Numbers, _Nu
     ids = _numbers(parser, [*found.new, *found.generations], "i", np.int64)
     log_probs = _numbers(parser, found.log_probs, "d", np.float64)
     return None if ids is None or log_probs is None else (value, len(found.new), ids, log_probs)
-
-
-def _bytes_of(values: npt.NDArray[Any], sizes: Sequence[int]) -> list[bytes]:
-    """The bytes of each list in ``values``: 8-byte numbers, list after list, of ``sizes`` numbers each."""
-    data = values.tobytes()
-    return [data[a:b] for a, b in pairwise(accumulate((8 * size for size in sizes), initial=0))]
 
 
 def _loads(rest: bytes, lists: int) -> dict[str, Any] | None:
@@ -156,9 +160,10 @@ def _place(number: int) -> bytes:
 
 
 @cache
-def _mark(number: int) -> str:
-    """The text of a placeholder."""
-    return f"\0{number}"
+def _marks(turn: int) -> tuple[str, str, str]:
+    """The texts of a turn's placeholders."""
+    first, second, third = (f"\0{len(TOKEN_KEYS) * turn + k}" for k in range(len(TOKEN_KEYS)))
+    return first, second, third
 
 
 class _Lists(NamedTuple):
@@ -237,33 +242,33 @@ def _continued(line: bytes, begin: int, prompt: bytearray, generation: bytes) ->
 
 
 class _Placed(nemo_rows.Values):
-    """The values of a line with placeholders, which are replaced by ``lists`` in their order."""
+    """The values of a line with placeholders in the order of the lists; a call is the number of ids that it ``sampled``."""
 
-    def __init__(self, parser: Any, lists: Sequence[bytes]) -> None:
+    def __init__(self, parser: Any, sampled: Sequence[int]) -> None:
         super().__init__(parser)
-        self._lists = lists
+        self._sampled = sampled
         self.taken = 0
 
-    def ids(self, values: Any, name: str, turn: int) -> bytes:
+    def call(self, prompt: Any, generation: Any, log_probs: Any, turn: int) -> int:
         del turn
         at = self.taken
-        if values != _mark(at) or name != TOKEN_KEYS[at % 3]:
-            raise ValueError(name)
+        if (prompt, generation, log_probs) != _marks(at):
+            raise ValueError(prompt)
         self.taken += 1
-        return self._lists[at]
+        return self._sampled[at]
 
-    floats = ids
+    def sampled(self, call: int) -> int:
+        return call
 
 
 def _read_output(output: list[Any], count: int) -> Output | None:
-    """The output's items without their ``count`` placeholders, which are removed; None unless there are three per turn,
-    all in order."""
+    """The output's items without the placeholders of ``count`` turns, which are removed; None unless each turn has
+    its own, in order."""
     turns: list[int] = []
     rows: list[tuple[Any, ...]] = []
     texts: list[str] = []
     reasons: list[str] = []
     calls: list[dict[str, Any]] = []
-    at = 0
     #: Whether the model's items so far are not yet a message; whether the last item is a text that ends a turn.
     speaking = closed = False
     plain = ended = True
@@ -305,15 +310,13 @@ def _read_output(output: list[Any], count: int) -> Output | None:
         closed = ended and kind != "function_call" and kind != "reasoning"
         if speaking:
             continue
-        for name in TOKEN_KEYS:
-            if item.pop(name, None) != _mark(at):
-                return None
-            at += 1
+        if tuple(item.pop(name, None) for name in TOKEN_KEYS) != _marks(len(turns)):
+            return None
         rows.append(assistant_message(len(turns)))
         turns.append(index)
     if speaking:
         rows.append(assistant_message(None))
-    return Output(turns, rows if plain else None, ended) if at == count else None
+    return Output(turns, rows if plain else None, ended) if len(turns) == count else None
 
 
 def _after(line: bytes, at: int, part: bytes | bytearray) -> int:
@@ -337,3 +340,15 @@ def _numbers(parser: Any, texts: Sequence[bytes], kind: str, dtype: Any) -> _Num
     values = np.frombuffer(lists.as_buffer(of_type=kind), dtype)
     sizes = [len(numbers) for numbers in lists]
     return (values, sizes) if len(values) == sum(sizes) else None
+
+
+def all_below(ids: npt.NDArray[np.int64], limit: int) -> bool:
+    """Whether all are 0 or more, and less than ``limit``."""
+    # Unsigned, negative ones are the largest.
+    return not len(ids) or int(ids.view(np.uint64).max()) < limit
+
+
+def all_negative(log_probs: npt.NDArray[np.float64]) -> bool:
+    """Whether all are finite and at most 0, but for rounding."""
+    # The maximum is NaN where any is.
+    return not len(log_probs) or bool(log_probs.max() <= POSITIVE_TOLERANCE and log_probs.min() > -np.inf)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
@@ -38,8 +38,7 @@ class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
         self.code, self.detail, self.more = code, detail, more
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """A fault of a row's shape or messages."""
 
     code: str
@@ -60,8 +59,6 @@ class Row:
     faults: list[Fault] = field(default_factory=list)
     acts: RowActs | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    #: Each prompt in ``calls`` is only its part after the previous prompt and generation, with which it begins.
-    cut: bool = False
 
 
 class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
@@ -201,7 +198,27 @@ def _has_surrogate(value: Any) -> bool:
     return False
 
 
-class _FastLists:
+class _Lists:
+    """The token lists of a model call."""
+
+    def call(self, prompt: Any, generation: Any, log_probs: Any, turn: int) -> Any:
+        """The call, of which at least one list of ids is given; None when both are empty. Raises BadRow."""
+        read = self.ids(prompt, PROMPT, turn), self.ids(generation, GENERATION, turn)
+        floats = self.floats(log_probs, LOG_PROBS, turn)
+        return (*read, floats) if read[0] or read[1] else None
+
+    def sampled(self, call: Any) -> int:
+        """How many ids the call generated."""
+        return len(call[1]) // 8
+
+    def ids(self, values: Any, name: str, turn: int) -> bytes:
+        raise NotImplementedError
+
+    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
+        raise NotImplementedError
+
+
+class _FastLists(_Lists):
     """Lists out of simdjson's memory."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
@@ -240,7 +257,7 @@ def _flat(values: Any) -> None:
         raise _Retry
 
 
-class PlainLists:
+class PlainLists(_Lists):
     """The same out of Python's values."""
 
     def ids(self, values: Any, name: str, turn: int) -> bytes:
@@ -387,8 +404,10 @@ class _Conversation:
 
     def acts_of(self, value: Any, response: Any, lists: Any) -> RowActs | None:
         """What the model did in the output, if requested."""
-        generated = [0 if call is None else len(call[1]) // 8 for call in self.calls]
-        return None if self._acts is None else self._acts.of_row(value, response, lists, generated)
+        if self._acts is None:
+            return None
+        generated = [0 if call is None else lists.sampled(call) for call in self.calls]
+        return self._acts.of_row(value, response, lists, generated)
 
     def item(self, item: Any, lists: Any) -> None:
         """One item of input or output."""
@@ -439,10 +458,7 @@ class _Conversation:
         prompt, generation = item.get(PROMPT), item.get(GENERATION)
         if prompt is not None or generation is not None:
             turn = self._borders.count - self._borders.open
-            read = lists.ids(prompt, PROMPT, turn), lists.ids(generation, GENERATION, turn)
-            log_probs = lists.floats(item.get(LOG_PROBS), LOG_PROBS, turn)
-            if read[0] or read[1]:
-                call = (*read, log_probs)
+            call = lists.call(prompt, generation, item.get(LOG_PROBS), turn)
         begins = self._borders.model(kind, call is not None)
         if begins:
             if self._before == "assistant":

@@ -30,8 +30,8 @@ import numpy.typing as npt
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.across import Remembered
-from gymdata.interop.nemo_gym.acts import Loops, Odd, PathActs
-from gymdata.interop.nemo_gym.cut import cut_row
+from gymdata.interop.nemo_gym.acts import Odd, PathActs
+from gymdata.interop.nemo_gym.cut import CutRow, all_below, all_negative, cut_row
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, offsets_of
@@ -247,30 +247,40 @@ class Scanner:
         self._parser, self._refused = nemo_rows.fast_parser(), 0
         # Lists waiting for the next range check, as bytes, and their owners (``IdOwner``, ``LogProbOwner``).
         self._ids: list[bytes] = []
-        self._id_owner: list[tuple[int, str | None, int, int, str]] = []
+        self._id_owner: list[IdOwner] = []
         self._lps: list[bytes] = []
-        self._lp_owner: list[tuple[int, str | None, int]] = []
+        self._lp_owner: list[LogProbOwner] = []
+        # Sampled ids waiting for the search for loops, as bytes, and the owner and size of each list in them.
+        self._sampled: list[bytes] = []
+        self._sampled_owner: list[LogProbOwner] = []
+        self._sizes: list[int] = []
         self._waiting = 0
         self._known_settings: set[str] = set()
 
     def line(self, line: bytes) -> None:
         number = self.part.rows
         self.part.rows += 1
+        if (found := self._quick(line)) is not None:
+            self._complete(number, line, found)
+            return
         try:
-            row = self._quick(line) or self._read(line)
+            row = self._read(line)
         except nemo_rows.BadRow as bad:
             self.part.violations.append(Violation(bad.code, number, detail=bad.detail, **bad.more))
             self.part.across.bad()
             return
         self._row(number, line, row)
 
-    def _quick(self, line: bytes) -> nemo_rows.Row | None:
-        """The row as the fast reader returns it; None when ``RowReader`` must read the line."""
+    def _quick(self, line: bytes) -> CutRow | None:
+        """The row as the fast reader returns it, if all its numbers are in range; None when ``RowReader`` must read the
+        line."""
         if self._parser is None or (self._refused > _TRIES and self.part.rows % _TRIES):
             return None
-        row = cut_row(line, self._parser, self._odd is not None)
-        self._refused = 0 if row is not None else self._refused + 1
-        return row
+        found = cut_row(line, self._parser, self._odd is not None)
+        if found is not None and not (all_below(found.ids, self._limit) and all_negative(found.log_probs)):
+            found = None
+        self._refused = 0 if found is not None else self._refused + 1
+        return found
 
     def finish(self) -> Part:
         """Run the remaining checks, after the last line; returns the findings, sorted."""
@@ -281,7 +291,6 @@ class Scanner:
 
     def _row(self, number: int, line: bytes, row: nemo_rows.Row) -> None:
         part = self.part
-        part.rollouts += 1
         part.turns += len(row.calls)
         say = part.violations.append
         name = row.rollout_id
@@ -295,13 +304,12 @@ class Scanner:
                 say(Violation("T205", number, name, turn, detail="the model call has no ids"))
                 continue
             prompt, generation, log_probs = call
-            prompted = prompt or (row.cut and held > 0)
-            if prompted and generation:
+            if prompt and generation:
                 part.turns_with_ids += 1
             else:
                 lost = (
                     "prompt and generation"
-                    if not prompted and not generation
+                    if not prompt and not generation
                     else "prompt"
                     if generation
                     else "generation"
@@ -314,29 +322,50 @@ class Scanner:
                     say(Violation("L301", number, name, turn, expected=str(len(generation) // 8), got=got))
                 self._ids.append(generation)
                 self._id_owner.append((number, name, turn, 0, "generation"))
+                self._sampled.append(generation)
+                self._sampled_owner.append((number, name, turn))
+                self._sizes.append(len(generation) // 8)
             if log_probs:
                 part.turns_with_log_probs += 1
                 self._lps.append(log_probs)
                 self._lp_owner.append((number, name, turn))
-            if not prompted:
+            if not prompt:
                 continue
-            new = prompt
-            if not row.cut:
-                held = len(held_prompt) + len(held_generation)
-                if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, len(held_prompt))):
-                    new = prompt[held:]
-                else:
-                    odd, held = True, 0
-                held_prompt, held_generation, first = prompt, generation, False
+            held = len(held_prompt) + len(held_generation)
+            if first or (prompt.startswith(held_prompt) and prompt.startswith(held_generation, len(held_prompt))):
+                new = prompt[held:]
+            else:
+                new, odd, held = prompt, True, 0
+            held_prompt, held_generation, first = prompt, generation, False
             self._ids.append(new)
             self._id_owner.append((number, name, turn, held // 8, "prompt"))
             part.tokens += len(new) // 8 + len(generation) // 8
-            self._waiting += len(new) + 2 * len(generation)
-            held += len(new) + len(generation)
+            self._waiting += len(new) // 8 + len(generation) // 4
         if odd:
             part.violations += relations(number, row, self._reader)
+        self._beside(number, line, row, generations, part.turns_with_ids > before)
+
+    def _complete(self, number: int, line: bytes, found: CutRow) -> None:
+        """A row of which only its behavior and what is beside its tokens are still to be checked."""
+        part, turns = self.part, len(found.sampled)
+        part.turns += turns
+        part.turns_with_ids += turns
+        part.turns_with_log_probs += turns
+        part.tokens += len(found.ids)
+        sampled = found.ids[-len(found.log_probs) :].tobytes()
+        if self._odd is not None:
+            self._sampled.append(sampled)
+            self._sampled_owner += [(number, found.row.rollout_id, turn) for turn in range(turns)]
+            self._sizes += found.sampled
+            self._waiting += len(found.log_probs)
+        self._beside(number, line, found.row, [sampled], with_ids=True)
+
+    def _beside(self, number: int, line: bytes, row: Row, generations: list[bytes], with_ids: bool) -> None:
+        """Faults and data of a row besides its tokens."""
+        part, name = self.part, row.rollout_id
+        part.rollouts += 1
         for fault in row.faults:
-            say(
+            part.violations.append(
                 Violation(
                     fault.code, number, name, fault.turn, expected=fault.expected, got=fault.got, detail=fault.detail
                 )
@@ -344,9 +373,9 @@ class Scanner:
         if self._odd is not None and row.acts is not None:
             part.acts.add(row.acts, number, name, self._odd)
         self._reward(number, row)
-        part.across.add(line, row, generations, part.turns_with_ids > before)
+        part.across.add(line, row, generations, with_ids)
         self._settings(number, row)
-        if self._waiting > _CHECK_EVERY * 8:
+        if self._waiting > _CHECK_EVERY:
             self._check()
 
     def _reward(self, number: int, row: nemo_rows.Row) -> None:
@@ -364,39 +393,18 @@ class Scanner:
             self.part.settings.append((number, row.settings))
 
     def _check(self) -> None:
-        """Ranges of all ids and log-probabilities since the last time; positions are computed only when one is out of
-        range."""
-        ids, lps = b"".join(self._ids), b"".join(self._lps)
-        if not all_below(ids, self._limit):
+        """Ranges of all ids and log-probabilities since the last time, and loops; positions are computed only when a
+        number is out of range."""
+        if not all_below(np.frombuffer(b"".join(self._ids), np.int64), self._limit):
             self.part.violations += odd_ids(self._ids, self._id_owner, self._limit)
-        if not all_negative(lps):
+        if not all_negative(np.frombuffer(b"".join(self._lps))):
             self.part.violations += odd_log_probs(self._lps, self._lp_owner)
         if self._odd is not None:
-            self._find_loops(self._odd.loops)
-        self._ids, self._id_owner, self._lps, self._lp_owner, self._waiting = [], [], [], [], 0
-
-    def _find_loops(self, loops: Loops) -> None:
-        held = [
-            (part, owner) for part, owner in zip(self._ids, self._id_owner, strict=True) if owner[4] == "generation"
-        ]
-        sizes = [len(part) // 8 for part, _ in held]
-        ids = np.frombuffer(b"".join(part for part, _ in held), np.int64)
-        for k, period, start, end in loops(Ragged(ids, offsets_of(sizes))):
-            row, name, turn, _, _ = held[k][1]
-            self.part.loops.append((row, name, turn, period, start, end, sizes[k]))
-
-
-def all_below(data: bytes, limit: int) -> bool:
-    """Whether all of these int64 are 0 or more, and less than ``limit``."""
-    # Unsigned, negative ones are the largest.
-    return not data or int(np.frombuffer(data, np.uint64).max()) < limit
-
-
-def all_negative(data: bytes) -> bool:
-    """Whether all of these float64 are finite and at most 0, but for rounding."""
-    values = np.frombuffer(data, np.float64)
-    # The maximum is NaN where any is.
-    return not data or bool(values.max() <= POSITIVE_TOLERANCE and values.min() > -np.inf)
+            ids = np.frombuffer(b"".join(self._sampled), np.int64)
+            for k, period, start, end in self._odd.loops(Ragged(ids, offsets_of(self._sizes))):
+                self.part.loops.append((*self._sampled_owner[k], period, start, end, self._sizes[k]))
+        self._ids, self._id_owner, self._lps, self._lp_owner = [], [], [], []
+        self._sampled, self._sampled_owner, self._sizes, self._waiting = [], [], [], 0
 
 
 def scan(
