@@ -29,7 +29,7 @@ from gymdata.errors import (
 )
 from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
-from gymdata.workers.tuning import keep_imports
+from gymdata.workers.tuning import end, keep_imports
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
@@ -227,7 +227,7 @@ def run() -> None:
     _open_streams()
     # Searched for cycles, what is loaded here would cost a short command a tenth of its time. Not kept is what commands
     # load later: DuckDB prints every type that was not collected.
-    sys.exit(main(sys.argv[1:], loaded=keep_imports))
+    end(main(sys.argv[1:], loaded=keep_imports))
 
 
 def _open_streams() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import itertools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -67,6 +69,8 @@ def rare_collections() -> Iterator[None]:
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 #: Whether this process is a command's own. The number of frozen objects would tell, too, but counting them takes 2 ms.
 _of_one_command = False
+#: Whether the command runs none of the user's code.
+_all_ours = False
 
 
 def keep_imports() -> None:
@@ -82,9 +86,11 @@ def imported_for_good() -> Iterator[None]:
     which would spin beside the command, and beside which it should not fork. No effect in a process that called no
     ``keep_imports``.
     """
+    global _all_ours
     if not _of_one_command:
         yield
         return
+    _all_ours = True
     before = os.environ.get(_BLAS_THREADS)
     os.environ.setdefault(_BLAS_THREADS, "1")
     try:
@@ -93,6 +99,19 @@ def imported_for_good() -> Iterator[None]:
         if before is None:
             del os.environ[_BLAS_THREADS]
         gc.freeze()
+
+
+def end(code: int) -> NoReturn:
+    """End this process with an exit code. What ``imported_for_good`` loaded is not taken apart, object by object, which
+    takes 20 ms: nothing in it waits for its end but functions of ``atexit``."""
+    if _all_ours and threading.active_count() == 1:
+        atexit._run_exitfuncs()
+        # What cannot be written is reported by Python's own end.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
 
 
 def give_back() -> None:

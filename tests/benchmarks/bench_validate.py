@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -128,6 +129,9 @@ def write_nemo(path: Path, megabytes: int) -> None:
             line = json.dumps(nemo_row(rng, len_delta=60, len_gen=40)) + "\n"
             file.write(line)
             size += len(line)
+        # Written to the disk later, it would slow what is measured.
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def nemo_row(rng: np.random.Generator, len_delta: int, len_gen: int) -> dict[str, Any]:
