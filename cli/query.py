@@ -29,7 +29,7 @@ _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 _Full = Annotated[bool, typer.Option("--full", help="Print whole values: conversations, lists of IDs.")]
 _Shell = Annotated[bool, typer.Option("--shell", help="Open a SQL prompt with history and completion.")]
 _List = Annotated[bool, typer.Option("--list", help="List saved queries.")]
-_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
+_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file; one that is there is replaced.")]
 #: Significant digits of a float in a table; --full, --json, --csv and -o have all.
 _DIGITS = 6
 #: Longer tables are truncated.
