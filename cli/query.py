@@ -14,7 +14,7 @@ import typer
 from gymdata.errors import counted
 
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
-from .flags import Json
+from .flags import Json, Overwrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 _Full = Annotated[bool, typer.Option("--full", help="Print whole values: conversations, lists of IDs.")]
 _Shell = Annotated[bool, typer.Option("--shell", help="Open a SQL prompt with history and completion.")]
 _List = Annotated[bool, typer.Option("--list", help="List saved queries.")]
-_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file; one that is there is replaced.")]
+_Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
 #: Significant digits of a float in a table; --full, --json, --csv and -o have all.
 _DIGITS = 6
 #: Longer tables are truncated.
@@ -40,6 +40,7 @@ def query(
     words: _Words = [],  # noqa: B006  # typer makes a list of its own
     csv: _Csv = False,
     output: _Output = None,
+    overwrite: Overwrite = False,
     full: _Full = False,
     shell: _Shell = False,
     list_: _List = False,
@@ -65,7 +66,7 @@ def query(
         check_target(output, *paths)
     with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
         if output is not None:
-            note(f"{counted(write_result(reader, output), 'row')} in {output}")
+            note(f"{counted(write_result(reader, output, overwrite=overwrite), 'row')} in {output}")
         elif csv:
             write_text(reader, sys.stdout, "csv")
         elif json:

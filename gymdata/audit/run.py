@@ -28,7 +28,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import ValidationReport
-from gymdata.store import StageOutput, read_run_json, read_table, resolve
+from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
 from gymdata.store.paths import RUN_JSON, placed_output
 from gymdata.store.stage_output import refuse_other_kind
@@ -61,7 +61,7 @@ def audit(
     config = AuditConfig.called_with(audit, config, given).checked()
     sources = paths_of(path, "audit")
     for source in sources:
-        resolve(source, ROLLOUTS)
+        files_of(source)
     runs = [facts for source in sources for facts in lineage(source)]
     progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:

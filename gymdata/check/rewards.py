@@ -31,7 +31,7 @@ from gymdata.rewards.scheduler import (
     unreadable,
 )
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import resolve, scan_batches
+from gymdata.store import files_of, scan_batches
 from gymdata.user_code import in_thread
 
 #: Rollouts that are tried unless a limit is given.
@@ -108,7 +108,7 @@ def check_reward(
         raise UsageError("no reward given", hint="gymdata check --reward SPEC --data RUN")
     if limit < 1:
         raise UsageError.bad_value("limit", limit, "1 or more")
-    resolve(path, ROLLOUTS)  # a missing path is reported at once
+    files_of(path)  # a missing path is reported at once
     rewards = [Weighted(function, weight) for function, weight in load_rewards(specs, None, functions)]
     parts = tallies(rewards)
     tried = asyncio.run(_try_all(path, rewards, parts, limit, timeout, progress or NullProgress()))

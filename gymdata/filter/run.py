@@ -28,7 +28,7 @@ from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
-from gymdata.store import StageOutput, resolve, scan_batches
+from gymdata.store import StageOutput, files_of, resolve, scan_batches
 from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings, rows_of
 from gymdata.store.paths import RUN_JSON, output_file, placed_output
 from gymdata.store.stage_output import described_by
@@ -91,7 +91,7 @@ def filter(
     config = FilterConfig.called_with(filter, config, settings)
     sources = paths_of(path, "filter")
     for source in sources:
-        resolve(source, ROLLOUTS)
+        files_of(source)
     with contextlib.ExitStack() as stack:
         out, targets = None, _targets(sources, output, config) if write else {}
         if targets:

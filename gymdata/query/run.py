@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import filecmp
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gymdata.errors import DataError, GymdataError, UsageError, counted
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.public import path_of, wrong_argument
 from gymdata.query.guard import Limits, check_statement, stopping_after
 from gymdata.query.types import json_value, printable, python_values
@@ -152,8 +153,11 @@ def check_target(target: str | Path, *paths: str | Path) -> None:
     refuse_other_kind(beside(path), "query", [path.name])
 
 
-def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:
-    """Write a result to a .parquet, .csv or .jsonl file that appears whole. Returns the number of rows."""
+def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite: bool = False) -> int:
+    """Write a result to a .parquet, .csv or .jsonl file that appears whole. Returns the number of rows.
+
+    Raises StoreError for a file that is there and has something else, without ``overwrite``.
+    """
     from gymdata.store.run_json import replacing
 
     path = Path(target)
@@ -161,10 +165,18 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path) -> int:
         _refuse_unwritable(reader.schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        if path.suffix == ".parquet":
-            return _write_parquet(reader, temporary)
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            return write_text(reader, file, "csv" if path.suffix == ".csv" else "jsonl")
+        rows = _write(reader, temporary, path.suffix)
+        # The same query again is no harm; what else is there, nobody knows.
+        if not overwrite and path.exists() and not filecmp.cmp(path, temporary, shallow=False):
+            raise StoreError.not_described(path)
+    return rows
+
+
+def _write(reader: pa.RecordBatchReader, path: Path, suffix: str) -> int:
+    if suffix == ".parquet":
+        return _write_parquet(reader, path)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        return write_text(reader, file, "csv" if suffix == ".csv" else "jsonl")
 
 
 def _write_parquet(reader: pa.RecordBatchReader, path: Path) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from gymdata.errors import counted
@@ -19,6 +20,15 @@ from gymdata.report.stages import EPOCH_CURVES, curve
 from gymdata.rollouts.violations import CODES
 
 _STYLE = files("gymdata.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+_GENERATOR = '<meta name="generator" content="gymdata">'
+
+
+def is_page(file: Path) -> bool:
+    """Whether a file is a report."""
+    with file.open("rb") as stream:
+        return _GENERATOR.encode() in stream.read(1_000)
 
 
 def page(figures: Mapping[str, Any]) -> str:
@@ -33,7 +43,7 @@ def page(figures: Mapping[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{policy}'\">"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'{_GENERATOR}<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(figures['headline'])}</title><style>{_STYLE}</style></head><body><main>"
         + "".join(body)
         + "<footer>Every number is recomputed from the files named here; intervals are 95 %, by task.</footer>"

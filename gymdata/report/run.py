@@ -107,6 +107,10 @@ def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
         target = local_output(config.output)
         if target.suffix not in (".html", ".htm"):
             raise UsageError.bad_value("-o", str(config.output), "a name ending in .html")
+        from gymdata.report.page import is_page
+
+        if target.is_file() and not is_page(target):
+            raise UsageError(f"-o {target}: exists and is no report", hint="give another name, or remove it")
         return target
     folder = paths[-1] if paths[-1].is_dir() and mirrored(paths[-1]) is None else Path.cwd()
     return folder / "report.html"

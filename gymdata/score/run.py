@@ -41,7 +41,7 @@ from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
 from gymdata.signals import run_async
 from gymdata.stats import mean_ci
-from gymdata.store import StageOutput, find_run_json, resolve, scan_batches
+from gymdata.store import StageOutput, files_of, find_run_json, scan_batches
 from gymdata.store.lineage import parent_of
 from gymdata.store.objects.fetching import located
 from gymdata.store.paths import output_file
@@ -140,7 +140,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     config = ScoreConfig.called_with(score, config, settings)
     config = config.model_copy(update={"path": str(located(config.path))})
-    resolve(config.path, ROLLOUTS)  # a missing path is reported at once
+    files_of(config.path)  # a missing path is reported at once
     source = find_run_json(config.path)
     progress = progress or NullProgress()
     sources = load_sources(config, progress, functions)

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from gymdata.store.run import Run
     from gymdata.store.run_json import hash_file, read_run_json, write_run_json
     from gymdata.store.stage_output import StageOutput
-    from gymdata.store.tables import has_rows, read_table, scan_batches, write_table
+    from gymdata.store.tables import files_of, has_rows, read_table, scan_batches, write_table
 
 _HOME = {
     "Run": "run",
     "Source": "paths",
     "StageOutput": "stage_output",
+    "files_of": "tables",
     "find_run_json": "paths",
     "has_rows": "tables",
     "hash_file": "run_json",
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "Source",
     "StageOutput",
+    "files_of",
     "find_run_json",
     "has_rows",
     "hash_file",

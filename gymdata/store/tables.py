@@ -23,7 +23,7 @@ from gymdata.store.columns import build, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
 from gymdata.store.objects.streams import parquet_file
-from gymdata.store.paths import Part, Source, resolve, sealed_twin
+from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.workers.arrow import packed, unpacked
@@ -48,7 +48,7 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     empty, broken or newer file, or one that holds something else.
     """
     names = _chosen(table, columns)
-    tables = [read_source(source, table, names) for source in resolve(path, table)]
+    tables = [read_source(source, table, names) for source in files_of(path, table)]
     if not tables:
         kept = names or table.required()
         schema = pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata)
@@ -64,7 +64,7 @@ def scan_batches(
     """The rows of ``read_table`` as a stream of batches of at most ``batch_size`` rows; memory does not grow with the
     file. Files may differ in optional columns, so batches may."""
     names = _chosen(table, columns)
-    for source in resolve(path, table):
+    for source in files_of(path, table):
         yield from scan_source(source, table, names, batch_size)
 
 
@@ -93,6 +93,20 @@ def has_rows(source: Source, table: Table) -> bool:
             if (other := other_rows(decode(line[1]), table, str(source.path))) is not None:
                 raise other
     return line is not None
+
+
+def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
+    """``resolve`` for what is to be read: rollouts of a folder in which another command wrote something else are no empty
+    list, but raise DataError."""
+    files = resolve(path, table)
+    folder = Path(path)
+    if not files and table.name == ROLLOUTS.name and folder.is_dir() and (folder / RUN_JSON).is_file():
+        facts = read_facts(folder / RUN_JSON)
+        tables = facts.get("schemas")
+        if isinstance(tables, dict) and table.name not in tables:
+            made = f"the output of {facts.get('stage') or 'another command'}"
+            raise DataError.other_table(path, held_instead(path, table) or made, table.name)
+    return files
 
 
 def held_instead(path: str | Path, table: Table) -> str | None:

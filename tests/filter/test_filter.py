@@ -12,7 +12,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
@@ -254,3 +254,16 @@ def test_conditions_are_text(run: Path, tmp_path: Path, given: Any) -> None:
     with pytest.raises(UsageError, match=r'where: got .*, expected a condition as text, such as "reward > 0.5"'):
         gymdata.filter(run, tmp_path / "o.parquet", where=given)
     assert not (tmp_path / "o.parquet").exists()
+
+
+def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> None:
+    """Pairs, or a trained model, given beside rollouts are named, not read as no rollouts."""
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    write_run_json(tmp_path / "model", {"stage": "train-sft", "schemas": {}})
+    for other, held in (("pairs", "pairs"), ("model", "the output of train-sft")):
+        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+            gymdata.filter([run, tmp_path / other], tmp_path / "o.parquet", where="reward > 0.4")
+        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+            gymdata.experience([run, tmp_path / other], tmp_path / "e.parquet")
+        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+            gymdata.load_rollouts(tmp_path / other)

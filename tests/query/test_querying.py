@@ -208,7 +208,7 @@ def test_a_split_folder_names_its_files(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_tables_json_csv_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each output form has the same rows; -o never replaces a file that is read."""
+    """Each output form has the same rows; -o never replaces a file that is read, nor without --overwrite any other."""
     run = write_run(tmp_path / "run", [rollout("a", i, r, two_turns(1, 50 + i)) for i, r in enumerate([0.0, 1.0])])
     sql = "SELECT rollout_id, reward, [1, 2] AS ids FROM rollouts ORDER BY 1"
     assert main(["query", sql, str(run)]) == 0
@@ -219,7 +219,12 @@ def test_the_command_prints_tables_json_csv_and_files(tmp_path: Path, capsys: py
     assert main(["query", sql, str(run), "--csv"]) == 0
     assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == ["a-0", "0.0", "[1, 2]"]
     for name in ("out.parquet", "out.jsonl", "out.csv"):
-        assert main(["query", sql, str(run), "-o", str(tmp_path / name)]) == 0
+        again = ["query", sql, str(run), "-o", str(tmp_path / name)]
+        assert [main(again), main(again)] == [0, 0]
+        (tmp_path / name).write_text("precious")
+        assert main(again) == 2
+        assert (tmp_path / name).read_text() == "precious"
+        assert main([*again, "--overwrite"]) == 0
     assert pq.read_table(tmp_path / "out.parquet")["reward"].to_pylist() == [0.0, 1.0]
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["ids"] == [1, 2]
     part = run / "rollouts" / "part-00000.parquet"

@@ -224,6 +224,14 @@ def test_what_cannot_be_reported_is_an_error(run: Path, tmp_path: Path, capsys: 
         gymdata.report(tmp_path / "empty")
     with pytest.raises(UsageError, match=r"ending in \.html"):
         gymdata.report(run, output=tmp_path / "page.pdf")
+    (tmp_path / "mine.html").write_text("precious")
+    with pytest.raises(UsageError, match="exists and is no report"):
+        gymdata.report(run, output=tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").read_text() == "precious"
+    assert (
+        gymdata.report(run, output=tmp_path / "again.html").path
+        == gymdata.report(run, output=tmp_path / "again.html").path
+    )
     assert main(["report", str(run), str(run), str(run)]) == 2
     assert "expected one, or two to compare" in capsys.readouterr().err
 
