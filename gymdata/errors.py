@@ -397,6 +397,17 @@ class DataError(GymdataError):
         return error
 
     @classmethod
+    def unnamed(cls, path: Path, described_by: Path) -> DataError:
+        """A part that is in the folder of a run which ended without it."""
+        error = cls(
+            f"{path}: is not among the files of {described_by}, and that run has ended",
+            hint="move it away, for it is of another run; if it is meant to be there, --allow-changed reads it "
+            "(in Python: `with gymdata.reading(allow_changed=True):`)",
+        )
+        error.exit_code = EXIT_FAULTS
+        return error
+
+    @classmethod
     def changed(cls, path: Path | str, run_json: Path | str, why: str) -> DataError:
         """A sealed file that is not as it was written. A fault of the data, not of the command."""
         error = cls(

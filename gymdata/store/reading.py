@@ -12,13 +12,13 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, shown
-from gymdata.store.paths import Source, find_run_json, read_facts
+from gymdata.store.paths import PART, ROLLOUTS_FOLDER, Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -61,7 +61,8 @@ class Reading:
 _OUTSIDE = Reading(allow_changed=os.environ.get(_ALLOW_CHANGED) == "1")
 _current = _OUTSIDE
 known_hashes: dict[Path, tuple[tuple[int, ...], str]] = {}
-_described: dict[Path, tuple[tuple[int, ...], dict[Path, dict[str, Any]], dict[str, Any]]] = {}
+_described: dict[Path, tuple[tuple[int, ...], dict[Path, dict[str, Any]], dict[str, Any], bool]] = {}
+_UNNAMED = "it is not among the files of this run, which has ended"
 _guard = threading.Lock()
 
 
@@ -113,7 +114,7 @@ def report_lines(path: Path, lines: list[tuple[int, int]], of: str, why: str) ->
 
 def check_source(source: Source, table: Table | None = None) -> str | None:
     """Raise DataError when a sealed file is not as its run.json recorded it (size, then every byte), or when run.json says
-    that its table has a newer version. Files that no run.json names pass.
+    that its table has a newer version, or does not name a part of a run that has ended. Other files pass.
 
     Where changed files may be read, such a file gives a warning; it is returned, too.
     """
@@ -127,11 +128,13 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
     if table is not None and isinstance(version, int) and version > table.version:
         raise DataError.newer_schema(source.path, table.name, version, table.version)
     try:
-        why = difference(source.path, entry)
+        why = _UNNAMED if entry is None else difference(source.path, entry)
     except FileNotFoundError:
         return None  # its reader reports it
     if why is None:
         return None
+    if entry is None and not _current.allow_changed:
+        raise DataError.unnamed(source.path, run_json)
     if not _current.allow_changed:
         raise DataError.changed(source.path, run_json, why)
     line = f"{source.path}: differs from what {run_json.name} recorded: {why}"
@@ -147,7 +150,7 @@ def is_as_recorded(source: Source, table: Table | None = None) -> bool:
     version = found[2].get(table.name) if table is not None else None
     if table is not None and isinstance(version, int) and version > table.version:
         return False
-    return difference(source.path, found[1]) is None
+    return found[1] is not None and difference(source.path, found[1]) is None
 
 
 def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
@@ -160,12 +163,17 @@ def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def altered(run_json: Path, files: Iterable[Path]) -> list[tuple[Path, str]]:
-    """The ``files`` that differ from what ``run_json`` recorded (size, then every byte), each with the difference;
-    files that it does not name are skipped."""
-    recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in read_facts(run_json).get("files") or []}
+def altered(run_json: Path, files: Sequence[Path]) -> list[tuple[Path, str]]:
+    """The ``files`` that differ from what ``run_json`` recorded (size, then every byte), each with the difference, and the
+    parts of a run that it should name; other files that it does not name are skipped."""
+    facts = read_facts(run_json)
+    recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}
     found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
-    return [(file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None]
+    described = [
+        (file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None
+    ]
+    unnamed = (file for file in files if file.resolve() not in recorded and _has_ended(facts) and _is_part(file))
+    return described + [(file, f"{run_json.name} does not name it: {_UNNAMED}") for file in unnamed]
 
 
 def changed_files(sources: Iterable[Source], table: Table | None = None) -> list[str]:
@@ -252,8 +260,18 @@ def _remember(memo: Path | None, file: Path, state: tuple[int, ...], value: str)
         temporary.replace(memo)
 
 
-def _entry_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
-    """(run.json, the file's entry, the versions of its tables), when a run.json names the file."""
+def _is_part(file: Path) -> bool:
+    return file.parent.name == ROLLOUTS_FOLDER and PART.fullmatch(file.name) is not None
+
+
+def _has_ended(facts: Mapping[str, Any]) -> bool:
+    """Whether the last writer of a run closed it: a part is renamed before run.json names it, and then it does."""
+    last = next(iter((facts.get("attempts") or [])[-1:]), {})
+    return last.get("outcome") == "closed" and last.get("ended_at") is not None
+
+
+def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] | None:
+    """(run.json, the file's entry, the versions of its tables), when a run.json names the file, or should do so."""
     run_json = find_run_json(path)
     if run_json is None:
         return None
@@ -268,8 +286,8 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
             warn(f"{path}: is read without the check against run.json ({error.message})")
             return None
         entries = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}
-        held = (state, entries, facts.get("schemas") or {})
+        held = (state, entries, facts.get("schemas") or {}, _has_ended(facts))
         with _guard:
             _described[run_json] = held
     entry = held[1].get(path.resolve())
-    return None if entry is None else (run_json, entry, held[2])
+    return None if entry is None and not (held[3] and _is_part(path)) else (run_json, entry, held[2])

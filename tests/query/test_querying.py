@@ -359,7 +359,7 @@ def test_values_of_every_type_are_printed(tmp_path: Path, capsys: pytest.Capture
         "i": "1 day", "l": ["2 months"], "s": {"b": "\\xFF"}, "bits": "101", "u": "1", "n": 1,
         "big": "170141183460469231731687303715884105727", "d": "1.50", "t": "9223372036854775807", "ids": [1, 2], "x": 0.5,
     }  # fmt: skip
-    assert main(["query", odd + " -- the end", str(run), "-o", str(tmp_path / "q.jsonl")]) == 0
+    assert main(["query", odd + " -- the end", str(run), "-o", str(tmp_path / "q.jsonl"), "--overwrite"]) == 0
     assert json.loads((tmp_path / "q.jsonl").read_text()) == row
 
 

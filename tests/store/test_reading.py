@@ -57,6 +57,26 @@ def described(folder: Path, suffix: str = "parquet") -> Path:
     return run
 
 
+def test_a_part_of_another_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part that the run.json of an ended run does not name is not read, by any reader; validate reports it as T209.
+    While the run is not ended it is read: a part has its name before run.json has it."""
+    run, other = described(tmp_path / "run"), described(tmp_path / "other")
+    (other / "rollouts" / "part-00000.parquet").rename(run / "rollouts" / "part-00001.parquet")
+    facts = read_run_json(run)
+    attempt = {"started_at": "2026-01-01T00:00:00Z", "ended_at": None, "outcome": None}
+    write_run_json(run, facts | {"attempts": [attempt]})
+    assert read_table(run).num_rows == 12
+    write_run_json(run, facts | {"attempts": [attempt | {"ended_at": "2026-01-01T00:00:01Z", "outcome": "closed"}]})
+    for command in READERS:
+        out = str(tmp_path / "out")
+        assert main([word.replace("RUN", str(run)).replace("OUT", out) for word in command]) == 1
+        assert "part-00001.parquet: is not among the files of" in capsys.readouterr().err
+    (found,) = [v for v in gymdata.validate(run).violations if v.code == "T209"]
+    assert found.file is not None and found.file.endswith("part-00001.parquet")
+    with reading(allow_changed=True), pytest.warns(DataWarning, match="not among the files"):
+        assert read_table(run).num_rows == 12
+
+
 def journaled(folder: Path, rows: int = 4) -> Path:
     """A run whose rows are still in its journal, as after Ctrl-C. Returns the journal."""
     run = write_run(folder, [rollout("t0", 0, 0.0, two_turns(1, 5))])
