@@ -266,7 +266,7 @@ def _is_part(file: Path) -> bool:
 
 def _has_ended(facts: Mapping[str, Any]) -> bool:
     """Whether the last writer of a run closed it: a part is renamed before run.json names it, and then it does."""
-    last = next(iter((facts.get("attempts") or [])[-1:]), {})
+    last: Mapping[str, Any] = next(iter((facts.get("attempts") or [])[-1:]), {})
     return last.get("outcome") == "closed" and last.get("ended_at") is not None
 
 
