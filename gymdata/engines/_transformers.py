@@ -29,14 +29,16 @@ def local_folder(name: str | Path) -> Path:
         return folder
     text = str(name)
     if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or not text:
-        raise DataError.missing_path(folder, "the folder of a model or tokenizer")
+        raise DataError.missing_path(folder, "the folder of a model or tokenizer", folders=True)
     with needs("collect"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     try:
         return Path(snapshot_download(text, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        near, fetch = nearest_beside(folder), f"give a folder, or fetch it once: hf download {text}"
+        if folder.exists():
+            raise DataError.missing_path(folder, "the folder of a model or tokenizer") from error
+        near, fetch = nearest_beside(folder, folders=True), f"give a folder, or fetch it once: hf download {text}"
         if folder.parent.is_dir() and "/" in text:
             # A path that exists on this machine is not a hub name.
             fetch = "give a folder, or the name of a model in that cache"
