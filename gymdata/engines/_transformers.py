@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,11 @@ def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = textwrap.shorten(str(error), 400, placeholder=" …") or type(error).__name__
+        some = any(folder.iterdir())
         raise DataError(
-            f"{folder}: holds no tokenizer that transformers can read: {why}",
+            f"{folder}: "
+            + (f"holds no tokenizer that transformers can read: {why}" if some else "is empty (expected a tokenizer)"),
             hint="give the tokenizer's folder with --tokenizer",
         ) from error
 

@@ -77,8 +77,19 @@ def test_a_folder_is_itself(policy: str, tmp_path: Path) -> None:
     """A model's folder is taken as it is; one without a tokenizer says so."""
     assert local_folder(policy) == Path(policy)
     assert len(load_tokenizer(policy)) > 0
-    with pytest.raises(DataError, match="holds no tokenizer"):
+    with pytest.raises(DataError, match="is empty"):
         load_tokenizer(tmp_path)
+
+
+def test_the_reason_for_no_tokenizer_is_whole(tmp_path: Path) -> None:
+    """An empty folder is said to be empty; what transformers says of another is one line, and no half sentence."""
+    with pytest.raises(DataError, match=r"is empty \(expected a tokenizer\)"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no tokenizer that transformers can read: ") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in caught.value.message
+    assert caught.value.message.endswith(".")
 
 
 def test_every_from_pretrained_is_local() -> None:
