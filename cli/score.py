@@ -8,14 +8,18 @@ import typer
 
 from gymdata.score.settings import ScoreConfig
 
-from .console import Watch, command_words, facts, finish, grid
+from .console import Watch, command_words, facts, finish, fits, grid
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gymdata.score.run import ScoreSummary
 
 #: Flips listed in the text output; --json has all.
 _SHOWN = 20
+#: The fewest characters of an id that are shown where whole ids do not fit.
+_SHORTEST = 8
 
 
 @with_flags(ScoreConfig)
@@ -37,5 +41,17 @@ def _show(summary: ScoreSummary) -> None:
     if flipped:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
         first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
-        grid(columns, [[row[c] for c in columns] for row in flipped[:_SHOWN]], title=f"Flipped ({first})")
+        rows = [[row[c] for c in columns] for row in flipped[:_SHOWN]]
+        if not fits(columns, rows):
+            length = _telling_length([row[-1] for row in rows])
+            rows = [[*row[:-1], row[-1][:length]] for row in rows]
+        grid(columns, rows, title=f"Flipped ({first})")
     facts("score", summary.rows())
+
+
+def _telling_length(ids: Sequence[str]) -> int:
+    """How many characters tell the ids apart, and are a name that `show` takes."""
+    length = _SHORTEST
+    while len({one[:length] for one in ids}) < len(set(ids)):
+        length += 1
+    return length

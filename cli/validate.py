@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -68,6 +69,9 @@ def validate(
 
     report = run(path, **dict(settings))
     exit_code = finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
+    unseen = settings.select or settings.ignore
+    if not report.rollouts and not report.violations and not unseen and Path(report.path).is_file():
+        note(f"{report.path}: is empty (expected rollouts or pairs)")
     if report.state in ("interrupted", "rollouts pending"):
         note(f"{report.path}: {report.state}: rows may be missing; rerun the same command to resume")
     return exit_code

@@ -288,14 +288,19 @@ class DataError(GymdataError):
         self.code = code
 
     @classmethod
-    def missing_path(cls, path: Path | str, expected: str = "a run folder, a file or a glob") -> DataError:
+    def missing_path(
+        cls, path: Path | str, expected: str = "a run folder, a file or a glob", *, folders: bool = False
+    ) -> DataError:
+        """``folders``: nothing but a folder can have been meant."""
         given = Path(path)
         if given.is_symlink() and not given.exists():
             return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
         if given.exists():
             kind = "folder" if given.is_dir() else "file"
             return cls(f"{path}: is a {kind}, expected {expected}").at(path, kind, expected)
-        error = cls(f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given))
+        error = cls(
+            f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given, folders=folders)
+        )
         return error.at(path, "nothing", expected)
 
     @classmethod
@@ -714,10 +719,11 @@ def needs(extra: str) -> Iterator[None]:
         raise UsageError.missing_extra(module, extra) from error
 
 
-def nearest_beside(path: Path) -> str | None:
-    """The file or folder that was meant by a path that is not there: the nearest name in its folder."""
+def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
+    """The file or folder that was meant by a path that is not there: the nearest name in its folder. ``folders``: only
+    folders can be meant."""
     try:
-        return _nearest(path.name, (beside.name for beside in path.parent.iterdir()))
+        return _nearest(path.name, (one.name for one in path.parent.iterdir() if not folders or one.is_dir()))
     except OSError:
         return None
 

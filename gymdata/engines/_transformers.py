@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,16 @@ def local_folder(name: str | Path) -> Path:
         return folder
     text = str(name)
     if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or not text:
-        raise DataError.missing_path(folder, "the folder of a model or tokenizer")
+        raise DataError.missing_path(folder, "the folder of a model or tokenizer", folders=True)
     with needs("collect"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     try:
         return Path(snapshot_download(text, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        near, fetch = nearest_beside(folder), f"give a folder, or fetch it once: hf download {text}"
+        if folder.exists():
+            raise DataError.missing_path(folder, "the folder of a model or tokenizer") from error
+        near, fetch = nearest_beside(folder, folders=True), f"give a folder, or fetch it once: hf download {text}"
         if folder.parent.is_dir() and "/" in text:
             # A path that exists on this machine is not a hub name.
             fetch = "give a folder, or the name of a model in that cache"
@@ -75,9 +78,11 @@ def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = textwrap.shorten(str(error), 400, placeholder=" …") or type(error).__name__
+        some = any(folder.iterdir())
         raise DataError(
-            f"{folder}: holds no tokenizer that transformers can read: {why}",
+            f"{folder}: "
+            + (f"holds no tokenizer that transformers can read: {why}" if some else "is empty (expected a tokenizer)"),
             hint="give the tokenizer's folder with --tokenizer",
         ) from error
 

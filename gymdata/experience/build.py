@@ -222,7 +222,7 @@ class Crediting:
             raise RefusedError(
                 f"none of the {n:,} rollouts has a score {self.score!r}",
                 code="R501",
-                hint=unscored_hint(self.sources),
+                hint=unscored_hint(self.sources, self.score),
             )
         if not generated.any():
             raise RefusedError(

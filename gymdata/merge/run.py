@@ -98,7 +98,8 @@ def merge(
     Raises UsageError for runs of different settings, naming them, RefusedError (D701) for a rollout that two runs hold with
     different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
     """
-    sources = [match for one in paths_of(path, "merge") for match in matches(one)]
+    given = [match for one in paths_of(path, "merge") for match in matches(one)]
+    sources = _each_once(given)
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
     facts = [_facts(source) for source in sources]
@@ -116,12 +117,20 @@ def merge(
         file=target,
     )
     _refuse_contradictions(sources, twice)
-    for source, times in Counter(source.resolve() for source in sources).items():
-        if times > 1:
-            warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
     if target is not None:
         _write(report, sources, facts, set(twice), target, overwrite, command, progress or NullProgress())
     return report
+
+
+def _each_once(given: Sequence[Path]) -> list[Path]:
+    """The paths without repeats, with a warning for each that is given several times."""
+    found: dict[Path, Path] = {}
+    for source in given:
+        found.setdefault(source.resolve(), source)
+    for source, times in Counter(source.resolve() for source in given).items():
+        if times > 1:
+            warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
+    return list(found.values())
 
 
 def _facts(source: Path) -> Mapping[str, Any]:

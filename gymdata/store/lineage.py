@@ -7,6 +7,8 @@ by ``collect``.
 from __future__ import annotations
 
 import shlex
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, StoreError, UsageError, counted
+from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError, counted
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.settings import Config
@@ -208,13 +210,40 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
     )
 
 
-def unscored_hint(sources: Sequence[str | Path]) -> str:
-    """What to do about rollouts without a reward: the scores that were made of them are named."""
+def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
+    """What to do about rollouts without a reward: the scores that were made of them and have values are named, and those
+    that have none. ``refused``: the score without values that was asked for, of which the most common reason is said."""
     made = list(dict.fromkeys(name for source in sources for name in _rescorings(source)))
-    if made:
-        return f"choose a score that was made since: --reward {' or '.join(made)}"
+    reasons = {name: _why_without(sources, name) for name in made}
+    good = [name for name in made if reasons[name] is None and name != refused]
+    bad = [name for name in made if reasons[name] is not None]
+    if refused in bad:
+        why = f"; {refused} has no value for any rollout, most often: {reasons[refused]}"
+    else:
+        why = f"; {counted(len(bad), 'score has', 'scores have')} no value: {', '.join(bad)}" if bad else ""
+    if good:
+        return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
     run = sources[0] if len(sources) == 1 else "RUN"
-    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME"
+    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
+
+
+def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
+    """The most common reason for which the re-scoring ``name`` gave no value to any rollout; None when it has values."""
+    reasons: Counter[str] = Counter()
+    for source in sources:
+        try:
+            found = _rescored(source, name)
+        except GymdataError as error:  # This is for the hint of another error.
+            reasons[error.message] += 1
+            continue
+        if found is None:
+            continue
+        if pc.any(pc.is_finite(found[1]["value"])).as_py():
+            return None
+        for entry in found[1]["detail"].value_counts().to_pylist():
+            reasons[entry["values"] or "no reason is stored"] += entry["counts"]
+    [(why, _)] = reasons.most_common(1) or [("it has no rows", 0)]
+    return textwrap.shorten(why, 200, placeholder=" …")
 
 
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:

@@ -67,6 +67,8 @@ _KINDS = {
     "finetune": "a finetuning run",
     "serve-genrm": "what serve-genrm keeps",
 }
+#: Those that hold rollouts or pairs.
+_OF_ROWS = {"collect", "import", "import-pairs", "pairs", "filter", "select", "tokenize", "fix", "merge"}
 
 
 def described_by(target: Path, *names: str) -> Path:
@@ -115,6 +117,12 @@ def kind_held(folder: Path) -> str | None:
     if rollouts.is_dir() and any(PART.fullmatch(p.name) or JOURNAL.fullmatch(p.name) for p in rollouts.iterdir()):
         return "collect"
     return "train" if (folder / "job" / "job.json").is_file() else None
+
+
+def other_than_rows(folder: Path) -> str | None:
+    """What a folder that can hold neither rollouts nor pairs holds; None for any other folder."""
+    held = kind_held(folder)
+    return None if held is None or held in _OF_ROWS else _name(held)
 
 
 def kind_of_stage(stage: str) -> str:

@@ -249,3 +249,17 @@ def test_messages_in_a_pipe_are_as_they_are(capsys: pytest.CaptureFixture[str]) 
     """A reader of lines gets each in one."""
     console.note("a line of words " * 8)
     assert capsys.readouterr().err == "a line of words " * 8 + "\n"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ids_of_flips_that_do_not_fit_are_cut_to_what_tells_them_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each flip stands on one line of a narrow terminal; ids that fit are whole."""
+    ids = [f"{begin}{'0' * (32 - len(begin))}" for begin in ("1234567", "123456789", "1234567891", "2")]
+    for task, length in (("t", 32), ("a task with an id of 32 letters..", 10)):
+        rows = [rollout(task, k, 0.0, two_turns(4, 20 + k), rollout_id=one) for k, one in enumerate(ids)]
+        run = write_run(tmp_path / task, rows)
+        assert main(["score", str(run), "--reward", "regex:2"]) == 0
+        flips = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " 0     1 " in line]
+        assert flips == [one[:length] for one in ids]

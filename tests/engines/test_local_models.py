@@ -58,12 +58,38 @@ def test_a_mistyped_folder_is_answered_with_its_neighbour(tmp_path: Path, monkey
         local_folder("gpt3")
 
 
+def test_a_file_is_no_model_and_none_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is named as one, however its path is written, and what a mistyped name is answered with is a folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tasks.jsonl", "task.jsonl"):
+        Path(name).write_text("{}")
+    for given in ("tasks.jsonl", "./tasks.jsonl", tmp_path / "tasks.jsonl"):
+        with pytest.raises(DataError, match=r"tasks.jsonl: is a file, expected the folder of a model") as caught:
+            local_folder(given)
+        assert caught.value.hint is None
+    for given in ("tasksl", "./tasksl"):
+        with pytest.raises(DataError, match="no such f") as caught:
+            local_folder(given)
+        assert "did you mean" not in str(caught.value)
+
+
 def test_a_folder_is_itself(policy: str, tmp_path: Path) -> None:
     """A model's folder is taken as it is; one without a tokenizer says so."""
     assert local_folder(policy) == Path(policy)
     assert len(load_tokenizer(policy)) > 0
-    with pytest.raises(DataError, match="holds no tokenizer"):
+    with pytest.raises(DataError, match="is empty"):
         load_tokenizer(tmp_path)
+
+
+def test_the_reason_for_no_tokenizer_is_whole(tmp_path: Path) -> None:
+    """An empty folder is said to be empty; what transformers says of another is one line, and no half sentence."""
+    with pytest.raises(DataError, match=r"is empty \(expected a tokenizer\)"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no tokenizer that transformers can read: ") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in caught.value.message
+    assert caught.value.message.endswith(".")
 
 
 def test_every_from_pretrained_is_local() -> None:

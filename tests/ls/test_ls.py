@@ -154,9 +154,9 @@ def test_merge_reports_a_run_that_was_interrupted_and_refuses_such_an_import(tmp
     with pytest.warns(
         DataWarning, match=r"one: interrupted: merged with 3 of 8 rollouts; rerun the same `gymdata coll"
     ):
-        assert gymdata.merge([one, one], tmp_path / "merged").rollouts == 3
+        assert gymdata.merge([one, one / "rollouts"], tmp_path / "merged").rollouts == 3
     with pytest.raises(DataError, match="other: the import was interrupted with 0 rollouts"):
-        gymdata.merge([other, other], tmp_path / "never")
+        gymdata.merge([other, one], tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 

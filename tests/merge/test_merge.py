@@ -132,11 +132,16 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_same_path_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that is given twice under one path is kept once, with a warning that names it."""
-    run = twice(tmp_path, "a", 20)
-    assert main(["merge", str(run), f"{run}/", "-o", str(tmp_path / "merged.parquet")]) == 0
+    """A run that is given twice under one path is one run, with a warning that names it: alone it is nothing to merge."""
+    run, other, merged = twice(tmp_path, "a", 20), twice(tmp_path, "b", 30), tmp_path / "merged.parquet"
+    assert main(["merge", str(run), f"{run}/", "-o", str(merged)]) == 2
+    assert f"got one run, {run}, expected two or more" in capsys.readouterr().err
+    assert main(["merge", str(run), str(other), f"{run}/", "-o", str(merged)]) == 0
     assert f"warning: {run}: given twice; its rollouts are kept once" in capsys.readouterr().err
-    assert rows_of(tmp_path / "merged.parquet") == rows_of(run)
+    facts = read_run_json(Path(f"{merged}.run.json"))
+    assert [Path(parent["path"]) for parent in facts["parents"]] == [run, other]
+    assert facts["counts"] == {"runs": 2, "rollouts": 4, "duplicates": 0, "shards_missing": []}
+    assert [row["task_id"] for row in rows_of(merged)] == ["a", "a", "b", "b"]
 
 
 def test_contradicting_duplicates_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,3 +88,28 @@ def test_a_reward_that_is_no_finite_number_is_no_reward_for_every_command(tmp_pa
         assert gymdata.pairs(run, output=out, reward=reward).counts.rollouts_unscored == 4
         assert gymdata.experience(run, tmp_path / f"x-{reward}", reward=reward).left_out == {"not_scored": 4}
     assert gymdata.report(run).to_dict()["rewards"]["n"] == 2
+
+
+def test_the_hint_for_a_score_without_values_names_only_scores_with_values(tmp_path: Path) -> None:
+    """A re-scoring that failed for every rollout is never recommended, and its most common reason is given."""
+    run = write_run(tmp_path / "run", [rollout("t", k, None, two_turns(4, 20 + k)) for k in range(3)])
+
+    def rescored(name: str, values: list[float | None], details: list[str | None]) -> None:
+        rows = [
+            {"rollout_id": f"t-{k}", "name": name, "value": value, "status": "scored" if value is not None else "failed",
+             "source": "f", "run_id": "run-1", "detail": detail}
+            for k, (value, detail) in enumerate(zip(values, details, strict=True))
+        ]  # fmt: skip
+        write_table(pa.Table.from_pylist(rows, schema=SCORES.schema), run / f"scores-{name}/scores.parquet", SCORES)
+        write_run_json(run / f"scores-{name}", {"stage": "score"})
+
+    rescored("boom", [None] * 3, ["rare", "division by zero", "division by zero"])
+    for make in (gymdata.pairs, gymdata.experience):
+        with pytest.raises(RefusedError, match=r"then choose that score: --reward NAME; .*boom"):
+            make(run, reward="boom")
+    rescored("other", [None] * 3, [None] * 3)
+    rescored("good", [None, 1.0, math.nan], ["late", None, None])
+    with pytest.raises(RefusedError, match=r"--reward good; 2 scores have no value: boom, other$"):
+        gymdata.pairs(run, reward="boom")
+    with pytest.raises(RefusedError, match=r"--reward good; boom has no value.*, most often: division by zero$"):
+        gymdata.experience(run, reward="boom")

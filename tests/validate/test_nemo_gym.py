@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym import scan as nemo_gym
 from gymdata.interop.nemo_gym.across import Names, across_rows
@@ -36,6 +37,19 @@ def test_clean_rows_are_never_flagged(tmp_path: Path) -> None:
     assert (report.rollouts, report.turns) == (6, 30)
     last = [with_ids(r, 4) for r in rows]
     assert report.tokens == sum(len(i["prompt_token_ids"]) + len(i["generation_token_ids"]) for i in last)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_line_that_breaks_off_is_told_as_import_tells_it(tmp_path: Path, end: str) -> None:
+    """What is wrong at the end of a line is in that line, at one column for both commands, whatever ends it."""
+    file = write_lines(tmp_path / "a.jsonl", clean_rows(n=2))
+    with file.open("a", newline="") as rows:
+        rows.write('{"a": 1,' + end)
+    [fault] = [v for v in validate(file).violations if v.code == "S101"]
+    gymdata.import_rollouts(file, tmp_path / "run")
+    reason = json.loads((tmp_path / "run/rejected.jsonl").read_text())["reason"]
+    assert fault.detail == reason
+    assert "line 1 column 9 " in reason
 
 
 @pytest.mark.parametrize("way", ["simdjson", "json"])

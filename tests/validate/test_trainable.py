@@ -12,6 +12,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError
 from gymdata.interop.run import import_rollouts
+from gymdata.store import write_run_json
 from gymdata.validate.run import validate
 from tests.interop.one_rollout import ATIF, NAT
 from tests.rollout_files import rollout, two_turns, write_run
@@ -79,7 +80,20 @@ def test_no_rows_are_no_success(kind: str, tmp_path: Path, capsys: pytest.Captur
     else:
         path = write_run(tmp_path / "run", [], kind)
     assert main(["validate", str(path)]) == 1
-    assert "no rows to check" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "no rows to check" in shown.out
+    assert (f"{path}: is empty (expected rollouts or pairs)" in shown.err) == (kind == "blank")
+
+
+@pytest.mark.parametrize(("stage", "what"), [("train-dpo", "a training"), ("score", "scores"), ("audit", "an audit")])
+def test_a_folder_of_another_kind_is_named(stage: str, what: str, tmp_path: Path) -> None:
+    """The output of a command that writes neither rollouts nor pairs is an error that says what it is, and not 0 rows."""
+    write_run_json(tmp_path / "made", {"stage": stage})
+    with pytest.raises(DataError, match=f"made: holds {what}, and no rollouts or pairs") as caught:
+        validate(tmp_path / "made")
+    assert caught.value.exit_code == 2
+    write_run_json(tmp_path / "begun", {"stage": "collect"})
+    assert validate(tmp_path / "begun").exit_code == 1
 
 
 def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
