@@ -208,7 +208,7 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
             schema, footer = opened.schema_arrow, opened.metadata
             # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are not always UTF-8
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(file, error) from error
     check_version(schema.metadata, where, table)
     if rows != footer.num_rows:
@@ -260,7 +260,7 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
                         if read.num_rows != rows:
                             what = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
                             return DataError.damaged(file, what)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError) as error:
             return broken_parquet(file, error)
     return None
 
@@ -354,7 +354,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
 
     def load(index: int) -> pa.Table:
@@ -362,7 +362,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             with parquet_file(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
                 _refuse_short(where, data.num_rows, sizes[index])
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()
 

@@ -93,6 +93,25 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: 
     assert all(str(file) in error for error in errors)
 
 
+@pytest.mark.parametrize("damage", ["cut", "name"])
+@pytest.mark.parametrize(
+    "command", [["validate", "RUN"], ["show", "RUN"], ["report", "RUN"], *READERS], ids=lambda c: c[0]
+)
+def test_a_damaged_footer_is_said_by_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], damage: str
+) -> None:
+    """A Parquet file that is cut off, or with a column whose name is no UTF-8, is unreadable data, and never a crash."""
+    whole = bytearray((described(tmp_path / "run") / "rollouts" / "part-00000.parquet").read_bytes())
+    whole[whole.index(b"rollout_id", len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")) + 1] ^= 128
+    file = tmp_path / "alone.parquet"
+    file.write_bytes(whole if damage == "name" else whole[:-100])
+    assert main(words(command, file, tmp_path / "out")) == (1 if command[0] == "validate" else 2)
+    said = "".join(capsys.readouterr())
+    assert str(file) in said
+    assert "cannot be read" in said
+    assert "defect" not in said
+
+
 def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the file and the checksum; a query of other columns still has its answer."""
     run = described(tmp_path / "run")
