@@ -562,7 +562,9 @@ class StoreError(GymdataError):
         """An error of the operating system while ``path`` was written."""
         if error.errno == errno.ELOOP:
             return cls.link(path)
-        return cls.disk(path, error.strerror or str(error), journaled=journaled)
+        # Arrow has a text of its own for an error of the system.
+        why = os.strerror(error.errno) if error.errno else error.strerror or str(error)
+        return cls.disk(path, why, journaled=journaled)
 
     @classmethod
     def disk(cls, path: Path, why: str, *, journaled: bool = False) -> StoreError:

@@ -17,7 +17,7 @@ import orjson
 
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.progress import LOG_FILES, leave_log, log_to
-from gymdata.store.lock import Lock
+from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import differences, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
@@ -48,8 +48,8 @@ class State:
                     f"{folder}: is not empty and not a finetuning run (it holds {', '.join(inside[:6])})",
                     hint="give another finetuning.output_dir",
                 )
-        folder.mkdir(parents=True, exist_ok=True)
-        held = Lock(folder)
+        with made_folder(folder):
+            held = Lock(folder)
         try:
             if overwrite:
                 _clear(folder)

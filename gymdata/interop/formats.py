@@ -18,6 +18,7 @@ import xxhash
 
 from gymdata.errors import DataError, UsageError
 from gymdata.store import find_run_json, read_run_json
+from gymdata.store.run_json import writing_into
 
 if TYPE_CHECKING:
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
@@ -152,7 +153,13 @@ def writer_of(name: str) -> Callable[[Row, Counter[str]], Any]:
 
 
 def write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: Sequence[Any]) -> int:
-    """Write ``rows``, as ``Export.made`` yields them, to ``part``, which becomes ``target``; returns their number."""
+    """Write ``rows``, as ``Export.made`` yields them, to ``part``, which becomes ``target``; returns their number.
+    Raises StoreError.from_os."""
+    with writing_into(target):
+        return _write(name, rows, part, target, came_from)
+
+
+def _write(name: str, rows: Iterable[Any], part: Part, target: Path, came_from: Sequence[Any]) -> int:
     path = part.path
     if name == "verl":
         return _parquet(chain.from_iterable(rows), path)

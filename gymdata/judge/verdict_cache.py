@@ -15,7 +15,7 @@ import orjson
 
 from gymdata.store.journal import Journal, Repair, frame, repair, repair_failures, scan
 from gymdata.store.lines import decode, encode_any, iter_lines
-from gymdata.store.lock import Lock
+from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import Source
 
 _SYNC_S = 1.0
@@ -116,8 +116,8 @@ class FolderClaim:
     """A folder that this process alone writes to, until ``close``. Raises StoreError.locked."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = Lock(folder)
+        with made_folder(folder):
+            self._lock = Lock(folder)
 
     def close(self) -> None:
         self._lock.release()

@@ -37,7 +37,7 @@ BUCKET_TOKENS, PAIR_TOKENS = 2_000_000, 1_000_000
 _ROW_TOKENS = 50
 #: Numbers that stay in memory, and that decide about pairs. Of a rollout that no pair can need they are 0.
 _NUMBERS = {"prompt_key": np.uint64, "generation_key": np.uint64, "text_key": np.uint64, "n_sequences": np.int32,
-            "rendered": np.bool_}  # fmt: skip
+            "abandoned_turns": np.int32, "rendered": np.bool_}  # fmt: skip
 #: Columns that are spilled; ``row``: of the frame.
 _APART = pa.schema(
     [field for field in CONTENTS if field.name not in _NUMBERS or field.name == "rendered"]

@@ -23,7 +23,8 @@ from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 
 #: ``n_sequences`` is 1 for a usable row, 0 without token data, more when breaks or branches cut the rollout; the lists
-#: of an unusable row are empty. ``rendered``: some of its ids were rendered from text; their log-probs are NaN.
+#: of an unusable row are empty. ``abandoned_turns``: retries that no later turn continues, whose tokens are left out.
+#: ``rendered``: some of its ids were rendered from text; their log-probs are NaN.
 TOKENS = pa.schema(
     [
         pa.field("prompt_ids", pa.list_(pa.int32())),
@@ -31,6 +32,7 @@ TOKENS = pa.schema(
         pa.field("completion_mask", pa.list_(pa.int8())),
         pa.field("completion_logprobs", pa.list_(pa.float32())),
         pa.field("n_sequences", pa.int32()),
+        pa.field("abandoned_turns", pa.int32()),
         pa.field("rendered", pa.bool_()),
         pa.field("prompt_key", pa.uint64()),
         pa.field("generation_key", pa.uint64()),
@@ -106,7 +108,9 @@ def token_columns(
         return Ragged(some.values, offsets_of(_filled(some.lengths, rows, n))).to_arrow()
 
     columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]
-    columns.append(pa.array(TurnColumns.of(turns).has_rendered()))
+    flat = TurnColumns.of(turns)
+    abandoned = np.diff(flat.offsets) - np.bincount(found.sampled.turn_rollout, minlength=n)
+    columns += [pa.array(abandoned.astype(np.int32)), pa.array(flat.has_rendered())]
     columns += [pa.array(_filled(some, rows, n)) for some in (prompt.hashes(), keys)]
     return pa.Table.from_arrays(columns, schema=TOKENS)
 

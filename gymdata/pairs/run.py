@@ -149,6 +149,7 @@ class PairsReport(Report):
             ("candidates", counts.candidates),
             *((f"  dropped: {reason.replace('_', ' ')}", n) for reason, n in counts.dropped.items() if n),
             ("pairs", counts.pairs),
+            *([("  abandoned turns dropped", counts.abandoned_turns)] if counts.abandoned_turns else []),
             *written,
         ]
 
@@ -242,6 +243,8 @@ def _build(
         )
     made = _sides(whole, config)
     sides = {side: len(one) for side, one in made.items()}
+    used = np.union1d(selection.chosen, selection.rejected)
+    selection.counts.abandoned_turns = int(frame["abandoned_turns"].to_numpy()[used].sum())
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, frame))

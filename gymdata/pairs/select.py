@@ -42,7 +42,8 @@ _Rows = npt.NDArray[np.int64]
 @dataclass(slots=True)
 class PairCounts:
     """Counts of rollouts, groups and candidates. ``candidates`` = ``pairs`` + all of ``dropped``; ``groups`` =
-    ``groups_too_small`` + ``groups_without_variance`` + ``groups_paired`` + ``groups_all_dropped``."""
+    ``groups_too_small`` + ``groups_without_variance`` + ``groups_paired`` + ``groups_all_dropped``. ``abandoned_turns``: of
+    the rollouts in pairs, retries that no later turn continues; their tokens are left out."""
 
     rollouts: int = 0
     rollouts_unscored: int = 0
@@ -53,6 +54,7 @@ class PairCounts:
     groups_all_dropped: int = 0
     candidates: int = 0
     pairs: int = 0
+    abandoned_turns: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
 
 

@@ -110,15 +110,9 @@ def _table_of(source: Source) -> str:
     if foreign_format(source) is not None:
         return ROLLOUTS.name
     if source.kind == "parquet":
-        import pyarrow as pa
+        from gymdata.store.tables import schema_of
 
-        from gymdata.store.objects.streams import parquet_schema
-        from gymdata.store.tables import broken_parquet
-
-        try:
-            schema = parquet_schema(source.path)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise broken_parquet(source.path, error) from error
+        schema = schema_of(source.path)
         columns = schema.names
         if (name := check_version(schema.metadata, where)) is not None:
             if name not in TABLES:

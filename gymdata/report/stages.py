@@ -123,11 +123,11 @@ def _sources(path: Path, table: Table) -> list[Source]:
 
 def stage_table(path: Path) -> str | None:
     """The stage table that a Parquet file holds: by its metadata, else by its columns; None for rollouts."""
-    from gymdata.store.objects.streams import parquet_schema
+    from gymdata.store.tables import schema_of
 
     if path.suffix != ".parquet" or not path.is_file():
         return None
-    schema = parquet_schema(path)
+    schema = schema_of(path)
     name = check_version(schema.metadata, str(path))
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
 

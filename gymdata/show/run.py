@@ -252,13 +252,13 @@ def _holds_only_pairs(path: str | Path) -> bool:
     from gymdata.rollouts.schema import PAIRS, ROLLOUTS
     from gymdata.store import resolve
     from gymdata.store.lines import iter_lines
-    from gymdata.store.objects.streams import parquet_schema
+    from gymdata.store.tables import schema_of
 
     found = resolve(path, PAIRS)
     if not found or Path(path).is_dir():
         return bool(found) and not resolve(path, ROLLOUTS)
     if found[0].kind == "parquet":
-        return "chosen" in parquet_schema(found[0].path).names
+        return "chosen" in schema_of(found[0].path).names
     row = _parsed(next((line for _, line in iter_lines(found[0])), b"").decode(errors="replace"))
     return isinstance(row, dict) and "chosen" in row
 

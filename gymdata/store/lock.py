@@ -29,13 +29,15 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 class Lock:
     """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when
-    nothing can be written there. ``wait``: wait for the holder instead of raising StoreError.locked; ``about``: more
-    facts for the lock file, which ``holder_of`` returns, also after this process was killed."""
+    nothing can be written there; a lock file that was made for it is removed again. ``wait``: wait for the holder instead
+    of raising StoreError.locked; ``about``: more facts for the lock file, which ``holder_of`` returns, also after this
+    process was killed."""
 
     def __init__(
         self, folder: Path, name: str = LOCK, *, wait: bool = False, about: Mapping[str, object] | None = None
     ) -> None:
         self._path = folder / name
+        made = not self._path.exists()
         try:
             self._fd = claim(self._path, wait=wait)
         except BlockingIOError as error:
@@ -43,10 +45,17 @@ class Lock:
         except OSError as error:
             raise StoreError.from_os(self._path, error) from error
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        os.ftruncate(self._fd, 0)
         holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
-        os.pwrite(self._fd, orjson.dumps({**holder, **(about or {})}), 0)
         _held.add(self)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, orjson.dumps({**holder, **(about or {})}), 0)
+        except OSError as error:
+            if made:
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            self.forget()
+            raise StoreError.from_os(self._path, error) from error
 
     def release(self) -> None:
         """Release the lock. The file stays, because other processes may be opening it."""

@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,11 +30,20 @@ from gymdata.errors import DataError, GymdataError, counted
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
 from gymdata.store.objects.places import mirrored
-from gymdata.store.objects.streams import parquet_file, parquet_schema
+from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import _chosen, _present, _refuse_short, _shape, broken_parquet, read_source, scan_batches
+from gymdata.store.tables import (
+    _chosen,
+    _present,
+    _refuse_short,
+    _shape,
+    broken_parquet,
+    read_source,
+    scan_batches,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,7 +60,6 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
 
     def __init__(self, files: ds.FileSystemDataset) -> None:
         super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
-        self._rows = files.count_rows()
         #: A gymdata error that was raised inside the reader, which may keep only its text.
         self.fault: GymdataError | None = None
 
@@ -71,54 +79,48 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
     def _scanner(self, columns: list[str] | None, filter: Any, options: dict[str, Any]) -> ds.Scanner:
         names = self.schema.names if columns is None else columns
         if filter is None:
-            return ds.Scanner.from_batches(self._in_turn(list(self.get_fragments()), names, self._rows, options))
+            return ds.Scanner.from_batches(self._in_turn(list(self.get_fragments()), names, options))
         named = _named_in(str(filter), self.schema.names)
         both = [*names, *(n for n in named if n not in names)]
         found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
         if not found:
             return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
-        reader = self._in_turn(found, both, sum(part.count_rows() for part in found), options)
+        reader = self._in_turn(found, both, options)
         return ds.Scanner.from_batches(reader, columns=names, filter=filter)
 
     def _in_turn(
-        self, parts: Sequence[ds.Fragment], names: list[str], rows: int, options: dict[str, Any]
+        self, parts: Sequence[ds.Fragment], names: list[str], options: Mapping[str, Any]
     ) -> pa.RecordBatchReader:
         """Row group by row group: a scanner of them all holds more the longer the file is."""
-        size = _NESTED_ROWS if any(pa.types.is_nested(self.schema.field(n).type) for n in names) else _FLAT_ROWS
+        schema = pa.schema([self.schema.field(n) for n in names])
+        size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
         options = {"batch_size": size, "batch_readahead": 8, **options}
-        batches = (
-            batch
-            for part in parts
-            for group in part.split_by_row_group()
-            for batch in group.scanner(schema=self.schema, columns=names, **options).to_batches()
-        )
-        return self._counted(batches, pa.schema([self.schema.field(n) for n in names]), rows)
+        batches = (batch for part in parts for batch in self._batches_of(part, names, options))
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
-    def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
-        """Row groups in which a row passes: the others' columns need not be read."""
-        groups = [group for fragment in self.get_fragments() for group in fragment.split_by_row_group()]
-        passing = []
-        for group in groups:
-            scanner = group.scanner(schema=self.schema, columns=named, batch_size=_FLAT_ROWS)
-            reader = self._counted(scanner.to_batches(), scanner.projected_schema, group.count_rows())
-            if ds.Scanner.from_batches(reader, filter=filter).count_rows():
-                passing.append(group)
-        return passing
-
-    def _counted(self, found: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.RecordBatchReader:
-        """The batches that were found; pa.ArrowInvalid where they end before ``rows`` rows. A footer's entry of one
-        column can be damaged, too; the reader would see a shorter column."""
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            seen = 0
-            with self._noted():
-                for batch in found:
+    def _batches_of(self, part: ds.Fragment, names: list[str], options: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """The batches of a file, or of a row group, all rows of it. A footer's entry of one column can be damaged, too; the
+        reader would see a shorter column."""
+        with self._noted(), _reading(Path(part.path)):
+            seen, rows = 0, part.count_rows()
+            for group in part.split_by_row_group():
+                for batch in group.scanner(schema=self.schema, columns=names, **options).to_batches():
                     seen += batch.num_rows
                     yield batch
             if seen != rows:
                 raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {counted(rows, 'row')}")
 
-        return pa.RecordBatchReader.from_batches(schema, batches())
+    def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
+        """Row groups in which a row passes: the others' columns need not be read."""
+        passing = []
+        for fragment in self.get_fragments():
+            with _reading(Path(fragment.path)):
+                groups = fragment.split_by_row_group()
+            for group in groups:
+                reader = self._in_turn([group], named, {"batch_size": _FLAT_ROWS})
+                if ds.Scanner.from_batches(reader, filter=filter).count_rows():
+                    passing.append(group)
+        return passing
 
 
 class StreamedDataset(VerifiedDataset):
@@ -141,14 +143,14 @@ class StreamedDataset(VerifiedDataset):
         first = named if filter is not None and set(wanted) - set(named) else []
         with self._noted():
             for path in self._files:
-                with parquet_file(path, page_checksum_verification=True) as file:
+                with _reading(path), parquet_file(path, page_checksum_verification=True) as file:
                     for group in range(file.num_row_groups):
                         if not first or any(t.num_rows for t in self._passing(file, group, first, filter)):
                             for table in self._passing(file, group, wanted, filter):
                                 yield from table.select(names).to_batches()
 
     def _passing(self, file: pq.ParquetFile, group: int, names: list[str], filter: Any) -> Iterator[pa.Table]:
-        """The rows of a row group that pass; pa.ArrowInvalid as in ``_counted``."""
+        """The rows of a row group that pass; pa.ArrowInvalid as in ``_batches_of``."""
         schema = pa.schema([self.schema.field(name) for name in names])
         size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
         seen, rows = 0, file.metadata.row_group(group).num_rows
@@ -192,7 +194,7 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
         alike[mirrored(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
     found: list[ds.Dataset] = []
     for (remote, _), same in alike.items():
-        schema = parquet_schema(same[0]).remove_metadata()
+        schema = schema_of(same[0]).remove_metadata()
         if remote:
             found.append(StreamedDataset(same, schema))
         else:
@@ -208,7 +210,7 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
             schema, footer = opened.schema_arrow, opened.metadata
             # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
             rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names in the footer are not always UTF-8
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(file, error) from error
     check_version(schema.metadata, where, table)
     if rows != footer.num_rows:
@@ -249,6 +251,19 @@ def _fits(got: pa.DataType, wanted: pa.DataType) -> bool:
     return any(is_it(got) and is_it(wanted) for is_it in same)
 
 
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raises DataError for what cannot be read of ``file``: what is damaged, or else that it was replaced meanwhile."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise first_broken([file]) or DataError(
+            f"{file}: was replaced or changed while it was read", hint="run the command again"
+        ) from error
+
+
 def first_broken(files: Sequence[Path]) -> DataError | None:
     """Which of ``files`` cannot be read, every page of it: the error that names it, or None."""
     for file in files:
@@ -260,7 +275,7 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
                         if read.num_rows != rows:
                             what = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
                             return DataError.damaged(file, what)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError) as error:
             return broken_parquet(file, error)
     return None
 
@@ -354,7 +369,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
 
     def load(index: int) -> pa.Table:
@@ -362,7 +377,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             with parquet_file(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
                 _refuse_short(where, data.num_rows, sizes[index])
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()
 

@@ -42,7 +42,7 @@ from gymdata.store.journal import (
     repair_failures,
 )
 from gymdata.store.lines import encode, encode_any
-from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.objects.replica import Replica
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
 from gymdata.store.reading import reading, warn
@@ -218,15 +218,6 @@ class Recovered:
     next_segment: int = 0
 
 
-def claim(folder: Path) -> None:
-    """Make the folder, or accept one that is a run or empty. Raises StoreError for anything else."""
-    refuse_foreign(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError.from_os(folder, error) from error
-
-
 def refuse_foreign(folder: Path) -> None:
     """Raise StoreError when ``folder`` cannot be written, or holds something that is not a run. Makes nothing."""
     refuse_unwritable(folder)
@@ -399,8 +390,9 @@ class Run:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
         place = Path(folder)
         refuse_other_kind(place / RUN_JSON, str(facts.get("stage") or "collect"))
-        claim(place)
-        lock = Lock(place)
+        refuse_foreign(place)
+        with made_folder(place):
+            lock = Lock(place)
         replica = None
         try:
             replica = Replica.open(place, take_over=take_over, overwrite=overwrite)

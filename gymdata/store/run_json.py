@@ -174,6 +174,18 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(held)
 
 
+@contextlib.contextmanager
+def writing_into(path: Path) -> Iterator[None]:
+    """Raises StoreError.from_os for what the disk refuses while ``path`` is written. Errors that name another file, or come
+    from no system call, are not about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise StoreError.from_os(path, error) from error
+
+
 def claim_temporary(path: Path) -> tuple[Path, int]:
     """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
     refuse_link(path)

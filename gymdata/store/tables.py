@@ -22,8 +22,13 @@ from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
+<<<<<<< HEAD
 from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
+=======
+from gymdata.store.objects.streams import parquet_file, parquet_schema
+from gymdata.store.paths import Part, Source, resolve, sealed_twin
+>>>>>>> wt-b
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.workers.arrow import packed, unpacked
@@ -291,7 +296,7 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
             check_version(file.schema_arrow.metadata, where, table)
             data = file.read(columns=_present(file.schema_arrow, table, names, where))
             expected = file.metadata.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
     _refuse_short(where, data.num_rows if data.num_columns else expected, expected)
     return _shape(data, table, names, where)
@@ -343,7 +348,7 @@ def scan_source(
                     if batch.num_rows:
                         yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
             _refuse_short(where, seen, expected)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
 
 
@@ -461,6 +466,14 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
             raise DataError(f"{where}: column {name!r} of {table.name} has {counted(column.null_count, 'null value')}")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises DataError for a file that pyarrow cannot read."""
+    try:
+        return parquet_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise broken_parquet(path, error) from error
 
 
 def broken_parquet(path: Path, error: Exception) -> DataError:

@@ -27,7 +27,7 @@ from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage
-from gymdata.store.lock import LOCK, Lock, refuse_held
+from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
@@ -420,8 +420,8 @@ def run_training(
         return read_run_json(out)
     refuse_held(out)
     made, fresh = not out.exists(), not _is_training(out)
-    out.mkdir(parents=True, exist_ok=True)
-    lock = Lock(out)
+    with made_folder(out):
+        lock = Lock(out)
     failed_at_once = begins = False
     try:
         job, begun = prepared(out)

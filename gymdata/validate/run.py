@@ -21,7 +21,7 @@ from gymdata.rollouts.violations import Selection, ValidationReport, Violation, 
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
-from gymdata.store.run_json import state_of
+from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def _fix(
         from gymdata.interop.nemo_gym.fix import fix_nemo_gym
 
         part = out.part(name)
-        fix_nemo_gym(sources, report.violations, account.choice, part.path, account)
+        with writing_into(out.place):
+            fix_nemo_gym(sources, report.violations, account.choice, part.path, account)
         part.rows = account.rollouts_out
     else:
         from gymdata.validate.fix import fixed_rollouts

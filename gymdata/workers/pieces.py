@@ -66,7 +66,7 @@ def _groups(source: Source) -> Iterator[Source]:
         with parquet_file(source.path) as file:
             groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
             whole = sum(group.num_rows for group in groups) == file.metadata.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError):
+    except (pa.ArrowException, OSError):
         whole = False
     if not whole or not groups:
         yield source

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import gymdata
+from gymdata.errors import StoreError
 from gymdata.rollouts.messages import parsed
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
+from tests.full_disk import full_disk
 from tests.interop.trajectories import same
 from tests.rollout_files import rollout, write_run
 
@@ -129,3 +131,32 @@ def test_whole_numbers_of_any_length_are_written(tmp_path: Path) -> None:
     for name in ("trl-messages", "trl-prompt-completion", "openai"):
         gymdata.export(run, tmp_path / f"{name}.jsonl", name)
         assert str(long) in (tmp_path / f"{name}.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nemo-gym.jsonl",
+        "trl-messages.jsonl",
+        "verl.parquet",
+        "nat-trajectories.json",
+        "nat-trajectories.jsonl",
+        "atif.jsonl",
+    ],
+)
+def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, name: str) -> None:
+    """An export that does not fit says which file could not be written and to free space, and leaves nothing."""
+    run = write_run(tmp_path / "run", [rollout("t", i, 1.0, [([1], [i] * 2_000)]) for i in range(4)])
+    with full_disk(at=500), pytest.raises(StoreError) as error:
+        gymdata.export(run, tmp_path / "out" / name, name.partition(".")[0])
+    assert str(error.value).startswith(f"{tmp_path / 'out' / name}: could not be written: ")
+    assert "free space and run the same command again" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_repair_that_does_not_fit_names_its_file(tmp_path: Path) -> None:
+    """A full disk while NeMo Gym rows are repaired is said like that of an export."""
+    run = write_run(tmp_path / "run", [rollout("t", i, 1.0, [([1], [i] * 2_000)]) for i in range(4)])
+    gymdata.export(run, tmp_path / "rows.jsonl", "nemo-gym")
+    with full_disk(at=500), pytest.raises(StoreError, match=r"fixed.jsonl: could not be written: (.|\n)*free space"):
+        gymdata.fix(tmp_path / "rows.jsonl", "drop", tmp_path / "fixed.jsonl")

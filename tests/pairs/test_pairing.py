@@ -80,6 +80,21 @@ def test_breaks_are_refused_with_their_code_and_count(tmp_path: Path) -> None:
     assert (report.left_out["breaks"], report.counts.pairs) == (1, 1)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_retries_that_are_left_out_are_counted(tmp_path: Path, workers: int) -> None:
+    """The account, in every form, says how many turns the rollouts in pairs lost, each rollout once."""
+    retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [79, 2]), ([1, 5], [78, 2])])
+    unused = rollout("b", 0, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
+    run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), retried, unused])
+    report = gymdata.pairs(run, strategy="all", workers=workers)
+    assert (report.counts.pairs, report.counts.abandoned_turns) == (3, 2)
+    assert report.to_dict()["abandoned_turns"] == read_run_json(run / "pairs-reward")["counts"]["abandoned_turns"] == 2
+    assert ("  abandoned turns dropped", 2) in report.rows()
+    best = gymdata.pairs(run, write=False)
+    assert best.counts.abandoned_turns == 0
+    assert "abandoned" not in str(best.rows())
+
+
 def test_retries_and_branches(tmp_path: Path) -> None:
     """A superseded try is no obstacle, and the pair holds the last one; a branch is refused or dropped."""
     retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])

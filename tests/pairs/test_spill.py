@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +22,7 @@ from gymdata.pairs.settings import PairsConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from tests.benchmarks.bench_experience import write_run as many_rollouts
+from tests.full_disk import full_disk
 from tests.rollout_files import rollout, two_turns, write_run
 
 SCHEMA = pa.schema(
@@ -55,14 +56,8 @@ def test_a_bucket_has_the_rows_that_were_put_there_in_that_order(added: list[lis
 def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
     """The error is that of any output on a full disk, and names the folder."""
     held = spill.Spill(SCHEMA, tmp_path, 0)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
-    try:
-        with pytest.raises(StoreError, match=str(tmp_path)):
-            held.add(rows_of(list(range(1_000))), np.arange(1_000))
-    finally:
-        held.close()
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(at=2_000), contextlib.closing(held), pytest.raises(StoreError, match=str(tmp_path)):
+        held.add(rows_of(list(range(1_000))), np.arange(1_000))
     assert list(tmp_path.iterdir()) == []
 
 

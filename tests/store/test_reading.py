@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
-from gymdata.store import hash_file, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store import hash_file, partial_reads, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
 from gymdata.store.reading import DataWarning, file_hash, reading
@@ -113,6 +113,25 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: 
     assert all(str(file) in error for error in errors)
 
 
+@pytest.mark.parametrize("damage", ["cut", "name"])
+@pytest.mark.parametrize(
+    "command", [["validate", "RUN"], ["show", "RUN"], ["report", "RUN"], *READERS], ids=lambda c: c[0]
+)
+def test_a_damaged_footer_is_said_by_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], damage: str
+) -> None:
+    """A Parquet file that is cut off, or with a column whose name is no UTF-8, is unreadable data, and never a crash."""
+    whole = bytearray((described(tmp_path / "run") / "rollouts" / "part-00000.parquet").read_bytes())
+    whole[whole.index(b"rollout_id", len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")) + 1] ^= 128
+    file = tmp_path / "alone.parquet"
+    file.write_bytes(whole if damage == "name" else whole[:-100])
+    assert main(words(command, file, tmp_path / "out")) == (1 if command[0] == "validate" else 2)
+    said = "".join(capsys.readouterr())
+    assert str(file) in said
+    assert "cannot be read" in said
+    assert "defect" not in said
+
+
 def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the file and the checksum; a query of other columns still has its answer."""
     run = described(tmp_path / "run")
@@ -127,6 +146,33 @@ def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: py
     assert main(["query", "SELECT count(*) FROM turns", str(alone)]) == 0
     with pytest.raises(DataError, match="checksum"):
         read_table(alone, columns=["reward"])
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT avg(reward) AS r FROM rollouts", "SELECT task_id FROM rollouts WHERE reward > 0"]
+)
+def test_a_file_that_is_replaced_during_a_query_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    """What cannot be read, and is whole when it is looked at again, was replaced: the error says so, and blames no SQL."""
+    whole = described(tmp_path / "run") / "rollouts" / "part-00000.parquet"
+    alone, content = tmp_path / "alone.parquet", bytearray(whole.read_bytes())
+    group = pq.ParquetFile(whole).metadata.row_group(0)
+    at = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}["reward"]
+    content[at.data_page_offset + at.total_compressed_size - 2] ^= 0x10
+    alone.write_bytes(content)
+    look = partial_reads.first_broken
+
+    def replaced(files: list[Path]) -> DataError | None:
+        alone.write_bytes(whole.read_bytes())
+        return look(files)
+
+    monkeypatch.setattr(partial_reads, "first_broken", replaced)
+    with pytest.raises(DataError) as error:
+        gymdata.query(sql, alone)
+    assert str(error.value).startswith(f"{alone}: was replaced or changed while it was read")
+    assert "run the command again" in str(error.value)
+    gymdata.query(sql, alone)
 
 
 def test_statistics_are_not_taken_for_values(tmp_path: Path) -> None:

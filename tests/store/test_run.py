@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.finetune.state import State
+from gymdata.judge.verdict_cache import FolderClaim
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import Run, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store.paths import beside
 from gymdata.store.reading import DataWarning
+from tests.full_disk import full_disk
 
 
 def test_rows_come_back_as_they_were_given(tmp_path: Path, open_run, row):
@@ -133,6 +137,29 @@ def test_a_killed_writer_leaves_no_lock(tmp_path: Path, open_run):
 
 def _wait_for(event) -> None:
     event.wait()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_lock_on_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, open_run, there: bool) -> None:
+    """Where not even the lock fits, a run, a folder and a file say so by name; nothing is left of what was made for it."""
+    tuned, verdicts, file = tmp_path / "tuned", tmp_path / "verdicts", tmp_path / "part" / "x.jsonl"
+    if there:
+        open_run().close()
+        for folder in (tuned, verdicts, file.parent):
+            folder.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    locked = [
+        open_run,
+        lambda: State.open(tuned, {}, None),
+        lambda: FolderClaim(verdicts),
+        lambda: StageOutput(beside(file), "export", [file.name]).__enter__(),
+    ]
+    for lock in locked:
+        with full_disk(), pytest.raises(StoreError, match=r"lock: could not be written: (.|\n)*free space") as error:
+            lock()
+        assert error.value.exit_code == 3
+    assert sorted(tmp_path.rglob("*")) == before
+    open_run().close()
 
 
 def test_a_forked_child_does_not_hold_the_lock(open_run):

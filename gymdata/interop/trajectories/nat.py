@@ -459,7 +459,7 @@ def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any
     """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
     groups: list[str] = []
     runs: set[str] = set()
-    with tempfile.TemporaryFile() as spill, path.open("wb") as out:
+    with tempfile.TemporaryFile(dir=path.parent) as spill, path.open("wb") as out:
         ends = [0]
         for group, run, trajectory in made:
             spill.write(json.dumps(trajectory, ensure_ascii=False).encode())

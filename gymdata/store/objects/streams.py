@@ -39,8 +39,15 @@ _guard = threading.Lock()
 
 
 def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """``pyarrow.parquet.ParquetFile`` of a file, or of a stand-in's object. Raises what that raises, and
-    OutsideError("object store")."""
+    """``pyarrow.parquet.ParquetFile`` of a file, or of a stand-in's object. Raises pa.ArrowException or OSError for what
+    cannot be read, and OutsideError("object store")."""
+    try:
+        return _opened(path, **options)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8 ({error})") from error
+
+
+def _opened(path: str | Path, **options: Any) -> pq.ParquetFile:
     if (found := stood_for(path)) is None:
         try:
             # pyarrow takes a relative name with a colon for a URL.
