@@ -215,7 +215,7 @@ def _build(
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
             code="R501",
-            hint=unscored_hint(sources),
+            hint=unscored_hint(sources, score_name),
         )
     frame = candidates.read(sources, rollouts, sound)
     del rollouts, scores

@@ -22,13 +22,8 @@ from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
-<<<<<<< HEAD
-from gymdata.store.objects.streams import parquet_file
-from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
-=======
 from gymdata.store.objects.streams import parquet_file, parquet_schema
-from gymdata.store.paths import Part, Source, resolve, sealed_twin
->>>>>>> wt-b
+from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.workers.arrow import packed, unpacked
