@@ -109,7 +109,7 @@ def test_the_hint_for_a_score_without_values_names_only_scores_with_values(tmp_p
             make(run, reward="boom")
     rescored("other", [None] * 3, [None] * 3)
     rescored("good", [None, 1.0, math.nan], ["late", None, None])
-    with pytest.raises(RefusedError, match=r"--reward good; 2 scores have no value: boom, other$"):
+    with pytest.raises(RefusedError, match=r"--reward good; boom has no value.*, most often: division by zero$"):
         gymdata.pairs(run, reward="boom")
     with pytest.raises(RefusedError, match=r"--reward good; boom has no value.*, most often: division by zero$"):
         gymdata.experience(run, reward="boom")
