@@ -154,8 +154,8 @@ def _at(row_of: Ints, at: int, n: int) -> Ints:
 
 
 def _buckets(rollouts: pa.Table, needed: npt.NDArray[np.bool_]) -> Ints:
-    """The bucket of each row: groups follow each other by their ids until their needed rollouts have enough tokens."""
-    group, n_groups = select.ranks(rollouts["group_id"])
+    """The bucket of each row: groups follow each other in their order until their needed rollouts have enough tokens."""
+    group, n_groups = select.group_ranks(rollouts)
     tokens = sum(rollouts[name].to_numpy() for name in ("n_context_tokens", "n_generated_tokens")) + _ROW_TOKENS
     of_group = np.bincount(group, np.where(needed, tokens, 0), n_groups)
     before = np.cumsum(of_group) - of_group

@@ -36,6 +36,8 @@ REASONS = (
     "length_balance",
 )  # fmt: skip
 _GRID_CELLS = 500_000
+#: Rows whose groups are looked at together, for memory.
+_BLOCK = 1 << 20
 _Rows = npt.NDArray[np.int64]
 
 
@@ -179,7 +181,7 @@ class _Ordered:
         if missing:
             raise DataError.missing_columns("pairs", "scores of rollouts", missing, frame.column_names)
         scores = pc.fill_null(frame["score"].cast(pa.float64()), np.nan).to_numpy()
-        groups, self.n_groups = ranks(frame["group_id"])
+        groups, self.n_groups = group_ranks(frame)
         self.total = len(scores)
         scored = np.flatnonzero(np.isfinite(scores))
         index = frame["rollout_index"].to_numpy().astype(np.int64)
@@ -193,7 +195,7 @@ class _Ordered:
         self.row = scored[order].astype(np.int32 if self.total <= np.iinfo(np.int32).max else np.int64)
         self.score: npt.NDArray[np.float64] = scores[self.row]
         self.index: _Rows = index[self.row]
-        #: Group ids in the order of their text.
+        #: Groups in their order (see ``group_ranks``).
         self.group: _Rows = groups[self.row]
         self.start: _Rows = _run_starts(self.group)
         self.size: _Rows = np.diff(np.append(self.start, len(order)))
@@ -271,11 +273,35 @@ def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
 
 def ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
     """Each value's place among the distinct ones, in their order, and how many distinct ones there are."""
+    rank, indices = _coded(values)
+    return rank[indices], len(rank)
+
+
+def _coded(values: pa.ChunkedArray) -> tuple[_Rows, _Rows]:
+    """The places of the distinct values in their order, and which of them each value is."""
     encoded = values.combine_chunks().dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    return rank[encoded.indices.to_numpy()], len(order)
+    return rank, encoded.indices.to_numpy()
+
+
+def group_ranks(rows: pa.Table) -> tuple[_Rows, int]:
+    """The place of each row's group among the groups, and how many there are: in the order of their tasks, those of one
+    task in that of their ids. Ids of groups are drawn for each run, and the same rollouts must give the same pairs."""
+    group, n = ranks(rows["group_id"])
+    if "task_id" not in rows.column_names:
+        return group, n
+    rank, tasks = _coded(rows["task_id"])
+    task = np.full(n, len(rank))
+    blocks = [slice(at, at + _BLOCK) for at in range(0, len(group), _BLOCK)]
+    for block in blocks:
+        np.minimum.at(task, group[block], rank[tasks[block]])
+    place = np.empty(n, np.int64)
+    place[np.lexsort((np.arange(n), task))] = np.arange(n)
+    for block in blocks:
+        group[block] = place[group[block]]
+    return group, n
 
 
 def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:

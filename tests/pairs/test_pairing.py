@@ -69,6 +69,19 @@ def test_row_order_and_format_change_nothing(tmp_path: Path, suffix: str) -> Non
     assert first.table.equals(second.table)
 
 
+def test_the_ids_of_groups_choose_no_pair(tmp_path: Path) -> None:
+    """Groups of a run that was sampled again have other ids: the pairs are the same ones, in the order of their tasks, also
+    where tasks have the same rollouts and a cap leaves some out."""
+    rows = [row for task in "fbdace" for row in copies(task) + [rollout(task, 4, 0.5, two_turns(5, 60 + ord(task)))]]
+    made = []
+    for run_id, ids in (("one", "123456"), ("two", "641352")):
+        named = [row | {"group_id": ids["abcdef".index(row["task_id"])]} for row in rows]
+        run = write_run(tmp_path / run_id, named)
+        made.append(gymdata.pairs(run, strategy="all", max_pairs_per_task=2).table)
+    assert made[0]["task_id"].to_pylist() == sorted(made[0]["task_id"].to_pylist())
+    assert made[0].equals(made[1])
+
+
 def test_breaks_are_refused_with_their_code_and_count(tmp_path: Path) -> None:
     """A rollout with a break stops the command as T200 with exit code 1; ``drop`` leaves it out and counts it."""
     broken = rollout("a", 2, 0.5, [([1, 5], [10, 2]), ([1, 99, 30], [12, 2])])
