@@ -82,7 +82,11 @@ def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:
         some = any(folder.iterdir())
         raise DataError(
             f"{folder}: "
-            + (f"holds no tokenizer that transformers can read: {why}" if some else "is empty (expected a tokenizer)"),
+            + (
+                f"holds no tokenizer that transformers can read: {why}"
+                if some
+                else "holds no tokenizer: the folder is empty"
+            ),
             hint="give the tokenizer's folder with --tokenizer",
         ) from error
 

@@ -95,6 +95,10 @@ def has_rows(source: Source, table: Table) -> bool:
     return line is not None
 
 
+#: Tables that are given beside rollouts, as more columns of them.
+_BESIDE = ("scores", "annotations", "audit", "comparisons", "violations")
+
+
 def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
     """``resolve`` for what is to be read: rollouts of a folder in which another command wrote something else are no empty
     list, but raise DataError."""
@@ -103,7 +107,7 @@ def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
     if not files and table.name == ROLLOUTS.name and folder.is_dir() and (folder / RUN_JSON).is_file():
         facts = read_facts(folder / RUN_JSON)
         tables = facts.get("schemas")
-        if isinstance(tables, dict) and table.name not in tables:
+        if isinstance(tables, dict) and tables.keys().isdisjoint({table.name, *_BESIDE}):
             made = f"the output of {facts.get('stage') or 'another command'}"
             raise DataError.other_table(path, held_instead(path, table) or made, table.name)
     return files

@@ -267,3 +267,10 @@ def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
             gymdata.experience([run, tmp_path / other], tmp_path / "e.parquet")
         with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
             gymdata.load_rollouts(tmp_path / other)
+
+
+def test_a_folder_of_scores_may_stand_beside_rollouts(run: Path, tmp_path: Path) -> None:
+    """Scores are columns of rollouts, and are given with them."""
+    gymdata.score(run, reward=["numeric"], output=tmp_path / "scores")
+    report = gymdata.filter([run, tmp_path / "scores"], tmp_path / "o.parquet", where="reward > 0.4")
+    assert report.rollouts_out == 12

@@ -263,7 +263,7 @@ def test_a_relative_name_with_a_colon_is_a_local_name(
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--format", "nemo-gym", "-o", "x.jsonl"]) == 0
     for words in (
-        "import x.jsonl -o gym:1", "pairs gym:1 -o pp:1", "merge gym:1 gym:1 -o mm:1",
+        "import x.jsonl -o gym:1", "pairs gym:1 -o pp:1", "merge gym:1 gym:1/rollouts -o mm:1",
         "experience gym:1 --estimator rloo -o ee:1", "export gym:1 --format verl -o v:1.parquet", "validate mm:1",
     ):  # fmt: skip
         assert main(words.split()) == 0, capsys.readouterr().err
