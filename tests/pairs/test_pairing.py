@@ -72,7 +72,7 @@ def test_row_order_and_format_change_nothing(tmp_path: Path, suffix: str) -> Non
 def test_the_ids_of_groups_choose_no_pair(tmp_path: Path) -> None:
     """Groups of a run that was sampled again have other ids: the pairs are the same ones, in the order of their tasks, also
     where tasks have the same rollouts and a cap leaves some out."""
-    rows = [row for task in "fbdace" for row in copies(task) + [rollout(task, 4, 0.5, two_turns(5, 60 + ord(task)))]]
+    rows = [row for task in "fbdace" for row in [*copies(task), rollout(task, 4, 0.5, two_turns(5, 60 + ord(task)))]]
     made = []
     for run_id, ids in (("one", "123456"), ("two", "641352")):
         named = [row | {"group_id": ids["abcdef".index(row["task_id"])]} for row in rows]
