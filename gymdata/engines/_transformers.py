@@ -79,14 +79,9 @@ def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = textwrap.shorten(str(error), 400, placeholder=" …") or type(error).__name__
-        some = any(folder.iterdir())
+        fault = f" that transformers can read: {why}" if any(folder.iterdir()) else ": the folder is empty"
         raise DataError(
-            f"{folder}: "
-            + (
-                f"holds no tokenizer that transformers can read: {why}"
-                if some
-                else "holds no tokenizer: the folder is empty"
-            ),
+            f"{folder}: holds no tokenizer{fault}",
             hint="give the tokenizer's folder with --tokenizer",
         ) from error
 

@@ -166,7 +166,7 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         rows = _write(reader, temporary, path.suffix)
-        # The same query again is no harm; what else is there, nobody knows.
+        # The same query may be run again; nothing records what any other file is.
         if not overwrite and path.exists() and not filecmp.cmp(path, temporary, shallow=False):
             raise StoreError.not_described(path)
     return rows

@@ -212,7 +212,7 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
 
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
     """What to do about rollouts without a reward: the scores that were made of them and have values are named, and those
-    that have none. ``refused``: the score without values that was asked for, of which the most common reason is said."""
+    that have none. ``refused``: the requested score, which has no values; the most common reason is named."""
     made = list(dict.fromkeys(name for source in sources for name in _rescorings(source)))
     reasons = {name: _why_without(sources, name) for name in made}
     good = [name for name in made if reasons[name] is None and name != refused]

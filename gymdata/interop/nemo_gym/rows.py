@@ -159,7 +159,7 @@ def _keys(bare: bytes) -> int:
 def load(line: bytes) -> dict[str, Any]:
     """A row as Python objects. Raises BadRow S101 for what is no JSON object, S102 for duplicate keys."""
     try:
-        # An error at the end of the line must not be told as one in a second line.
+        # With its line end, an error at the end would be reported on line 2.
         text = line.rstrip(b"\r\n").decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRow("S101", f"not UTF-8: {error.reason} at byte {error.start}") from error
