@@ -328,6 +328,13 @@ class Crediting:
             yield row, sequences, batch, given
 
     @property
+    def repeats_numbers(self) -> bool:
+        """Does a token's credit follow from rewards and its place alone, so that the same numbers come again?"""
+        settings = self.settings
+        by_token = settings.kl_coef > 0 or settings.teacher_coef or settings.estimator == "otb"
+        return not by_token and not (settings.estimator == "gae" and "values" in self.evidence)
+
+    @property
     def has_plain_credit(self) -> bool:
         """With outcome rewards: has every token of a rollout the same advantage?"""
         return self._undisturbed and self.settings.is_plain("values" in self.evidence)

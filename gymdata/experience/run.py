@@ -169,8 +169,8 @@ def _write(
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
     table = EXPERIENCES
-    if work.has_plain_credit:
-        # Long runs of equal numbers: plain encoding is faster and smaller than byte-stream split.
+    if work.repeats_numbers:
+        # Plain encoding is then faster and smaller than byte-stream split.
         leaves = {f"{name}.list.element" for name in ("advantages", "returns")}
         table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
     out.batches(name, _batches(first, tables, schema), table, schema)

@@ -209,7 +209,7 @@ class ParquetSink:
             schema.with_metadata(table.metadata),
             compression="zstd",
             # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
-            compression_level={c: table.id_level for c in leaves if c.endswith("_ids.list.element")},
+            compression_level={leaf: _level(table, leaf, kind) for leaf, kind in leaves.items()},
             data_page_size=table.page_bytes,
             use_dictionary=[c for c in table.dictionary if c in leaves],
             use_byte_stream_split=[c for c in table.split if c in leaves],
@@ -510,16 +510,23 @@ def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
     return total if any(name.endswith("_ids") for name in lists) else longest
 
 
-def _leaves(schema: pa.Schema) -> list[str]:
-    """Parquet column paths of a schema."""
+def _level(table: Table, leaf: str, kind: pa.DataType) -> int:
+    """The zstd level of a leaf."""
+    if leaf.endswith("_ids.list.element"):
+        return table.id_level
+    return table.float_level if pa.types.is_float32(kind) else 1
 
-    def walk(kind: pa.DataType, path: str) -> Iterator[str]:
+
+def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Parquet column paths of a schema, and their types."""
+
+    def walk(kind: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataType]]:
         if pa.types.is_list(kind):
             yield from walk(kind.value_type, path + ".list.element")
         elif pa.types.is_struct(kind):
             for f in kind:
                 yield from walk(f.type, f"{path}.{f.name}")
         else:
-            yield path
+            yield path, kind
 
-    return [leaf for f in schema for leaf in walk(f.type, f.name)]
+    return {leaf: kind for f in schema for leaf, kind in walk(f.type, f.name)}
