@@ -22,7 +22,7 @@ class Row:
     @property
     def bound(self) -> str:
         if self.at_least is not None:
-            return f"≥ {self.at_least:g}"
+            return f"≥ {self.at_least:.3g}"
         return f"≤ {self.at_most:g}" if self.at_most is not None else "–"
 
     @property
