@@ -87,10 +87,9 @@ def docs(
         if json:
             emit_json(page._asdict())
         elif sys.stdout.isatty():
-            from rich.console import Console
-            from rich.markdown import Markdown
+            from .markdown import show
 
-            Console().print(Markdown(page.text))
+            show(page.text)
         else:
             sys.stdout.write(page.text)
         return

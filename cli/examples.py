@@ -90,8 +90,6 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
     "show": ("gymdata show runs/x", "gymdata show runs/x --best"),
     "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
     "report": ("gymdata report runs/x",),
-    "ls": ("gymdata ls runs",),
-    "prune": ("gymdata prune runs", "gymdata prune runs --keep runs/good --delete"),
     "query": (
         """\
 gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
@@ -107,4 +105,6 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo",),
     "doctor": ("gymdata doctor", "gymdata doctor . --json"),
+    "ls": ("gymdata ls runs",),
+    "prune": ("gymdata prune runs", "gymdata prune runs --keep runs/good --delete"),
 }

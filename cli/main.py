@@ -76,8 +76,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "show": ("show", "show", "Show rollouts or pairs as people read them."),
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
-        "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
-        "prune": ("prune", "prune", "Find, or delete, runs that no trained model was made from."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
     },
     "Exchange": {
@@ -90,6 +88,8 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "tour": ("tour", "tour", "Look at real rollouts: six questions, then the viewer."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
         "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
+        "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
+        "prune": ("prune", "prune", "Find, or delete, runs that no trained model was made from."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import duckdb
@@ -210,6 +211,20 @@ def test_docs_prints_a_topic_as_it_is_when_piped(words: list[str], capsys: pytes
     shown = capsys.readouterr().out
     assert shown.startswith("# Your data\n\nTask files for `collect`")
     assert "<!--" not in shown
+
+
+def test_docs_leaves_lines_of_code_whole_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that is broken at the terminal's width would be copied as two."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert main(["docs", "scale"]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    long = "gymdata train-rl runs/x/experiences-grpo -m MODEL -o runs/policy-rl --accelerate-config fsdp.yaml"
+    assert len(long) > 80
+    assert f"  {long}" in shown
+    assert max(len(line) for line in shown if not line.startswith("  ")) <= 80
 
 
 def test_docs_knows_a_topic_by_its_first_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ class CollectSummary(Report):
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
-    for. ``owed``: requested, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    for. ``pending``: requested, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
     path: str
@@ -61,7 +61,7 @@ class CollectSummary(Report):
     new_rollouts: int
     failures: int
     empty_generations: int
-    owed: int
+    pending: int
     exhausted: int
     skipped_rows: int
     seconds: float
@@ -76,7 +76,7 @@ class CollectSummary(Report):
         """130 interrupted; 1 while rollouts are missing (unless given up) or could not be scored; else 0."""
         if self.interrupted:
             return EXIT_INTERRUPTED
-        missing = self.owed + self.exhausted
+        missing = self.pending + self.exhausted
         return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
 
     def rows(self) -> list[Row]:
@@ -94,7 +94,7 @@ class CollectSummary(Report):
         optional = [
             ("failed attempts", self.failures),
             ("empty generations", self.empty_generations),
-            ("pending (rerun to resume)", self.owed),
+            ("pending (rerun to resume)", self.pending),
             ("out of attempts", self.exhausted),
             ("bad task rows skipped", self.skipped_rows),
         ]
@@ -102,8 +102,8 @@ class CollectSummary(Report):
         rows += [(name, count) for name, count in optional if count]
         if self.interrupted:
             then = (
-                f"{counted(self.owed, 'rollout is', 'rollouts are')} pending; rerun the same command to resume"
-                if self.owed
+                f"{counted(self.pending, 'rollout is', 'rollouts are')} pending; rerun the same command to resume"
+                if self.pending
                 else "nothing is pending"
             )
             rows.append(("interrupted", then))

@@ -139,10 +139,10 @@ class AttemptTracker:
             # Before the first failure of a fresh run nothing needs to be looked up.
             fresh = not self._there and not self._attempts
             indexes = (
-                everything if fresh else tuple(i for i in everything if self._is_owed(self._key.rollout_id(task, i)))
+                everything if fresh else tuple(i for i in everything if self._is_pending(self._key.rollout_id(task, i)))
             )
             if indexes:
                 yield OwedGroup(task, self._key.group_id(task), indexes)
 
-    def _is_owed(self, rollout_id: str) -> bool:
+    def _is_pending(self, rollout_id: str) -> bool:
         return bytes.fromhex(rollout_id) not in self._there and self._attempts[rollout_id] < self._max_attempts

@@ -211,7 +211,7 @@ def _collect(
         new_rollouts=done.rollouts,
         failures=done.failed,
         empty_generations=done.empty,
-        owed=resume_state.pending,
+        pending=resume_state.pending,
         exhausted=resume_state.exhausted,
         skipped_rows=tasks.skipped,
         seconds=round(time.monotonic() - began, 3),
@@ -222,7 +222,7 @@ def _collect(
         slowed_by=done.slowed_by,
     )
     known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
-    left = {"owed": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
+    left = {"pending": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
     run.note(counts={**known, **left})
     return summary
 

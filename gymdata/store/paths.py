@@ -27,6 +27,8 @@ Compression = Literal["gzip", "zstd"]
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
+#: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
+DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-", "annotations-")
 PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
 

@@ -44,7 +44,7 @@ from gymdata.store.journal import (
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.objects.replica import Replica
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
+from gymdata.store.paths import DERIVED, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
@@ -195,10 +195,6 @@ class Sealer:
         self._waiting.task_done()
 
 
-#: Stage folders whose tables are made from the rollouts and are meaningless without them.
-_DERIVED = ("scores-", "judge-", "pairs-", "experiences-", "annotations-")
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A journal that is not sealed yet."""
@@ -251,7 +247,7 @@ def wipe(folder: Path) -> None:
 def derived(folder: Path) -> list[Path]:
     """The folders in a run that were made from its rollouts, and are removed with them."""
     stages = folder.iterdir() if folder.is_dir() else ()
-    return sorted(s for s in stages if s.is_dir() and s.name.startswith(_DERIVED) and any(map(Path.is_file, _says(s))))
+    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and any(map(Path.is_file, _says(s))))
 
 
 def _says(stage: Path) -> tuple[Path, Path]:
@@ -262,7 +258,7 @@ def _says(stage: Path) -> tuple[Path, Path]:
 def _wipe_stage(stage: Path) -> None:
     """Here, too, the describing files are removed last; a remaining intent would restore its run.json."""
     for file in stage.iterdir():
-        if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
+        if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
             file.unlink()
     for file in _says(stage):
         file.unlink(missing_ok=True)

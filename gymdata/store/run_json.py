@@ -98,7 +98,7 @@ def state_left(facts: Mapping[str, Any]) -> str:
         return "interrupted"
     operation, counts = (last or {}).get("operation"), facts.get("counts")
     gave_up = isinstance(operation, dict) and operation.get("give_up")
-    return "rollouts pending" if isinstance(counts, dict) and counts.get("owed") and not gave_up else "complete"
+    return "rollouts pending" if isinstance(counts, dict) and counts.get("pending") and not gave_up else "complete"
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:

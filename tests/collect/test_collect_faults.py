@@ -36,10 +36,10 @@ def test_a_failed_turn_keeps_the_turns_before_it(tasks: Tasks, tmp_path: Path, a
     assert (record["kind"], record["place"], record["attempt"]) == ("engine", "turn 1", 1)
     assert len(record["turns"]) == 1
     assert len(record["turns"][0]["generation_log_probs"]) == len(record["turns"][0]["generation_token_ids"]) > 0
-    assert (summary.rollouts, summary.failures, summary.owed, summary.exit_code) == (0, 1, 1, 1)
+    assert (summary.rollouts, summary.failures, summary.pending, summary.exit_code) == (0, 1, 1, 1)
 
 
-def test_failures_are_owed_until_the_attempts_are_used_up(tasks: Tasks, tmp_path: Path) -> None:
+def test_failures_are_pending_until_the_attempts_are_used_up(tasks: Tasks, tmp_path: Path) -> None:
     """Each call tries a failed rollout once more; after --max-attempts none is tried; --give-up makes that exit 0."""
     bad = "q1"
 
@@ -48,19 +48,19 @@ def test_failures_are_owed_until_the_attempts_are_used_up(tasks: Tasks, tmp_path
             raise engine_fault()
 
     settings: dict[str, Any] = {"tasks": str(tasks(3)), "output": tmp_path / "run", "max_attempts": 2}
-    owed = []
+    pending = []
     for _ in range(3):
         sampler = FakeSampler(before=fail)
         summary = collect(parts=parts(sampler), **settings)
-        owed.append((summary.owed, summary.exhausted, len(sampler.requests), summary.exit_code))
-    assert owed == [(1, 0, 3, 1), (0, 1, 1, 1), (0, 1, 0, 1)]
+        pending.append((summary.pending, summary.exhausted, len(sampler.requests), summary.exit_code))
+    assert pending == [(1, 0, 3, 1), (0, 1, 1, 1), (0, 1, 0, 1)]
     assert [f["attempt"] for f in failures_of(tmp_path / "run")] == [1, 2]
     assert collect(parts=parts(), give_up=True, **settings).exit_code == 0
     assert collect(parts=parts(), **{**settings, "max_attempts": 3}).rollouts == 3
 
 
 def test_a_dead_engine_stops_everything_and_costs_no_attempt(tasks: Tasks, tmp_path: Path) -> None:
-    """When the engine dies the command ends with the engine's error; what was in flight is owed with no attempt used."""
+    """When the engine dies the command ends with the engine's error; what was in flight is pending with no attempt used."""
     seen = 0
 
     async def die(request: SampleRequest) -> None:
@@ -282,7 +282,7 @@ def test_a_prompt_without_room_is_a_failure(tasks: Tasks, tmp_path: Path) -> Non
     (record,) = failures_of(tmp_path / "run")
     assert (record["kind"], record["place"], record["final"]) == ("engine", "prompt", True)
     assert "the prompt has 5 tokens and leaves no room to generate: --max-context is 4" in record["message"]
-    assert (summary.rollouts, summary.owed, summary.exhausted, summary.exit_code) == (0, 0, 1, 1)
+    assert (summary.rollouts, summary.pending, summary.exhausted, summary.exit_code) == (0, 0, 1, 1)
     summary = collect(parts=parts(), **settings)
     assert (len(failures_of(tmp_path / "run")), summary.exhausted, summary.exit_code) == (1, 1, 1)
     collect(parts=parts(), max_attempts=4, **settings)
@@ -304,7 +304,7 @@ def test_a_prompt_that_cannot_fit_is_never_tokenised(tasks: Tasks, tmp_path: Pat
     summary = collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=made)
     (record,) = failures_of(tmp_path / "run")
     assert "at least 4,097 tokens and leaves no room to generate: max_model_len is 4,096" in record["message"]
-    assert (summary.rollouts, summary.owed, summary.exhausted) == (0, 0, 1)
+    assert (summary.rollouts, summary.pending, summary.exhausted) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("groups", [False, True])
@@ -328,7 +328,7 @@ def test_one_ctrl_c_drains_and_seals(tasks: Tasks, tmp_path: Path, groups: bool)
 
 
 def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None:
-    """The second Ctrl-C ends at once although the engine hangs; what was finished is sealed, the rest is owed."""
+    """The second Ctrl-C ends at once although the engine hangs; what was finished is sealed, the rest is pending."""
     sampler: FakeSampler
 
     async def hang(request: SampleRequest) -> None:
@@ -341,7 +341,7 @@ def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None
 
     sampler = FakeSampler(before=hang)
     summary = collect(tasks=str(tasks(20)), output=tmp_path / "run", concurrency=1, parts=parts(sampler))
-    assert (summary.exit_code, summary.rollouts, summary.owed) == (130, 2, 18)
+    assert (summary.exit_code, summary.rollouts, summary.pending) == (130, 2, 18)
     said = dict(summary.rows())
     assert (said["pending (rerun to resume)"], said["interrupted"]) == (
         18,

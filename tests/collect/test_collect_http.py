@@ -57,10 +57,10 @@ def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, 
     """A server that answers 500 gives failures of kind engine; the same command later completes the run."""
     at = Settings(mode="500", skip=2)
     summary = collect(endpoint=server(at), **{**settings, "retries": 0})
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 12, 1)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
     assert {(f["kind"], f["place"], f["attempt"]) for f in failures_of(settings["output"])} == {("engine", "turn 0", 1)}
     summary = collect(endpoint=server(Settings()), **settings)
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (12, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (12, 0, 0)
 
 
 @pytest.mark.parametrize("route", ["endpoint", "chat_endpoint"])
@@ -68,10 +68,10 @@ def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, 
 def test_no_content_fault_of_mid_run_becomes_a_row(
     server: Any, settings: dict[str, Any], route: str, mode: str
 ) -> None:
-    """Every such answer is a failed attempt of the engine, with its reason, and is owed."""
+    """Every such answer is a failed attempt of the engine, with its reason, and is pending."""
     at = Settings(mode=mode, skip=2 if route == "endpoint" else 3)
     summary = collect(**{route: server(at)}, **{**settings, "retries": 0})
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 12, 1)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
     records = failures_of(settings["output"])
     assert {(f["kind"], f["place"], f["attempt"], f["counts"]) for f in records} == {("engine", "turn 0", 1, True)}
     assert all(f["message"] and not f["turns"] for f in records)

@@ -55,10 +55,10 @@ def test_a_break_is_kept_as_the_engine_reports_it(tmp_path: Path, tasks: Callabl
 
 
 def test_a_break_can_be_refused(tmp_path: Path, tasks: Callable[..., Path], adder: str) -> None:
-    """With --on-break fail the attempt fails with everything sampled in it, and the rollout stays owed."""
+    """With --on-break fail the attempt fails with everything sampled in it, and the rollout stays pending."""
     made = parts(Rereading(add_or_answer), env=adder)
     summary = collect(parts=made, tasks=str(tasks(1)), output=tmp_path / "run", seed=1, on_break="fail")
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 1, 1)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 1, 1)
     (failure,) = failures_of(tmp_path / "run")
     assert (failure["kind"], failure["place"], len(failure["turns"])) == ("engine", "turn 1", 2)
     assert "leaves what came before at token 0" in failure["message"]

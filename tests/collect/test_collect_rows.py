@@ -27,7 +27,7 @@ def test_every_rollout_once_with_its_group(tasks: Tasks, tmp_path: Path) -> None
     assert [(r["task_id"], r["rollout_index"]) for r in rows] == [(f"t{t}", i) for t in range(5) for i in range(3)]
     assert len({r["rollout_id"] for r in rows}) == 15
     assert len({r["group_id"] for r in rows}) == 5
-    assert (summary.exit_code, summary.rollouts, summary.groups, summary.owed) == (0, 15, 5, 0)
+    assert (summary.exit_code, summary.rollouts, summary.groups, summary.pending) == (0, 15, 5, 0)
 
 
 def test_prompts_continue_what_was_sampled(tasks: Tasks, tmp_path: Path, adder: str) -> None:
@@ -102,7 +102,7 @@ def test_a_reward_that_raises_leaves_the_rollout_unscored(tasks: Tasks, tmp_path
     (record,) = read_failures(tmp_path / "run")
     assert record["place"] == "reward picky"
     assert "ZeroDivisionError" in record["message"]
-    assert (summary.exit_code, summary.owed, summary.reward_faults) == (1, 0, 1)
+    assert (summary.exit_code, summary.pending, summary.reward_faults) == (1, 0, 1)
 
 
 def test_grouped_requests_sample_the_same_rows(tasks: Tasks, tmp_path: Path, adder: str) -> None:
@@ -126,7 +126,7 @@ def test_the_same_seed_samples_the_same_elsewhere(tasks: Tasks, tmp_path: Path) 
 
 
 def test_never_more_in_flight_than_asked(tasks: Tasks, tmp_path: Path, adder: str) -> None:
-    """-c bounds the rollouts that exist at a time, grouped or not, however many are owed."""
+    """-c bounds the rollouts that exist at a time, grouped or not, however many are pending."""
     for groups in (False, True):
         sampler = FakeSampler(add_or_answer, groups=groups)
         made = parts(sampler, env=adder)

@@ -1,4 +1,4 @@
-"""collect with its environment, or all of it, behind HTTP: what lands on disk and what is owed."""
+"""collect with its environment, or all of it, behind HTTP: what lands on disk and what is pending."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ def test_a_truncated_rollout_is_verified(server: Server, tasks: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("path", "place"), [("/seed_session", "environment start"), ("/add", "turn 0"), ("/verify", "verdict")]
 )
-def test_a_failing_server_is_owed_and_never_scored(
+def test_a_failing_server_is_pending_and_never_scored(
     server: Server, tasks: Path, tmp_path: Path, path: str, place: str
 ) -> None:
     """Failures are the environment's, name their place, keep the turns so far, and the next call makes them good."""
     server.modes[path] = ["500"]
     settings: dict[str, Any] = {"tasks": str(tasks), "output": tmp_path / "run", "seed": 1, "run_id": "r"}
     summary = collect(**settings, parts=in_server(server))
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 4, 1)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 4, 1)
     records = failures_of(tmp_path / "run")
     assert {(r["kind"], r["place"], r["counts"]) for r in records} == {("environment", place, True)}
     assert all(bool(r["turns"]) == (path != "/seed_session") for r in records)
     server.modes.clear()
     summary = collect(**settings, parts=in_server(server))
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (4, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (4, 0, 0)
     assert {row["reward"] for row in rows_of(tmp_path / "run")} == {0.5}
 
 
@@ -172,12 +172,12 @@ def test_rollouts_without_ids_are_no_token_data(server: Server, tasks: Path, tmp
 
 
 @pytest.mark.parametrize("fault", ["500", "garbage", "hang", "disconnect"])
-def test_a_failing_workflow_is_owed(server: Server, tasks: Path, tmp_path: Path, fault: str) -> None:
+def test_a_failing_workflow_is_pending(server: Server, tasks: Path, tmp_path: Path, fault: str) -> None:
     """Its failures are the environment's; the same command later completes the run."""
     server.modes["/run"] = [fault]
     settings = in_workflow(server, tasks, output=tmp_path / "run")
     summary = collect(**settings, request_timeout=0.2)
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (0, 4, 1)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 4, 1)
     assert {(r["kind"], r["place"]) for r in failures_of(tmp_path / "run")} == {("environment", "workflow")}
     server.modes.clear()
     assert collect(**settings).exit_code == 0

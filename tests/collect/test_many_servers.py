@@ -74,7 +74,7 @@ def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
     given["tasks"] = str(tasks(120))
     summary = gymdata.collect(endpoint=f"{a.url},{b.url}", output=tmp_path / "run", progress=watch, **given)
     assert watch.expected == []
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (480, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (480, 0, 0)
     assert len({row["rollout_id"] for row in rows_of(tmp_path / "run")}) == 480
     assert failures_of(tmp_path / "run") == []
     (of_b,) = (s for s in read_run_json(tmp_path / "run")["engine"]["servers"] if s["url"] == b.url)
@@ -147,7 +147,7 @@ def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
     watch.on(f"{b.url} is used again after", lambda: None)
     summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
     assert watch.expected == []
-    assert (summary.rollouts, summary.owed) == (240, 0)
+    assert (summary.rollouts, summary.pending) == (240, 0)
     assert sum("is refused" in text for text in watch.said) == 1
     assert [s["state"] for s in read_run_json(tmp_path / "run")["engine"]["servers"]] == ["up", "up"]
 
@@ -190,7 +190,7 @@ def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
     a, b = up("--latency", "0.02"), up("--mode", "401", "--skip", "20")
     watch = Watcher()
     summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (240, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (240, 0, 0)
     assert failures_of(tmp_path / "run") == []
     assert any(
         text.startswith(f"{b.url} is not used until it answers again (1 of 2 left)") and "(401)" in text

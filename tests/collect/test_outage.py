@@ -46,7 +46,7 @@ def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings:
     watcher = watching(server, server.start)
     summary = gymdata.collect(endpoint=server.url, progress=watcher, **settings)
     assert watcher.then == []
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (4 * TASKS, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (4 * TASKS, 0, 0)
     told = [text for text in watcher.said if "reachable" in text]
     assert told[0] == "server unreachable, retrying for 10 min (--wait-for-server)"
     assert told[1].startswith("server reachable again after ")

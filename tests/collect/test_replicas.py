@@ -175,7 +175,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
           f"doubled {len(ids) - len(set(ids))}")  # fmt: skip
     assert watch.then == []
     assert tried == ["node", "process", "engine", "node"]
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (200, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (200, 0, 0)
     assert rows == expected
     assert failures_of(tmp_path / "ray") == []
     by = {turn["server"] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
@@ -308,7 +308,7 @@ def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
         output=tmp_path / "ray", progress=watch, **settings,
     )  # fmt: skip
     assert watch.then == []
-    assert (summary.rollouts, summary.owed, summary.exit_code) == (160, 0, 0)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (160, 0, 0)
 
     async def here() -> Any:
         parts = Parts(

@@ -143,7 +143,7 @@ def test_a_collection_that_ended_early_has_rollouts_pending(tmp_path: Path):
     """Unless it was to end so; a run.json that tells nothing of its writer counts as complete."""
     for name, operation in (("stopped", {}), ("gave-up", {"give_up": True})):
         with Run.open(tmp_path / name, identity={}, extent={}, operation=operation) as run:
-            run.note(counts={"owed": 2})
+            run.note(counts={"pending": 2})
     write_run(tmp_path / "older", [rollout("t", 0, 1.0, two_turns(4, 20))])
     assert states(tmp_path) == {"gave-up": "complete", "older": "complete", "stopped": "rollouts pending"}
 

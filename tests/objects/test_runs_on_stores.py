@@ -201,6 +201,7 @@ def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, mo
         patch.setenv("GYMDATA_SPOOL", str(tmp_path / "a"))
         assert main(["filter", URL, "--where", "reward>=0", "-o", f"{URL}/kept"]) == 0
         assert main(["score", URL, "--reward", "regex:7", "--name", "seven"]) == 0
+    store.put("bucket/runs/new/audit-tiny/run.json", b'{"stage": "audit"}')
     folder = placed_output(URL, tmp_path / "b")
     with (
         pytest.warns(DataWarning, match=r"s3://bucket/runs/new: --overwrite removes .* scores-seven/"),

@@ -22,13 +22,14 @@ from gymdata.store.objects.client import TakenError
 from gymdata.store.objects.fetching import RUN_JSON, bring, is_sent, known_tag, remember, stand_in, unsent
 from gymdata.store.objects.places import Place, mirrored
 from gymdata.store.objects.sending import holder, put_claim
+from gymdata.store.paths import DERIVED, ROLLOUTS_FOLDER
 
 LOCK = "lock"
 _FAILURES = "failures.jsonl"
 #: Seconds between tries to send to an unreachable store.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 #: Names of a run's own files, and of those that are made from its rollouts.
-_DOOMED = re.compile(r"(rollouts|(scores|judge|pairs|experiences)-[^/]+)/.+|failures\.jsonl(\.torn)?")
+_DOOMED = re.compile(rf"({ROLLOUTS_FOLDER}|({'|'.join(DERIVED)})[^/]+)/.+|failures\.jsonl(\.torn)?")
 
 
 class Replica:
