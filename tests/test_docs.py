@@ -220,7 +220,7 @@ def test_docs_leaves_lines_of_code_whole_in_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     assert main(["docs", "scale"]) == 0
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    shown = re.sub(r"\x1b(\[[0-9;]*m|\]8;.*?\x1b\\)", "", capsys.readouterr().out).splitlines()
     long = "gymdata train-rl runs/x/experiences-grpo -m MODEL -o runs/policy-rl --accelerate-config fsdp.yaml"
     assert len(long) > 80
     assert f"  {long}" in shown
