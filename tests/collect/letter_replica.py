@@ -15,7 +15,7 @@ from tests.collect.fake_parts import FakeSampler, add_or_answer, engine_fault
 
 class LetterReplica(FakeSampler):
     """``folder``: gets a file named as the process when it starts; with a file ``die`` the next request finds the engine
-    dead; a file ``weights`` holds what it shows as its weights; while a file ``slow`` is there requests take 0.5 s."""
+    dead; a file ``weights`` holds what it shows as its weights; while a file ``slow`` is there requests take 2 s."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(add_or_answer, before=partial(_before, folder))
@@ -36,7 +36,7 @@ class LetterReplica(FakeSampler):
 
 
 async def _before(folder: Path, request: SampleRequest) -> None:
-    await asyncio.sleep(0.5 if (folder / "slow").exists() else 0.01)
+    await asyncio.sleep(2 if (folder / "slow").exists() else 0.01)
     try:
         (folder / "die").unlink()
     except FileNotFoundError:
