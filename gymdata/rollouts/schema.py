@@ -79,7 +79,7 @@ class Table:
     BYTE_STREAM_SPLIT, so they never overlap. Ids are in neither: plain + zstd beats both on real token ids.
     ``optional`` columns may be absent from a file; all others must be there. ``id_level``: zstd level of token ids; 5 buys
     6 % of a file at four times the writing, which is for what is kept, not for what can be made of it again.
-    ``float_level``: that of float32 leaves; -1 saves a quarter of their writing and costs 2 % of their bytes.
+    ``float_level``: that of float32 leaves; -1 saves a quarter of their writing and costs 2 to 6 % of their bytes.
     ``page_bytes``: ids repeat over long distances, so that a file of large pages is smaller, by 0.2 to 0.9 % at 8 MB against
     2 MB; but they are larger than the processor's caches, which costs a tenth of the writing.
     """
