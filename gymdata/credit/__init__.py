@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from gymdata.credit.adaptive import Moments, adaptive_kl, running_moments
 from gymdata.credit.baselines import TokenBaseline, gradient_energy, optimal_token_baseline, running_baseline
+from gymdata.credit.estimators import ESTIMATORS, shape_rewards
 from gymdata.credit.masked import (
     clip,
     high_entropy_mask,
@@ -27,7 +28,6 @@ from gymdata.credit.masked import (
 from gymdata.credit.recursions import cumulative_returns, cumulative_returns_ragged, discounted_sums, gae, gae_ragged
 from gymdata.credit.shaping import (
     DEGENERATE,
-    ESTIMATORS,
     clip_filter_weights,
     cpgd,
     degenerate,
@@ -38,13 +38,13 @@ from gymdata.credit.shaping import (
     group_norm,
     grpo,
     maxrl,
+    opo,
     optimal_value,
     overlong_penalty,
     pass_at_k,
     reinforce,
     reinforce_baseline,
     rloo,
-    shape_rewards,
 )
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "masked_moments",
     "maxrl",
     "normalize_cross_batch",
+    "opo",
     "optimal_token_baseline",
     "optimal_value",
     "overlong_penalty",

@@ -9,7 +9,7 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -95,6 +95,22 @@ def reinforce_baseline(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     g = _grouped(rewards, groups)
     with np.errstate(invalid="ignore"):
         return g.per_reward(g.values - g.mean[g.code])
+
+
+def opo(rewards: npt.ArrayLike, groups: Groups = None, lengths: npt.ArrayLike | None = None) -> Array:
+    """r − Σ n·r / Σ n with n the generated tokens of each rollout of the group: ``lengths``, in the rewards' shape; equal
+    ones where not given. Source: Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585)."""
+    g = _grouped(rewards, groups)
+    tokens = np.ones(len(g.values)) if lengths is None else np.asarray(lengths, dtype=np.float64).reshape(-1)
+    if len(tokens) != len(g.values):
+        raise DataError(f"opo: got {len(tokens)} lengths for {len(g.values)} rewards")
+    weight, value = np.where(g.known, tokens, 0.0), np.where(g.known, g.values, 0.0)
+    order = np.lexsort((weight, value, g.code))
+    total, weighted = (
+        np.bincount(g.code[order], weights=terms[order], minlength=len(g.count)) for terms in (weight, weight * value)
+    )
+    baseline = np.where(total > 0, weighted / np.maximum(total, 1e-300), g.mean)
+    return g.per_reward(value - baseline[g.code])
 
 
 def dr_grpo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -208,34 +224,6 @@ def gigpo(
     _, state = np.unique(np.asarray(states), return_inverse=True)
     place = task[rows].astype(np.int64) * (int(state.max(initial=0)) + 1) + state
     return np.asarray(_standard(episodes, groups)[rows] + step_weight * _standard(returns, place))
-
-
-#: Estimator → how its group's scalar rewards are shaped; ``gae`` leaves them as they are.
-ESTIMATORS: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "reinforce": reinforce,
-    "reinforce-baseline": reinforce_baseline,
-    "gae": reinforce,
-    "cpgd": cpgd,
-    "dr-grpo": dr_grpo,
-}
-#: Estimators for rewards of a kind, and those that credit turns or tokens, which leave a rollout's reward as it is.
-_SPECIAL: dict[str, Callable[[npt.ArrayLike, Groups], Array]] = {
-    "maxrl": maxrl,
-    "pass-at-k": pass_at_k,
-    **dict.fromkeys(("gdpo", "gigpo", "otb", "rae", "teacher"), reinforce),
-}
-
-
-def shape_rewards(rewards: npt.ArrayLike, estimator: str, groups: Groups = None, pass_k: int = 4) -> Array:
-    """Group shaping by the estimator's name (``-`` and ``_`` are the same; ``group_norm`` is ``grpo``); ``pass_k``: the k of
-    ``pass_at_k``."""
-    name = {"group-norm": "grpo"}.get(estimator.replace("_", "-"), estimator.replace("_", "-"))
-    known = {**ESTIMATORS, **_SPECIAL}
-    if name not in known:
-        raise UsageError.unknown_choice("estimator", estimator, known)
-    return pass_at_k(rewards, groups, pass_k) if name == "pass-at-k" else known[name](rewards, groups)
 
 
 def degenerate(rewards: npt.ArrayLike, groups: Groups = None) -> Array:

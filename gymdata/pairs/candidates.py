@@ -1,177 +1,242 @@
-"""The rollouts that pairs are made of: numbers of all in memory, tokens and messages apart; and the pairs, in batches.
+"""The rollouts that pairs are selected from, as numbers; and the contents of the selected ones, which are read once.
 
-Invariants: of every rollout only numbers and ids stay in memory; what a pair is made of waits in the order in which pairs
-are written, and is read and written a few million tokens at a time; the order of the rollouts changes nothing.
+Selection sees scores, hashes and counts of every rollout. The tokens of those in pairs wait in an unnamed temporary file,
+from which pairs are written in their order, a few million tokens at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import RefusedError, counted
+from gymdata.errors import DataError, StoreError
 from gymdata.pairs import select
-from gymdata.pairs.contents import COLUMNS, CONTENTS
-from gymdata.pairs.in_pieces import Contents, in_pieces, refuse_changed
+from gymdata.pairs.contents import COLUMNS, CONTENTS, contents, message_keys, token_columns, trained_keys
+from gymdata.pairs.groups import run_starts
 from gymdata.pairs.settings import PairsConfig
-from gymdata.pairs.spill import Spill
-from gymdata.rollouts.ragged import Array, Ints, Ragged, content_codes, joined_keys
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.messages import split_messages
+from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
+from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.store.lineage import rows_of, vocabulary
+from gymdata.store.paths import Source
+from gymdata.store.tables import files_of, scan_source
+from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
-#: Rollouts whose tokens are in memory at a time while they are turned into flat columns.
+#: Rollouts whose messages or tokens are in memory at a time.
 BATCH_ROWS = 4_096
-#: Tokens of a bucket's rollouts, and of a batch of pairs.
-BUCKET_TOKENS, PAIR_TOKENS = 2_000_000, 1_000_000
-#: The size of a rollout besides its tokens, in tokens.
-_ROW_TOKENS = 50
-#: Numbers that stay in memory, and that decide about pairs. Of a rollout that no pair can need they are 0.
-_NUMBERS = {"prompt_key": np.uint64, "generation_key": np.uint64, "text_key": np.uint64, "n_sequences": np.int32,
-            "abandoned_turns": np.int32, "rendered": np.bool_}  # fmt: skip
-#: Columns that are spilled; ``row``: of the frame.
-_APART = pa.schema(
-    [field for field in CONTENTS if field.name not in _NUMBERS or field.name == "rendered"]
-    + [pa.field("row", pa.int64())]
-)
+_COPIED = ("group_id", "rollout_id", "task_id", "rollout_index", "score", "n_generated_tokens")
 
 
-class Candidates(Spill):
-    """Rollouts as rows of a ``frame`` to select from, and the contents of their pairs, by ``bucket``: bands of groups
-    in the order of their ids. To be closed.
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of rollouts, and which rows of the frame it holds; -1 for rows that are not in the frame."""
 
-    ``folder``: on whose disk tokens wait when they are many; None: where the system has its temporary files.
+    source: Source
+    path: str | Path
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The rows of a file whose contents are read, True in ``mask``."""
+
+    source: Source
+    vocab_size: int | None
+    mask: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The contents of a file's wanted rows, in batches, here or in a worker."""
+
+    agents: Sequence[str]
+    rendered: bool
+
+    def __call__(self, wanted: _Wanted) -> Iterator[pa.Table]:
+        start = 0
+        for batch in scan_source(wanted.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
+            mask = wanted.mask[start : start + batch.num_rows]
+            start += batch.num_rows
+            rows = np.flatnonzero(mask)
+            if len(rows):
+                some = batch.take(pa.array(rows))
+                where, size = str(wanted.source.path), wanted.vocab_size
+                yield contents(some, self.agents, where=where, vocab_size=size, rendered=self.rendered)
+
+
+class Candidates:
+    """Rollouts as rows of a ``frame`` to select from, and the contents of those in pairs. To be closed.
+
+    ``folder``: on whose disk the tokens wait; None: where the system has its temporary files.
     """
 
-    def __init__(self, config: PairsConfig, folder: Path | None) -> None:
-        super().__init__(_APART, folder)
-        self._config = config
-        self.frame = pa.table({})
-        self.bucket_of: Ints = np.zeros(0, np.int64)
-
-    def read(self, sources: Sequence[str | Path], rollouts: pa.Table, sound: Ints) -> pa.Table:
-        """The frame of the rows ``sound`` of ``rollouts``, as ``select_pairs`` takes it.
-
-        ``rollouts``: ids, status, counts and ``score`` of all rollouts under ``sources``, in their order. Raises
-        RefusedError for rollouts without tokens, or with unsound ones.
-        """
-        config = self._config
-        some = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
-        needed = select.eligible(some, config.strategy, config.min_margin)
-        self.bucket_of = _buckets(some, needed)
+    def __init__(
+        self, sources: Sequence[str | Path], rollouts: pa.Table, sound: Ints, config: PairsConfig, folder: Path | None
+    ) -> None:
+        """``rollouts``: ids, status, counts, hashes and ``score`` of all rollouts under ``sources``, in their order; the
+        rows ``sound`` of them are the frame's."""
+        self._config, self._folder = config, folder
+        self._reader = _Reader(config.target_agents, bool(config.allow_rendered))
         row_of = np.full(rollouts.num_rows, -1)
-        row_of[sound[needed]] = np.flatnonzero(needed)
-        names = ("group_id", "rollout_id", "task_id", "rollout_index", "score", "n_generated_tokens")
-        columns = {name: some[name] for name in names}
-        columns["truncated"] = pc.equal(some["status"], "truncated")
-        columns |= self._read_tokens(sources, rollouts["rollout_id"], row_of, len(needed))
-        give_back()
-        self.frame = pa.table(columns)
-        return self.frame
+        row_of[sound] = np.arange(len(sound))
+        some = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
+        numbers = self._read_keys(sources, rollouts, row_of, len(sound))
+        columns = {name: some[name] for name in _COPIED if name not in numbers}
+        self.frame = pa.table({**columns, **numbers, "truncated": pc.equal(some["status"], "truncated")})
+        self.tokens: Ints = (some["n_context_tokens"].to_numpy() + some["n_generated_tokens"].to_numpy()).astype(
+            np.int64
+        )
+        #: Of the rows whose contents were read; -1 for the others.
+        self.n_sequences = np.full(len(sound), -1, np.int32)
+        self.abandoned_turns = np.zeros(len(sound), np.int32)
+        self.rendered = np.zeros(len(sound), np.bool_)
+        self._position = np.full(len(sound), -1)
+        self._file: IO[bytes] | None = None
+        self._ends, self._spans = [0], list[tuple[int, int]]()
 
-    def _read_tokens(
-        self, sources: Sequence[str | Path], ids: pa.ChunkedArray, row_of: Ints, n: int
-    ) -> dict[str, Array]:
-        """Columns of the frame, of ``n`` rows. ``row_of``: the row of each of ``ids``, -1 for what no pair can need."""
-        agents, unique = self._config.target_agents, not self._config.keep_duplicates
-        numbers: dict[str, Array] = {name: np.zeros(n, kind) for name, kind in _NUMBERS.items()}
+    def _read_keys(self, sources: Sequence[str | Path], rollouts: pa.Table, row_of: Ints, n: int) -> dict[str, Array]:
+        """The columns of the frame by which equal rollouts are found, and the number of trained tokens of some agents."""
+        agents, ids = self._config.target_agents, rollouts["rollout_id"]
+        lacking = any(rollouts[name].null_count for name in HASHES)
+        names = ("rollout_id", "n_turns", "messages", *HASHES, *(("turns",) if agents or lacking else ()))
+        numbers: dict[str, Array] = {
+            name: np.zeros(n, np.uint64) for name in ("prompt_key", "generation_key", "text_key", "context_key")
+        }
         if agents:
-            # Generated tokens of others are context.
-            numbers["n_generated_tokens"] = np.zeros(n, np.int64)
-            turns = (
-                batch.column("turns") for s in sources for batch in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS)
-            )
+            turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS))
             require_agents(turns, agents, ", ".join(map(str, sources)))
-        keyed: list[tuple[Ints, bytes]] = []
-        for rows, part in self._parts(sources, ids, row_of):
-            for name in _NUMBERS:
-                numbers[name][rows] = part[name].to_numpy()
-            if agents:
-                masks = Ragged.of(part["completion_mask"])
-                numbers["n_generated_tokens"][rows] = masks.sums(masks.values)
-            if unique:
-                keys = joined_keys([Ragged.of(part[name]).keys() for name in ("prompt_ids", "completion_ids")])
-                keyed.append((rows, b"".join(keys)))
-            apart = part.select(_APART.names[:-1]).append_column(_APART.field("row"), pa.array(rows))
-            self.add(apart, self.bucket_of[rows])
-        read = np.zeros(n, np.bool_)
-        read[row_of[row_of >= 0]] = True
-        _refuse_without_tokens(numbers["n_sequences"][read])
-        if keyed:
-            numbers["content_key"] = np.zeros(n, np.int64)
-            of = np.concatenate([rows for rows, _ in keyed])
-            whole = np.frombuffer(b"".join(keys for _, keys in keyed), "V32")
-            numbers["content_key"][of] = content_codes(whole)
+            numbers["n_generated_tokens"] = np.zeros(n, np.int64)
+        self._files, at = [], 0
+        for path in sources:
+            for source in files_of(path, ROLLOUTS):
+                rows_in_file = [np.zeros(0, np.int64)]
+                for batch in scan_source(source, ROLLOUTS, names, BATCH_ROWS):
+                    known = rows_of(batch.column("rollout_id"), ids, at)
+                    at += batch.num_rows
+                    rows = np.where(known >= 0, row_of[known], -1)
+                    rows_in_file.append(rows)
+                    for name, values in self._keys(batch, source, path).items():
+                        numbers[name][rows[rows >= 0]] = values[rows >= 0]
+                self._files.append(_File(source, path, np.concatenate(rows_in_file)))
+        columns = ("prompt_key", "generation_key", "context_key")
+        numbers["content_key"] = first_like(*(numbers[name] for name in columns))
+        del numbers["context_key"]
         return numbers
 
-    def _parts(
-        self, sources: Sequence[str | Path], ids: pa.ChunkedArray, row_of: Ints
-    ) -> Iterator[tuple[Ints, pa.Table]]:
-        """Rows of the frame, and the ``CONTENTS`` of their rollouts, in the order of the sources."""
-        at = 0
-        for source in sources if (row_of >= 0).any() else ():
-            rendered = bool(self._config.allow_rendered)
-            work = Contents(self._config.target_agents, str(source), vocabulary(source), rendered, BATCH_ROWS)
-            divided = in_pieces(source, work, row_of[at:] >= 0, self._config.workers)
-            if divided is not None:
-                for names, made in divided:
-                    rows = _rows(names, ids, at, row_of)
-                    refuse_changed(source, _at(row_of, at, len(names)) >= 0, rows >= 0)
-                    at += len(names)
-                    if made is not None:
-                        yield rows[rows >= 0], made
-                continue
-            for batch in scan_batches(source, ROLLOUTS, COLUMNS, BATCH_ROWS):
-                rows = _rows(batch.column("rollout_id"), ids, at, row_of)
-                at += batch.num_rows
-                if not (rows >= 0).all():
-                    batch, rows = batch.filter(pa.array(rows >= 0)), rows[rows >= 0]
-                if len(rows):
-                    yield rows, work.of(batch)
-
-
-def _rows(names: pa.Array, ids: pa.ChunkedArray, at: int, row_of: Ints) -> Ints:
-    """The row of the frame of each rollout of a batch; -1 for what is not needed."""
-    found = rows_of(names, ids, at)
-    return np.where(found >= 0, row_of[found], -1)
-
-
-def _at(row_of: Ints, at: int, n: int) -> Ints:
-    """``n`` entries from ``at``; -1 for rows that were not there when they were counted."""
-    some = np.full(n, -1)
-    known = row_of[at : at + n]
-    some[: len(known)] = known
-    return some
-
-
-def _buckets(rollouts: pa.Table, needed: npt.NDArray[np.bool_]) -> Ints:
-    """The bucket of each row: groups follow each other in their order until their needed rollouts have enough tokens."""
-    group, n_groups = select.group_ranks(rollouts)
-    tokens = sum(rollouts[name].to_numpy() for name in ("n_context_tokens", "n_generated_tokens")) + _ROW_TOKENS
-    of_group = np.bincount(group, np.where(needed, tokens, 0), n_groups)
-    before = np.cumsum(of_group) - of_group
-    bucket: Ints = (before // BUCKET_TOKENS).astype(np.int64)
-    return bucket[group]
-
-
-def _refuse_without_tokens(n_sequences: Array) -> None:
-    without = int((n_sequences == 0).sum())
-    if without:
-        raise RefusedError(
-            f"{without:,} of {counted(len(n_sequences), 'rollout')} have no token ids, so no pair of them can "
-            "be trained as sampled",
-            code="T205",
-            hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
+    def _keys(self, batch: pa.RecordBatch, source: Source, path: str | Path) -> dict[str, Array]:
+        _, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
+        text, context = message_keys(completion)
+        keys = {"text_key": text, "context_key": context}
+        if not self._config.target_agents:
+            hashes = (pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in HASHES)
+            prompt, generation = (column.view(np.uint64) for column in hashes)
+            return {**keys, "prompt_key": prompt, "generation_key": generation}
+        # Generated tokens of others are context.
+        tokens = token_columns(
+            batch.column("turns"), batch.column("rollout_id"), self._config.target_agents, where=str(source.path),
+            vocab_size=vocabulary(path), rendered=self._reader.rendered,
+        )  # fmt: skip
+        prompt, completion, mask = (
+            Ragged.of(tokens[f"{x}"]) for x in ("prompt_ids", "completion_ids", "completion_mask")
         )
+        trained = trained_keys(completion, mask)
+        return {
+            **keys,
+            "prompt_key": prompt.hashes(),
+            "generation_key": trained,
+            "n_generated_tokens": mask.sums(mask.values),
+        }
+
+    def read(self, rows: Ints) -> None:
+        """Read the contents of those ``rows`` of the frame that were not read before. Raises as ``contents``, and DataError
+        when they are not the rollouts that were selected."""
+        wanted = np.zeros(len(self.frame), np.bool_)
+        wanted[rows] = True
+        wanted &= self._position < 0
+        jobs, frame_rows = [], [np.zeros(0, np.int64)]
+        for file in self._files:
+            mask = file.rows >= 0
+            mask[mask] = wanted[file.rows[mask]]
+            if mask.any():
+                jobs.append(_Wanted(file.source, vocabulary(file.path), mask))
+                frame_rows.append(file.rows[mask])
+        order, at = np.concatenate(frame_rows), 0
+        tables = in_order(self._reader, jobs, self._config.workers, lambda job: str(job.source.path))
+        with contextlib.closing(tables):
+            for table in tables:
+                self._add(order[at : at + table.num_rows], table)
+                at += table.num_rows
+        if at != len(order):
+            raise self._changed()
+
+    def _add(self, rows: Ints, table: pa.Table) -> None:
+        ids = self.frame["rollout_id"].take(pa.array(rows))
+        if not ids.equals(table["rollout_id"]):
+            raise self._changed()
+        for name, numbers in (
+            ("n_sequences", self.n_sequences), ("abandoned_turns", self.abandoned_turns), ("rendered", self.rendered)
+        ):  # fmt: skip
+            numbers[rows] = table[name].to_numpy()
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - open until this is closed
+            begin = self._file.seek(0, 2)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+            self._file.flush()
+        except OSError as error:
+            raise StoreError.from_os(self._folder or Path(tempfile.gettempdir()), error) from error
+        self._position[rows] = self._ends[-1] + np.arange(len(rows))
+        self._ends.append(self._ends[-1] + len(rows))
+        self._spans.append((begin, self._file.tell()))
+
+    @staticmethod
+    def _changed() -> DataError:
+        return DataError("the rollouts changed while they were read", hint="run the command again")
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # the same disk error would be raised again
+                self._file.close()
+        self._file = None
+
+    def contents(self, groups: Iterable[Ints]) -> Iterator[tuple[pa.Table, Ints]]:
+        """For each of ``groups`` of rows, which ``read`` has read: a table of their contents, each once, and the row of the
+        table for each of them."""
+        if self._file is None:
+            return
+        mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = pa.py_buffer(mapped)
+        for rows in groups:
+            position, row_of = np.unique(self._position[rows], return_inverse=True)
+            bounds = np.searchsorted(position, self._ends)
+            parts = []
+            for number in np.flatnonzero(np.diff(bounds)).tolist():
+                begin, end = self._spans[number]
+                (batch,) = pa.ipc.open_stream(data.slice(begin, end - begin))
+                parts.append(batch.take(pa.array(position[bounds[number] : bounds[number + 1]] - self._ends[number])))
+            yield pa.Table.from_batches(parts).unify_dictionaries().combine_chunks(), row_of
+            # Pages that were read would count as this process's memory.
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
+#: Tokens of a batch of pairs, and what a rollout weighs besides its tokens.
+PAIR_TOKENS, _ROW_TOKENS = 1_000_000, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +260,13 @@ class PairBatches:
         return len(self.margin)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        bucket = self.candidates.bucket_of[self.chosen]
-        for pairs in _runs(bucket):
-            rollouts = self.candidates.bucket(int(bucket[pairs.start]))
-            rows = rollouts["row"].to_numpy()
-            order = np.argsort(rows)
-            sides = (self.chosen[pairs], self.rejected[pairs])
-            chosen, rejected = (order[np.searchsorted(rows, side, sorter=order)] for side in sides)
-            lists = (rollouts["prompt_ids"], rollouts["completion_ids"])
-            prompt, completion = (pc.list_value_length(one).to_numpy() for one in lists)
-            tokens = (prompt + completion)[chosen] + completion[rejected] + _ROW_TOKENS
-            for some in _runs((np.cumsum(tokens, dtype=np.int64) - tokens) // PAIR_TOKENS):
-                table = self._table(rollouts, chosen[some], rejected[some], self.margin[pairs][some])
-                yield from table.to_batches()
-            del rollouts, table
+        tokens = self.candidates.tokens[self.chosen] + self.candidates.tokens[self.rejected] + _ROW_TOKENS
+        starts = run_starts((np.cumsum(tokens) - tokens) // PAIR_TOKENS)
+        some = [slice(a, b) for a, b in pairwise([*starts.tolist(), len(self)])]
+        rows = (np.concatenate((self.chosen[part], self.rejected[part])) for part in some)
+        for part, (rollouts, row_of) in zip(some, self.candidates.contents(rows), strict=True):
+            chosen, rejected = np.split(row_of, 2)
+            yield from self._table(rollouts, chosen, rejected, self.margin[part]).to_batches()
             give_back()
 
     def _table(self, rollouts: pa.Table, chosen: Ints, rejected: Ints, margin: npt.NDArray[np.float64]) -> pa.Table:
@@ -220,7 +278,7 @@ class PairBatches:
     @property
     def schema(self) -> pa.Schema:
         none = np.zeros(0, np.int64)
-        return self._table(_APART.empty_table(), none, none, np.zeros(0)).schema
+        return self._table(CONTENTS.empty_table(), none, none, np.zeros(0)).schema
 
     @property
     def task_ids(self) -> pa.ChunkedArray:
@@ -229,7 +287,7 @@ class PairBatches:
     @property
     def n_rendered(self) -> int:
         """How many have a side whose ids were rendered from text."""
-        rendered = self.candidates.frame["rendered"].to_numpy()
+        rendered = self.candidates.rendered
         return int((rendered[self.chosen] | rendered[self.rejected]).sum())
 
     def only(self, kept: npt.NDArray[np.bool_]) -> PairBatches:
@@ -239,9 +297,3 @@ class PairBatches:
     def table(self) -> pa.Table:
         """All pairs in memory."""
         return pa.Table.from_batches(self, self.schema)
-
-
-def _runs(values: Array) -> Iterator[slice]:
-    """Where equal values follow each other."""
-    begin = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-    yield from map(slice, begin.tolist(), [*begin[1:].tolist(), len(values)])

@@ -1,7 +1,7 @@
-"""The contents of rollouts for pairs: prompt and completion with masks and log-probs, and keys of ids and words.
+"""The contents of rollouts for pairs: prompt and completion with masks and log-probs, and keys of words.
 
-Invariants: a rollout becomes one row, and only when all its turns make one sequence from one first prompt; the prompt is
-everything before the first generated token; keys are equal exactly when what they are of is equal (64-bit hashes).
+A rollout becomes one row, and only when all its turns make one sequence from one first prompt; the prompt is everything
+before the first generated token; keys are equal exactly when what they are of is equal (64-bit hashes).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from gymdata.rollouts.messages import split_messages
-from gymdata.rollouts.ragged import Array, Ragged, list_parts, offsets_of
+from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.sequences import RolloutSequences, stitch
+from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 
 #: ``n_sequences`` is 1 for a usable row, 0 without token data, more when breaks or branches cut the rollout; the lists
@@ -34,8 +34,6 @@ TOKENS = pa.schema(
         pa.field("n_sequences", pa.int32()),
         pa.field("abandoned_turns", pa.int32()),
         pa.field("rendered", pa.bool_()),
-        pa.field("prompt_key", pa.uint64()),
-        pa.field("generation_key", pa.uint64()),
     ]
 )
 
@@ -51,7 +49,6 @@ CONTENTS = pa.schema(
         *(ROLLOUTS.schema.field(name) for name in _COPIED),
         pa.field("prompt_messages", _MESSAGES),
         pa.field("completion_messages", _MESSAGES),
-        pa.field("text_key", pa.uint64()),
         pa.field("tools", pa.dictionary(pa.int32(), pa.string())),
     ]
 )
@@ -74,7 +71,7 @@ def contents(
     tokens = token_columns(turns, ids, agents, where=where, vocab_size=vocab_size, rendered=rendered)
     prompt, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
     tools = batch.column("tools").dictionary_encode()
-    more = (*map(batch.column, _COPIED), prompt, completion, pa.array(text_keys(completion)), tools)
+    more = (*map(batch.column, _COPIED), prompt, completion, tools)
     fields = list(CONTENTS)[len(TOKENS) :]
     columns = [column.cast(field.type) for field, column in zip(fields, more, strict=True)]
     return pa.Table.from_arrays([*tokens.columns, *columns], schema=CONTENTS)
@@ -101,7 +98,6 @@ def token_columns(
     assert one.prompts is not None
     prompt, completion, mask = one.prompts, one.token_ids, one.loss_mask
     rows = one.rollout
-    keys = _trained_keys(completion, mask) if agents else _generation_keys(found, rows)
 
     def lists(some: Ragged) -> pa.ListArray:
         """A list per rollout, empty for those without one sequence."""
@@ -111,7 +107,6 @@ def token_columns(
     flat = TurnColumns.of(turns)
     abandoned = np.diff(flat.offsets) - np.bincount(found.sampled.turn_rollout, minlength=n)
     columns += [pa.array(abandoned.astype(np.int32)), pa.array(flat.has_rendered())]
-    columns += [pa.array(_filled(some, rows, n)) for some in (prompt.hashes(), keys)]
     return pa.Table.from_arrays(columns, schema=TOKENS)
 
 
@@ -122,14 +117,7 @@ def _filled(values: Array, rows: Array, n: int) -> Array:
     return result
 
 
-def _generation_keys(found: RolloutSequences, rows: Array) -> Array:
-    """Keys of what the rollouts ``rows`` sampled, and of where its turns begin."""
-    sampled = found.sampled
-    bounds = np.searchsorted(sampled.turn_rollout, np.arange(len(sampled.token_ids) + 1))
-    return sampled.token_ids.take(rows).hashes(Ragged(sampled.turn_sizes, bounds).take(rows).hashes().tolist())
-
-
-def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
+def trained_keys(completion: Ragged, mask: Ragged) -> Array:
     """Keys of each completion up to its last trained token, and of its mask: later tokens are not trained."""
     last = np.zeros(len(mask), np.int64)
     at = np.flatnonzero(mask.values)
@@ -138,21 +126,24 @@ def _trained_keys(completion: Ragged, mask: Ragged) -> Array:
     return completion.first(last).hashes(mask.first(last).hashes().tolist())
 
 
-def text_keys(generated: pa.ListArray) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of the assistant's words in each list: content, reasoning and tool calls without their ids.
-
-    0 for a list without assistant messages.
-    """
-    offsets, flat = list_parts(generated)
+def message_keys(completion: pa.ListArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """64-bit hashes of each list's messages: of the assistant's words (content, reasoning, and tool calls without their
+    ids), and of the others' contents. 0 where there are none."""
+    offsets, flat = list_parts(completion)
     is_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
     words = pc.binary_join_element_wise(
         flat.field("content"), flat.field("reasoning"), _without_call_ids(flat.field("tool_calls")), "\x1f",
         null_handling="replace",
     )  # fmt: skip
-    bounds = offsets_of(is_model.to_numpy(zero_copy_only=False))[offsets].tolist()
-    texts = words.filter(is_model).to_pylist()
+    return _joined_hashes(words, is_model, offsets), _joined_hashes(flat.field("content"), pc.invert(is_model), offsets)
+
+
+def _joined_hashes(texts: pa.Array, chosen: pa.Array, offsets: Ints) -> npt.NDArray[np.uint64]:
+    """A hash of the ``chosen`` texts of each list; 0 for none."""
+    bounds = offsets_of(chosen.to_numpy(zero_copy_only=False))[offsets].tolist()
+    some = pc.fill_null(texts.filter(chosen), "").to_pylist()
     digest = xxhash.xxh3_64_intdigest
-    return np.array([digest("\x1e".join(texts[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
+    return np.array([digest("\x1e".join(some[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
 
 
 def _without_call_ids(calls: pa.Array) -> pa.Array:

@@ -1,6 +1,6 @@
 """``gymdata pairs``: scored rollouts in, a pairs file out, and an account of every candidate.
 
-Invariants: the ids, masks and log-probs of a pair are the saved ones; what is left out is counted and reported; the
+The ids, masks and log-probs of a pair are the saved ones; what is left out is counted and reported; the
 same rollouts and settings give the same file; the output's run.json leads back to the rollouts; memory holds numbers of
 every rollout, and the tokens of few.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,26 +28,24 @@ from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
+from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, unscored_hint
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
     changed_rollouts,
     concat,
-    judge_folders,
     parent_of,
     refuse_duplicates,
     run_folder,
-    scores_of,
-    unscored_hint,
 )
-from gymdata.store.paths import output_file
+from gymdata.store.paths import output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead, read_coded
 from gymdata.workers.tuning import give_back
 
 _SCALARS = (
     "rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", "n_context_tokens",
-    "n_generated_tokens",
+    "n_generated_tokens", "prompt_hash", "generation_hash",
 )  # fmt: skip
 
 
@@ -175,6 +173,10 @@ def pairs(
     config = PairsConfig.called_with(pairs, config, settings)
     sources = paths_of(path, "pairs")
     notes = changed_rollouts(sources)
+    if config.source is None:
+        reward, note = default_score(sources, config.reward)
+        config = config.model_copy(update={"reward": reward})
+        notes += [note] if note else []
     with contextlib.ExitStack() as stack:
         out = None
         if write:
@@ -186,11 +188,10 @@ def pairs(
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
             made = "pairs that were made"
-            out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
-        candidates = Candidates(config, out.folder if out is not None else None)
-        stack.callback(candidates.close)
-        report, scored_by, pairs_of = _build(sources, config, candidates, notes)
-        if out is not None:
+            out.refuse_other("config", config, made, parents=[parent_of(p) for p in sources])
+        folder = out.folder if out is not None else None
+        report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
+        if out is not None and report.ok:
             _write(out, report, pairs_of, sources, scored_by, config, command)
         else:
             report._tables.update({side: one.table() for side, one in pairs_of.items()})
@@ -198,7 +199,11 @@ def pairs(
 
 
 def _build(
-    sources: Sequence[str | Path], config: PairsConfig, candidates: Candidates, notes: list[str]
+    sources: Sequence[str | Path],
+    config: PairsConfig,
+    folder: Path | None,
+    notes: list[str],
+    stack: contextlib.ExitStack,
 ) -> tuple[PairsReport, Sequence[Path], dict[str, PairBatches]]:
     """The account of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
     judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
@@ -217,21 +222,13 @@ def _build(
             code="R501",
             hint=unscored_hint(sources, score_name),
         )
-    frame = candidates.read(sources, rollouts, sound)
+    candidates = Candidates(sources, rollouts, sound, config, folder)
+    stack.callback(candidates.close)
     del rollouts, scores
-    left_out["branches"] = _count_branches(frame, config.breaks)
+    frame = candidates.frame
     direct = _direct(judged_in, frame) if judged_in else None
-    selection = select.select_pairs(
-        frame,
-        config.strategy,
-        min_margin=config.min_margin,
-        max_per_task=config.max_pairs_per_task,
-        length_balance=config.length_balance,
-        truncated=config.truncated,
-        duplicates="keep" if config.keep_duplicates else "drop",
-        seed=config.seed,
-        reject=partial(direct.rejections, both_positions=config.order != "any") if direct is not None else None,
-    )
+    selection = _select(candidates, config, direct)
+    left_out["branches"] = int((candidates.n_sequences > 1).sum())
     made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
     give_back()
     kept = (selection.chosen, selection.rejected, selection.margin)
@@ -244,17 +241,20 @@ def _build(
     made = _sides(whole, config)
     sides = {side: len(one) for side, one in made.items()}
     used = np.union1d(selection.chosen, selection.rejected)
-    selection.counts.abandoned_turns = int(frame["abandoned_turns"].to_numpy()[used].sum())
+    selection.counts.abandoned_turns = int(candidates.abandoned_turns[used].sum())
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
         report.comparisons.update(_account(direct, frame))
     if not report.ok:
-        notes.append(_no_pairs(report))
+        note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
+        hint = other_scores(sources, score_name)
+        notes.append(f"{note}{f'; {hint}' if hint else ''}; nothing was written")
     return report, scored_by, made
 
 
-def _no_pairs(report: PairsReport) -> str:
-    """The note of a result without pairs: what dropped rollouts and candidates, and what to change."""
+def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
+    """The note of a result without pairs: what dropped rollouts and candidates, and what to change. ``scores``: ``min`` and
+    ``max`` of the rollouts."""
     counts = report.counts
     dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
     found = [
@@ -271,6 +271,11 @@ def _no_pairs(report: PairsReport) -> str:
         remedy = _REMEDIES.get(most, "`gymdata show RUN` shows the rollouts")
     elif any(report.left_out.values()):
         remedy = "`gymdata validate` shows where the breaks are"
+    if counts.rollouts > 1 and scores["min"] is not None and scores["min"] == scores["max"]:
+        remedy = (
+            f"every {report.score} is {scores['min']:g}: is it right? `gymdata check --reward SPEC --data RUN` tries "
+            "another, `gymdata score` applies it"
+        )
     gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
     return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {remedy}"
 
@@ -333,8 +338,39 @@ def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[s
     return np.flatnonzero(~broken), {"breaks": count}
 
 
-def _count_branches(rollouts: pa.Table, breaks: str) -> int:
-    count = int(pc.sum(pc.greater(rollouts["n_sequences"], 1)).as_py() or 0)
+def _select(candidates: Candidates, config: PairsConfig, direct: genrm.Preferences | None) -> select.Selection:
+    """The pairs. Whether a rollout is one sequence is known only from its turns, which are read for pairs alone: where some
+    are not, and are to be dropped, the others are selected again."""
+    n_sequences = np.ones(len(candidates.frame), np.int32)
+    while True:
+        selection = select.select_pairs(
+            candidates.frame.append_column("n_sequences", pa.array(n_sequences)),
+            config.strategy,
+            min_margin=config.min_margin,
+            max_per_task=config.max_pairs_per_task,
+            length_balance=config.length_balance,
+            truncated=config.truncated,
+            duplicates="keep" if config.keep_duplicates else "drop",
+            seed=config.seed,
+            reject=partial(direct.rejections, both_positions=config.order != "any") if direct is not None else None,
+        )
+        used = np.union1d(selection.chosen, selection.rejected)
+        candidates.read(used)
+        _refuse(candidates.n_sequences[used], config.breaks)
+        if (candidates.n_sequences[used] == 1).all():
+            return selection
+        n_sequences = np.where(candidates.n_sequences < 0, 1, candidates.n_sequences)
+
+
+def _refuse(n_sequences: np.ndarray, breaks: str) -> None:
+    if without := int((n_sequences == 0).sum()):
+        raise RefusedError(
+            f"{without:,} of {counted(len(n_sequences), 'rollout')} in pairs have no token ids, so no pair of them can be "
+            "trained as sampled",
+            code="T205",
+            hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
+        )
+    count = int((n_sequences > 1).sum())
     if count and breaks == "refuse":
         raise RefusedError(
             f"{counted(count, 'rollout branches', 'rollouts branch')} into several token sequences, so there is "
@@ -342,7 +378,6 @@ def _count_branches(rollouts: pa.Table, breaks: str) -> int:
             code="T211",
             hint="`--breaks drop` makes pairs from the others",
         )
-    return count
 
 
 def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatches]:
@@ -362,7 +397,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Pa
         raise UsageError("-o/--output is required unless the input is a single run folder")
     chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
     name = re.sub(r"[^\w.+-]", "_", chosen)
-    return run / f"pairs-{name}" / "pairs.parquet"
+    return placed_output(run / f"pairs-{name}") / "pairs.parquet"
 
 
 def _write(

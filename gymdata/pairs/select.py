@@ -8,7 +8,7 @@ what they were; both sides keep at least one generated token, and only what both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
@@ -19,13 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.ragged import Array, Ragged, first_like
+from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.pairs.groups import Groups, ranks, run_starts
+from gymdata.pairs.strategies import STRATEGIES
+from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
 from gymdata.rollouts.schema import PAIRS, conform
-from gymdata.workers.tuning import give_back
-
-Strategy = Literal["best-worst", "all", "adjacent"]
-STRATEGIES: tuple[Strategy, ...] = ("best-worst", "all", "adjacent")
 
 #: Two scores closer than this are equal; a margin must beat the wanted one by more than this.
 TOLERANCE = 1e-9
@@ -35,10 +33,6 @@ REASONS = (
     "identical", "nothing_generated", "several_sequences", "truncated", "contradictory", "duplicate", "over_the_cap",
     "length_balance",
 )  # fmt: skip
-_GRID_CELLS = 500_000
-#: Rows whose groups are looked at together, for memory.
-_BLOCK = 1 << 20
-_Rows = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -64,15 +58,15 @@ class PairCounts:
 class Selection:
     """Selected pairs as row numbers of the frame, sorted by (group, margin from large, rollout indices)."""
 
-    chosen: _Rows
-    rejected: _Rows
+    chosen: Ints
+    rejected: Ints
     margin: npt.NDArray[np.float64]
     counts: PairCounts
 
 
 def select_pairs(
     frame: pa.Table,
-    strategy: Strategy = "best-worst",
+    strategy: str = "best-worst",
     *,
     min_margin: float = 0.0,
     max_per_task: int | None = None,
@@ -80,12 +74,12 @@ def select_pairs(
     truncated: Literal["keep", "drop"] = "keep",
     duplicates: Literal["keep", "drop"] = "drop",
     seed: int = 0,
-    reject: Callable[[_Rows, _Rows], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
+    reject: Callable[[Ints, Ints], list[tuple[str, npt.NDArray[np.bool_]]]] | None = None,
 ) -> Selection:
     """Pairs of rows of ``frame``.
 
     Columns: group_id, rollout_id, task_id (strings), rollout_index, score (float, null = not scored), and optionally
-    prompt_key, generation_key, text_key (equal hash = equal content; a text_key of 0 = no text), content_key (equal =
+    prompt_key, generation_key, text_key (equal hash = equal content; 0 = not known), content_key (equal =
     equal prompt and completion ids), n_sequences, n_generated_tokens, truncated (bool). A rule whose column is absent does
     not apply.
 
@@ -96,10 +90,10 @@ def select_pairs(
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
     ``reject`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
     """
-    _check_settings(strategy, min_margin, max_per_task, length_balance)
-    counts, ordered = PairCounts(), _Ordered(frame)
-    ordered.describe(counts)
-    pairs = _Candidates(frame, ordered, *ordered.candidates(strategy), counts)
+    _check_settings(min_margin, max_per_task, length_balance)
+    ordered = Groups(frame, seed)
+    counts = _counts(ordered)
+    pairs = _Candidates(frame, ordered, *_chosen_by(strategy, ordered), counts)
     _refuse_far_apart(frame, pairs)
     counts.candidates = len(pairs.first)
     pairs.drop("tie", pairs.margin <= TOLERANCE)
@@ -117,7 +111,7 @@ def select_pairs(
     groups = ordered.group[pairs.first]
     order = np.argsort(groups, kind="stable")
     counts.pairs = len(order)
-    counts.groups_paired = len(_run_starts(groups[order]))
+    counts.groups_paired = len(run_starts(groups[order]))
     counts.groups_all_dropped = (
         counts.groups - counts.groups_too_small - counts.groups_without_variance - counts.groups_paired
     )
@@ -125,29 +119,39 @@ def select_pairs(
     return Selection(chosen, rejected, pairs.margin[order], counts)
 
 
-def eligible(frame: pa.Table, strategy: Strategy, min_margin: float = 0.0) -> npt.NDArray[np.bool_]:
-    """Per row of ``frame``: can it be in a pair at all? Only these rows' tokens need to be read."""
-    ordered = _Ordered(frame)
-    needed = np.zeros(frame.num_rows, dtype=bool)
-    if strategy == "all":
-        # A score that is far enough from any other of its group is so from the best or the worst.
-        score, last = ordered.score, ordered.start + ordered.size - 1
-        with np.errstate(over="ignore"):
-            apart = np.maximum(np.repeat(score[ordered.start], ordered.size) - score,
-                               score - np.repeat(score[last], ordered.size))  # fmt: skip
-        needed[ordered.row[apart > min_margin + TOLERANCE]] = True
-        return needed
-    first, second = ordered.candidates(strategy)
+def _counts(groups: Groups) -> PairCounts:
+    """Rollouts and groups, before anything is chosen."""
+    enough = groups.size >= 2
+    start, last = groups.start[enough], (groups.start + groups.size - 1)[enough]
     with np.errstate(over="ignore"):
-        wide = ordered.score[first] - ordered.score[second] > min_margin + TOLERANCE
-    needed[ordered.row[first[wide]]] = True
-    needed[ordered.row[second[wide]]] = True
-    return needed
+        without_variance = int((groups.score[start] - groups.score[last] <= TOLERANCE).sum())
+    return PairCounts(
+        rollouts=groups.total,
+        rollouts_unscored=groups.total - len(groups.row),
+        groups=groups.n_groups,
+        groups_too_small=groups.n_groups - int(enough.sum()),
+        groups_without_variance=without_variance,
+    )
 
 
-def _check_settings(strategy: str, min_margin: float, max_per_task: int | None, balance: float | None) -> None:
-    if strategy not in STRATEGIES:
-        raise UsageError.unknown_choice("strategy", strategy, STRATEGIES)
+def _chosen_by(name: str, groups: Groups) -> tuple[Array, Array]:
+    """The candidates of a strategy as positions (better, worse) in ``groups``. Those of a group follow each other, from the
+    widest margin, equal margins by rollout indices (lower, then higher)."""
+    strategy = STRATEGIES[name]
+    one, other = strategy.object(groups)
+    if strategy.facts.get("ordered"):
+        return one, other
+    better, worse = np.minimum(one, other), np.maximum(one, other)
+    if (groups.group[better] != groups.group[worse]).any() or (better == worse).any():
+        raise UsageError(f"strategy {name!r} paired rollouts of two groups, or one with itself")
+    a, b = groups.index[better], groups.index[worse]
+    with np.errstate(over="ignore"):
+        margin = groups.score[better] - groups.score[worse]
+    order = np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, groups.group[better]))
+    return better[order], worse[order]
+
+
+def _check_settings(min_margin: float, max_per_task: int | None, balance: float | None) -> None:
     if not (np.isfinite(min_margin) and min_margin >= 0):
         raise UsageError.bad_value("min_margin", min_margin, "a number ≥ 0")
     if max_per_task is not None and max_per_task < 1:
@@ -172,148 +176,11 @@ def _refuse_far_apart(frame: pa.Table, pairs: _Candidates) -> None:
     )
 
 
-class _Ordered:
-    """The scored rows sorted by (group, score from high, rollout_index, rollout_id)."""
-
-    def __init__(self, frame: pa.Table) -> None:
-        needed = ("group_id", "rollout_id", "rollout_index", "score")
-        missing = [c for c in needed if c not in frame.column_names]
-        if missing:
-            raise DataError.missing_columns("pairs", "scores of rollouts", missing, frame.column_names)
-        scores = pc.fill_null(frame["score"].cast(pa.float64()), np.nan).to_numpy()
-        groups, self.n_groups = group_ranks(frame)
-        self.total = len(scores)
-        scored = np.flatnonzero(np.isfinite(scores))
-        index = frame["rollout_index"].to_numpy().astype(np.int64)
-        # Adding 0 makes -0.0 the 0.0 that it is equal to.
-        keys = [groups[scored], *(_dense(key[scored]) for key in (-scores + 0.0, index))]
-        order = _sorted_by(keys)
-        if _any_equal_neighbours([key[order] for key in keys]):
-            # Two rollouts of one group may share an index (files of two runs): their ids break the tie.
-            order = _sorted_by([*keys, ranks(frame["rollout_id"])[0][scored]])
-        # Candidates are several times as many as rollouts, and each is two of these.
-        self.row = scored[order].astype(np.int32 if self.total <= np.iinfo(np.int32).max else np.int64)
-        self.score: npt.NDArray[np.float64] = scores[self.row]
-        self.index: _Rows = index[self.row]
-        #: Groups in their order (see ``group_ranks``).
-        self.group: _Rows = groups[self.row]
-        self.start: _Rows = _run_starts(self.group)
-        self.size: _Rows = np.diff(np.append(self.start, len(order)))
-        give_back()
-
-    def describe(self, counts: PairCounts) -> None:
-        enough = self.size >= 2
-        start, last = self.start[enough], (self.start + self.size - 1)[enough]
-        counts.rollouts = self.total
-        counts.rollouts_unscored = self.total - len(self.row)
-        counts.groups = self.n_groups
-        counts.groups_too_small = self.n_groups - int(enough.sum())
-        with np.errstate(over="ignore"):
-            counts.groups_without_variance = int((self.score[start] - self.score[last] <= TOLERANCE).sum())
-
-    def candidates(self, strategy: Strategy) -> tuple[_Rows, _Rows]:
-        """Positions (better, worse) in this order; of a tie the lower rollout_index is first. Those of one group follow
-        each other, from the widest margin, equal margins by rollout indices (lower, then higher)."""
-        if strategy == "best-worst":
-            enough = self.size >= 2
-            return self.start[enough], (self.start + self.size - 1)[enough]
-        if strategy == "adjacent":
-            first = np.flatnonzero(self.group[:-1] == self.group[1:])
-            a, b = self.index[first], self.index[first + 1]
-            with np.errstate(over="ignore"):
-                margin = self.score[first] - self.score[first + 1]
-            first = first[np.lexsort((np.maximum(a, b), np.minimum(a, b), -margin, self.group[first]))]
-            return first, first + 1
-        return self._grid()
-
-    def _grid(self) -> tuple[_Rows, _Rows]:
-        """Every two of a group. Groups of one size are done together, in blocks that bound the memory."""
-        kind = self.row.dtype
-        firsts, seconds = [np.empty(0, kind)], [np.empty(0, kind)]
-        for size in np.unique(self.size[self.size >= 2]):
-            i, j = np.triu_indices(int(size), 1)
-            starts = self.start[self.size == size]
-            block = max(1, _GRID_CELLS // len(i))
-            for at in range(0, len(starts), block):
-                base = starts[at : at + block, None]
-                # With the members by rollout index, the columns are already in the order that breaks equal margins.
-                members = base + np.argsort(self.index[base + np.arange(size)], axis=1, kind="stable")
-                one, other = members[:, i], members[:, j]
-                better, worse = np.minimum(one, other), np.maximum(one, other)
-                with np.errstate(over="ignore"):
-                    order = np.argsort(self.score[worse] - self.score[better], axis=1, kind="stable")
-                firsts.append(np.take_along_axis(better, order, axis=1).ravel().astype(kind))
-                seconds.append(np.take_along_axis(worse, order, axis=1).ravel().astype(kind))
-        return np.concatenate(firsts), np.concatenate(seconds)
-
-
-def _run_starts(values: np.ndarray) -> _Rows:
-    """Where runs of equal values begin."""
-    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-
-
-def _dense(values: np.ndarray) -> _Rows:
-    """Each number's place among the distinct ones."""
-    return ranks(pa.chunked_array([pa.array(values)]))[0]
-
-
-def _sorted_by(keys: Sequence[_Rows]) -> _Rows:
-    """Order by dense keys, the first one most significant: packed into one number when they fit."""
-    packed = np.zeros(len(keys[0]), np.int64)
-    room = 1
-    for key in keys:
-        size = int(key.max(initial=0)) + 1
-        room *= size
-        if room >= 1 << 62:
-            order: np.ndarray = np.lexsort(list(reversed(keys)))
-            return order
-        packed = packed * size + key
-    return np.argsort(packed)
-
-
-def ranks(values: pa.ChunkedArray) -> tuple[_Rows, int]:
-    """Each value's place among the distinct ones, in their order, and how many distinct ones there are."""
-    rank, indices = _coded(values)
-    return rank[indices], len(rank)
-
-
-def _coded(values: pa.ChunkedArray) -> tuple[_Rows, _Rows]:
-    """The places of the distinct values in their order, and which of them each value is."""
-    encoded = values.combine_chunks().dictionary_encode()
-    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return rank, encoded.indices.to_numpy()
-
-
-def group_ranks(rows: pa.Table) -> tuple[_Rows, int]:
-    """The place of each row's group among the groups, and how many there are: in the order of their tasks, those of one
-    task in that of their ids. Ids of groups are drawn for each run, and the same rollouts must give the same pairs."""
-    group, n = ranks(rows["group_id"])
-    if "task_id" not in rows.column_names:
-        return group, n
-    rank, tasks = _coded(rows["task_id"])
-    task = np.full(n, len(rank))
-    blocks = [slice(at, at + _BLOCK) for at in range(0, len(group), _BLOCK)]
-    for block in blocks:
-        np.minimum.at(task, group[block], rank[tasks[block]])
-    place = np.empty(n, np.int64)
-    place[np.lexsort((np.arange(n), task))] = np.arange(n)
-    for block in blocks:
-        group[block] = place[group[block]]
-    return group, n
-
-
-def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
-    """Are two rows that follow each other equal in every key?"""
-    return bool(np.logical_and.reduce([key[1:] == key[:-1] for key in sorted_keys]).any())
-
-
 class _Candidates:
     """Candidates, as positions (better, worse) in ``ordered``, and which of them are still pairs; each is dropped at most
     once, for the first reason met."""
 
-    def __init__(self, frame: pa.Table, ordered: _Ordered, first: Array, second: Array, counts: PairCounts) -> None:
+    def __init__(self, frame: pa.Table, ordered: Groups, first: Array, second: Array, counts: PairCounts) -> None:
         self.frame, self.ordered, self.first, self.second, self.counts = frame, ordered, first, second, counts
         self.alive = np.ones(len(first), dtype=bool)
 
@@ -357,13 +224,17 @@ class _Candidates:
             # First, because the keys of such a row are meaningless.
             self.drop("several_sequences", (sequences[a] != 1) | (sequences[b] != 1))
         if prompt is not None:
-            self.drop("other_prompt", prompt[a] != prompt[b])
+            self.drop("other_prompt", (prompt[a] != prompt[b]) & (prompt[a] != 0) & (prompt[b] != 0))
         if generation is not None:
-            self.drop("identical", generation[a] == generation[b])
+            self.drop("identical", (generation[a] == generation[b]) & (generation[a] != 0))
         if text is not None:
             self.drop("identical", (text[a] == text[b]) & (text[a] != 0))
         if generated is not None:
-            self.drop("nothing_generated", (generated[a] == 0) | (generated[b] == 0))
+            empty = generated == 0
+            if generation is not None:
+                # A rollout without ids is refused where it would be in a pair.
+                empty &= generation != 0
+            self.drop("nothing_generated", empty[a] | empty[b])
         if cut is not None and truncated == "drop":
             self.drop("truncated", cut[a] | cut[b])
         del a, b
@@ -423,7 +294,7 @@ class _Candidates:
             # A task with several groups: its candidates are not together yet.
             a, b = ordered.index[first[live]], ordered.index[second[live]]
             order = np.lexsort((np.minimum(a, b) << 32 | np.maximum(a, b), -self.margin[live], task))
-        new = _run_starts(task[order])
+        new = run_starts(task[order])
         rank = np.arange(len(task)) - np.repeat(new, np.diff(np.append(new, len(task))))
         over = np.zeros(len(self.alive), dtype=bool)
         over[live[order[rank >= most]]] = True
@@ -448,8 +319,8 @@ class _Candidates:
 
 def pair_rows(
     rollouts: pa.Table,
-    chosen: _Rows,
-    rejected: _Rows,
+    chosen: Ints,
+    rejected: Ints,
     margin: npt.NDArray[np.float64],
     *,
     source: Literal["reward", "genrm"],

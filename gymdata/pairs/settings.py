@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
+from gymdata.pairs.strategies import STRATEGIES
 from gymdata.settings import Config, Names, OnlyWith, Workers
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = STRATEGIES.literal()
 
 
 class PairsConfig(Config):
@@ -20,7 +26,8 @@ class PairsConfig(Config):
     }
 
     reward: str | None = pydantic.Field(
-        None, description="Named reward or re-scoring to use (default: the total reward)."
+        None,
+        description="Named reward or re-scoring to use; after a re-scoring the newest (default: the total reward).",
     )
     source: Literal["rewards", "comparisons"] | None = pydantic.Field(
         None, description="Source of preferences: rewards or comparisons of `gymdata judge` (default: rewards)."
@@ -31,9 +38,7 @@ class PairsConfig(Config):
         description="Comparisons that bear out a pair: consistent in both positions, or any (default: consistent).",
     )
     fork: bool | None = pydantic.Field(None, description="Extend prompts to where the two rollouts diverge.")
-    strategy: Literal["best-worst", "all", "adjacent"] = pydantic.Field(
-        "best-worst", description="Pairing strategy, within a group."
-    )
+    strategy: StrategyName = pydantic.Field("best-worst", description="Pairing strategy, within a group.")
     min_margin: float = pydantic.Field(
         0.0, ge=0.0, allow_inf_nan=False, description="Minimum score difference, exclusive."
     )

@@ -5,15 +5,8 @@ The syntax of a reward on the command line: ``NAME[:ARGUMENT][=WEIGHT]``, ``path
 ``gymdata.rewards.user``, ``.evaluator`` and ``.remote``). The weight is the number after the last ``=`` (default 1), so
 ``regex:a=1`` is the pattern ``a`` with weight 1; write ``regex:a=1=1`` for the pattern ``a=1``.
 
-| name | 1 when | needs |
-| --- | --- | --- |
-| ``exact_match`` | the last message is the answer, white space at its ends aside | ``answer`` (or a list of them) |
-| ``numeric`` | the last number in the last message equals the answer within 1e-6 relative | ``answer`` |
-| ``math_verify`` | the two are mathematically equal | ``answer``, the ``rewards`` extra |
-| ``regex[:PATTERN]`` | the pattern is found in the last message | the argument, or ``pattern`` in the task |
-| ``json_schema[:FILE]`` | the last message is JSON that fits the schema | the argument, or ``schema`` in the task |
-
-and 0 otherwise. A task without what a reward needs makes the part null, which the total leaves out.
+The names are those of ``gymdata.rewards.named``: 1 where the reward holds, 0 otherwise. A task without what a reward needs
+makes the part null, which the total leaves out.
 """
 
 from __future__ import annotations
@@ -23,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.rewards.loading import given_reward, load_user_reward
-from gymdata.rewards.named import NAMED, TAKE_ARGUMENT, named_reward
+from gymdata.rewards.named import REWARDS, named_reward
 from gymdata.rewards.port import RewardFunction
 
 __all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
@@ -37,6 +29,8 @@ _URL = ("http://", "https://")
 
 def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFunction, float]]]:
     """Rewards as texts, and the functions that some of these texts name. Raises UsageError."""
+    from gymdata.rewards.loading import given_reward
+
     specs: list[str] = []
     functions: dict[str, tuple[RewardFunction, float]] = {}
     for one in rewards if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]:
@@ -47,6 +41,9 @@ def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFu
         function = reward if isinstance(reward, RewardFunction) else given_reward(reward)
         if not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UsageError.bad_value(f"weight of the reward {function.name}", weight, "a finite number")
+        lambdas = sum(spec.startswith("in memory:lambda") for spec in specs)
+        if function.name == "lambda" and lambdas:
+            function.name = f"lambda_{lambdas + 1}"
         specs.append(f"in memory:{function.name}")
         if specs[-1] in functions:
             raise UsageError(f"reward: two functions are named {function.name!r}", hint="give one another __name__")
@@ -68,7 +65,11 @@ def load_rewards(
     loaded: list[tuple[RewardFunction, float]] = []
     for spec in specs:
         function, weight = (functions or {}).get(spec) or _load(spec, decode)
-        if any(function.name == other.name for other, _ in loaded):
+        names = [other.name for other, _ in loaded]
+        if function.name == "remote" and all(function.source != other.source for other, _ in loaded):
+            numbered = ("remote", *(f"remote_{n}" for n in range(2, len(names) + 2)))
+            function.name = next(name for name in numbered if name not in names)
+        if function.name in names:
             raise UsageError(f"--reward {spec}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
     return loaded
@@ -81,6 +82,8 @@ def _load(spec: str, decode: Callable[[Sequence[int]], str] | None) -> tuple[Rew
 
         return RemoteReward(name, decode=decode), weight
     if name.endswith(".py"):
+        from gymdata.rewards.loading import load_user_reward
+
         return load_user_reward(f"{name}:{argument}"), weight
     return named_reward(name, argument), weight
 
@@ -101,12 +104,14 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
         return body[: at + 3], body[at + 4 :], weight
     name, colon, argument = body.partition(":")
     before, wrong, rest = name.partition("=")
-    if wrong and before in NAMED:
-        raise _no_weight(spec, rest, f"an argument follows a colon: {before}:ARG" if before in TAKE_ARGUMENT else None)
-    if name not in NAMED:
+    names = REWARDS.names()
+    if wrong and before in names:
+        takes = REWARDS[before].object.argument
+        raise _no_weight(spec, rest, f"an argument follows a colon: {before}:{takes}" if takes else None)
+    if name not in names:
         if name.endswith(".py"):
             raise UsageError(f"--reward: got {spec!r}, which names no function", hint=f"--reward {name}:FUNCTION")
-        raise UsageError.unknown_choice("--reward", name, [*NAMED, "path.py:function", "http://…"])
+        raise UsageError.unknown_choice("--reward", name, [*names, "path.py:function", "http://…"])
     return name, argument if colon else None, weight
 
 

@@ -93,7 +93,7 @@ class EvaluatorReward(UserReward):
 
     def call(self, rollout: View) -> Any:
         """The method's answer, or an awaitable of it."""
-        item = EvaluatedItem.of(rollout)
+        item = EvaluatedItem.of(self.own(rollout))
         evaluator: Any = self.function
         return evaluator.evaluate(EvaluatorInput([item])) if self._whole else evaluator.evaluate_item(item)
 

@@ -51,12 +51,12 @@ def given_reward(function: Any) -> UserReward:
     if inspect.isclass(function) or not (callable(function) or is_evaluator(function)):
         raise UsageError.bad_value("reward", function, "a name, path.py:function, or a function")
     name, source = in_memory(function)
-    if not name.isidentifier():
-        raise UsageError(f"reward: got {name}, expected a function with a name", hint="write it with def")
     if is_evaluator(function):
         return EvaluatorReward(function, source)
     try:
-        return UserReward(function, source)
+        reward = UserReward(function, source)
+        reward.name = name
+        return reward
     except (TypeError, ValueError) as error:
         raise UsageError(f"reward {name}: its parameters cannot be read: {error}") from error
 

@@ -26,22 +26,21 @@ which rollouts form a batch depends on what finished when.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import copy
 import inspect
 import logging
 import math
-import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 
 from gymdata.errors import OutsideError, RewardError, UsageError
 from gymdata.rewards.port import TRIES
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.user_code import place_in, place_of
+from gymdata.user_code import exit_raises, place_of, raised_at
 
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
@@ -72,6 +71,8 @@ def without_ids() -> OutsideError:
     return RewardError("T205: the rollout has no token ids")
 
 
+#: What of a rollout reaches user code.
+_HANDED_OUT = ("messages", "prompt", "completion", "completion_ids", "task", "stdout")
 _BATCH, _ONE = ("completions", "prompts"), ("completion", "prompt")
 #: Never columns; ``messages`` and ``stdout`` are only for functions that name them.
 _RESERVED = frozenset({*_BATCH, *_ONE, "completion_ids", "messages", "stdout"})
@@ -129,9 +130,12 @@ class UserReward:
         at a time, the fault is in the place of its rollout."""
         if self.useless is not None:
             raise self.useless
+        with exit_raises():
+            return self._values(rollouts)
+
+    def _values(self, rollouts: Sequence[View]) -> list[Value]:
         if self.single:
-            with _exit_raises():
-                one_each: list[Value] = self._run(self._each(rollouts))
+            one_each: list[Value] = self._run(self._each(rollouts))
             return one_each
         values = self._batch(rollouts)
         if not self._counts and len(rollouts) == 1:
@@ -163,19 +167,22 @@ class UserReward:
 
     def call(self, rollout: View) -> Any:
         """The function's value of one rollout, or an awaitable of it."""
-        arguments = {name: one for name, (one,) in self._arguments([rollout]).items()}
+        arguments = {name: one for name, (one,) in self._arguments([self.own(rollout)]).items()}
         for plural, singular in zip(_BATCH, _ONE, strict=True):
             if plural in arguments:
                 arguments[singular] = arguments.pop(plural)
         return self.function(**self._taken(arguments))
 
+    def own(self, rollout: View) -> View:
+        """A copy for one call: what the function changes in it reaches no saved row, sibling or other reward."""
+        return {**rollout, **copy.deepcopy({key: rollout[key] for key in _HANDED_OUT if key in rollout})}
+
     def _batch(self, rollouts: Sequence[View]) -> list[Value]:
         try:
-            with _exit_raises():
-                values = self.function(**self._taken(self._arguments(rollouts)))
-                if inspect.isawaitable(values):
-                    values = self._run(values)
-                listed = _listed(values)
+            values = self.function(**self._taken(self._arguments([*map(self.own, rollouts)])))
+            if inspect.isawaitable(values):
+                values = self._run(values)
+            listed = _listed(values)
         except RewardError:
             raise
         except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
@@ -201,7 +208,7 @@ class UserReward:
         """The fault of what the function raised. A Ctrl-C of the command's is raised again."""
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
-        where = place_in(error, getattr(inspect.getmodule(self.function), "__file__", None)) or self._defined
+        where = raised_at(error, self.function, self._defined)
         if (type(error).__name__, where) not in self._seen:
             self._seen.add((type(error).__name__, where))
             _LOG.debug("%s raised", self.name, exc_info=error)
@@ -285,28 +292,6 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
-
-
-_end_process, _calling = os._exit, threading.local()
-
-
-@contextlib.contextmanager
-def _exit_raises() -> Iterator[None]:
-    """``os._exit`` in a user's function raises SystemExit, as ``sys.exit`` does. It would silently end the command with
-    the function's exit code."""
-    os._exit = _raise_or_exit
-    _calling.process = os.getpid()
-    try:
-        yield
-    finally:
-        _calling.process = None
-
-
-def _raise_or_exit(status: int) -> NoReturn:
-    # Other threads, and processes that the function forks, end as they always do.
-    if getattr(_calling, "process", None) == os.getpid():
-        raise SystemExit(status)
-    _end_process(status)
 
 
 def _plain(rollout: Mapping[str, Any]) -> bool:

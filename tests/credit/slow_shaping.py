@@ -16,7 +16,7 @@ def slow_shape(group: list[float], kind: str) -> list[float]:
     for r in group:
         if not math.isfinite(r):
             result.append(NAN)
-        elif kind in ("reinforce", "gae"):
+        elif kind in ("reinforce", "gae", "reinforce++", "remax"):
             result.append(r)
         elif flat:
             result.append(0.0)

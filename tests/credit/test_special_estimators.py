@@ -163,3 +163,23 @@ def test_no_order_of_rollouts_matters(rewards: list[float], seed: int, kind: str
     np.testing.assert_allclose(made(np.array(rewards)[order]), made(np.array(rewards))[order], atol=1e-9)
     if n == 1 or len(set(rewards)) == 1:
         np.testing.assert_allclose(made(np.array(rewards)), 0, atol=1e-12)
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 50)), min_size=1, max_size=5), min_size=1, max_size=4
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_opo_weighs_its_baseline_by_length(groups: list[list[tuple[float, int]]]) -> None:
+    """r − Σ n·r / Σ n over the group, one rollout at a time; groups of one, or of equal rewards, give 0."""
+    labels = [i for i, group in enumerate(groups) for _ in group]
+    rewards, lengths = zip(*(one for group in groups for one in group), strict=True)
+    expected = []
+    for group in groups:
+        baseline = sum(n * r for r, n in group) / sum(n for _, n in group)
+        flat = bool(credit.degenerate_groups([r for r, _ in group])[0])
+        expected += [0.0 if flat else r - baseline for r, _ in group]
+    found = credit.opo(rewards, labels, lengths)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_array_equal(credit.shape_rewards(rewards, "opo", labels, lengths=lengths), found)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError
-from gymdata.pairs.contents import text_keys, token_columns
+from gymdata.pairs.contents import message_keys, token_columns
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import MESSAGE, TURN
 
@@ -49,18 +49,6 @@ def test_rollouts_that_are_no_chain_are_marked() -> None:
     table = token_columns(column(BROKEN, TWO_TURNS, [], RETRIED), ids(4))
     assert table["n_sequences"].to_pylist() == [2, 1, 0, 1]
     assert table["completion_ids"].to_pylist() == [[], [10, 11, 3, 12], [], [11]]
-
-
-def test_equal_keys_mean_equal_ids() -> None:
-    """Generation keys ignore what the environment wrote and tell turn borders apart; a retry has its own last try's."""
-    other_tool = [call([1, 2], [10, 11]), call([1, 2, 10, 11, 4], [12])]
-    one_turn = [call([1, 2], [10, 11, 12])]
-    plain = [call([1, 2], [11])]
-    table = token_columns(column(TWO_TURNS, other_tool, one_turn, RETRIED, plain), ids(5))
-    generation, prompt = table["generation_key"].to_pylist(), table["prompt_key"].to_pylist()
-    assert generation[0] == generation[1] != generation[2]
-    assert generation[3] == generation[4]
-    assert len(set(prompt)) == 1
 
 
 @pytest.mark.parametrize("field", ["prompt_delta_ids", "generation_token_ids", "generation_log_probs"])
@@ -112,7 +100,7 @@ def message(role: str, content: str, turn: int | None = None, **more: Any) -> di
     return {"role": role, "content": content, "turn": turn, **more}
 
 
-def test_text_keys_ignore_call_ids_and_tool_output() -> None:
+def test_keys_of_words_ignore_call_ids_and_tool_output() -> None:
     """Two answers with the same words and calls are the same text, whatever ids their calls drew."""
 
     def calls(call_id: str, value: int) -> str:
@@ -126,6 +114,7 @@ def test_text_keys_ignore_call_ids_and_tool_output() -> None:
         [message("assistant", "x", 0, tool_calls=calls("c1", 2)), message("tool", "7")],
         [],
     ]
-    keys = text_keys(pa.array(rows, pa.list_(MESSAGE)))
-    assert keys[0] == keys[1] != keys[2]
-    assert keys[3] == 0
+    words, others = message_keys(pa.array(rows, pa.list_(MESSAGE)))
+    assert words[0] == words[1] != words[2]
+    assert others[0] == others[2] != others[1]
+    assert words[3] == others[3] == 0

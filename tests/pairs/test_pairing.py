@@ -150,7 +150,8 @@ def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) 
         gymdata.pairs(none := write_run(tmp_path / "none", group("a", 5, [None, None])))
     gymdata.score(none, reward=length)
     with pytest.raises(RefusedError, match="choose a score that was made since: --reward length"):
-        gymdata.pairs(none)
+        gymdata.pairs(none, reward="reward")
+    assert gymdata.pairs(none, write=False).score == "length"
 
 
 def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
@@ -198,12 +199,14 @@ def test_pairs_of_other_settings_are_not_replaced_unasked(run: Path) -> None:
     gymdata.pairs(run, strategy="all", overwrite=True)
 
 
-def test_a_run_without_variance_gives_an_empty_file(tmp_path: Path) -> None:
-    """No pairs is a result, not an error; the file has the schema."""
-    report = gymdata.pairs(write_run(tmp_path / "run", group("a", 5, [1.0, 1.0])))
-    assert report.table.num_rows == 0
-    names = pq.read_table(report.files["train"]).schema.names
-    assert [name for name in names if name != "tools"] == PAIRS.required()
+def test_a_run_without_variance_writes_nothing(tmp_path: Path) -> None:
+    """No pairs is a result, not an error; the table has the schema, and the run folder holds what it held."""
+    run = write_run(tmp_path / "run", group("a", 5, [1.0, 1.0]))
+    before = sorted(run.rglob("*"))
+    report = gymdata.pairs(run)
+    assert (report.table.num_rows, report.files) == (0, {})
+    assert [name for name in report.table.column_names if name != "tools"] == PAIRS.required()
+    assert sorted(run.rglob("*")) == before
 
 
 def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.errors import RewardError, UsageError
 from gymdata.rewards import load_rewards, parse_spec
-from gymdata.rewards.named import last_number, named_reward
+from gymdata.rewards.docs_table import with_table
+from gymdata.rewards.named import REWARDS, named_reward
+from gymdata.rewards.named.numeric import last_number
 from gymdata.rewards.scheduler import Weighted, score_batch
 from tests.rewards.rollouts import rollout
+from tests.rollout_files import rollout as row
+from tests.rollout_files import two_turns, write_run
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,10 @@ def test_the_last_number(text: str, number: float | None) -> None:
         ("json_schema", '{"b": 1}', {"schema": {"required": ["a"]}}, 0.0),
         ("json_schema", "not json", {"schema": {}}, 0.0),
         ("json_schema", "{}", {}, None),
+        ("contains:No", "i do not know", {}, 1.0),
+        ("contains:no", "yes", {"answer": "yes"}, 0.0),
+        ("contains", "It is Paris.", {"answer": ["paris", "Lutetia"]}, 1.0),
+        ("contains", "It is Rome.", {}, None),
     ],
 )
 def test_named_rewards(name: str, text: str, task: dict[str, Any], value: float | None) -> None:
@@ -253,3 +265,46 @@ def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             load_rewards([f"{tmp_path}/{spec}"])
+
+
+def test_several_reward_servers_have_a_name_each() -> None:
+    """Two URLs are two rewards; the same one twice is refused."""
+    urls = ["http://localhost:5000/get_reward", "http://localhost:5001/get_reward=0.5"]
+    assert [(f.name, weight) for f, weight in load_rewards(urls)] == [("remote", 1.0), ("remote_2", 0.5)]
+    with pytest.raises(UsageError, match="already there"):
+        load_rewards([urls[0], urls[0]])
+
+
+def test_every_shipped_reward_says_when_it_is_one_and_what_it_needs() -> None:
+    """Names, help, columns and arguments come from the files of the folder, and so does the table of the documentation."""
+    assert set(REWARDS.names()) >= {"contains", "exact_match", "json_schema", "math_verify", "numeric", "regex"}
+    assert all(entry.help and entry.object.needs for entry in REWARDS)
+    page = (Path(gymdata.__file__).parent / "docs" / "your-reward.md").read_text()
+    assert with_table(page) == page
+
+
+def test_a_reward_of_another_package_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point adds a reward that names no needs: it is scored, completed, helped and never a defect."""
+    (tmp_path / "shouting.py").write_text(
+        "from gymdata.rewards.named import REWARDS, NamedReward\n\n@REWARDS.register('shouting')\n"
+        'class Shouting(NamedReward):\n    """The last message is in capitals."""\n\n'
+        "    def check(self, text, task):\n        return float(text.isupper())\n"
+    )
+    installed = tmp_path / "shouting-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[gymdata.rewards]\nshouting = shouting:Shouting\n")
+    run = write_run(
+        tmp_path / "run", [row("t", 0, 0.0, two_turns(1, 5), text="HO"), row("t", 1, 0.0, two_turns(1, 6), text="o")]
+    )
+    code = (
+        "import sys, gymdata; from gymdata.cli.main import main; from gymdata.cli.completion import rewards\n"
+        "assert rewards('sho') == ['shouting']\n"
+        "assert gymdata.score(sys.argv[1], reward='shouting').mean == 0.5\n"
+        "sys.exit(main(['collect', '--help']))"
+    )
+    path = os.pathsep.join(map(str, [tmp_path, Path(gymdata.__file__).parents[1]]))
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "300"}
+    command = [sys.executable, "-c", code, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, "shouting" in done.stdout) == (0, True), done.stderr

@@ -1,0 +1,22 @@
+"""The reward ``contains``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymdata.rewards.named import REWARDS, NamedReward, answers_of
+
+
+@REWARDS.register("contains")
+class Contains(NamedReward):
+    """The last message contains the text, or one of the answers, upper and lower case aside."""
+
+    needs = "`--reward contains:TEXT` or the task column `answer`"
+    column = "answer"
+    argument = "TEXT"
+    quick = True
+
+    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+        wanted = answers_of(task) if self.given is None else [self.given]
+        return None if wanted is None else float(any(one.casefold() in text.casefold() for one in wanted))

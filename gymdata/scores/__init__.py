@@ -1,0 +1,1 @@
+"""Which score of a rollout a command means."""

@@ -1,0 +1,184 @@
+"""Which score of a rollout a command means: the total reward, a named part of it, or a re-scoring.
+
+The newest re-scoring of a run is the default; a re-scoring has precedence over the reward of the same name that was stored
+by ``collect``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import GymdataError, UsageError, counted
+from gymdata.rollouts.schema import SCORES
+from gymdata.stats import known_rewards
+from gymdata.store import read_table
+from gymdata.store.lineage import run_folder
+from gymdata.store.paths import RUN_JSON
+
+#: The name of the reward that ``collect`` stored.
+TOTAL = "reward"
+#: Stage folders that hold scores: of functions, and of judges.
+_KINDS = ("scores", "judge")
+
+
+def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str | None, str | None]:
+    """The score that a command means by ``name``, and a line about it where it was not named: the newest score of
+    `gymdata score` that all the runs have, with a value. None for the total reward, where there is no such score."""
+    if name is not None:
+        return name, None
+    runs = [run_folder(source) for source in sources]
+    made = [{} if run is None else _times(run) for run in runs]
+    common = set.intersection(*map(set, made)) if made else set()
+    for newest in sorted(common, key=lambda score: max(times[score] for times in made), reverse=True):
+        if _why_without(sources, newest) is None:
+            return (
+                newest,
+                f"score: {newest}, the newest of these rollouts (--reward {TOTAL}: the total reward of collect)",
+            )
+    return None, None
+
+
+def _times(run: Path) -> dict[str, int]:
+    """The scores that `gymdata score` wrote for ``run``, with the time of their last change."""
+    files = run.glob(f"scores-*/{RUN_JSON}")
+    return {file.parent.name.removeprefix("scores-"): file.stat().st_mtime_ns for file in files}
+
+
+def other_scores(sources: Sequence[str | Path], used: str) -> str:
+    """A hint that names the other scores of these rollouts that have values; empty when there are none."""
+    names = dict.fromkeys(name for source in sources for name in _rescorings(source) if name != used)
+    good = [*([TOTAL] if used != TOTAL else []), *(name for name in names if _why_without(sources, name) is None)]
+    return f"or choose another score: --reward {' or '.join(good)}" if good else ""
+
+
+def scores_of(
+    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
+) -> tuple[str, pa.ChunkedArray, list[Path]]:
+    """The score's name, one score per rollout (null for none, see ``known_rewards``), and the folders of the
+    re-scorings that it came from.
+
+    Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
+    of the same name that was stored by ``collect``.
+    """
+    found = [table for source in sources if name and (table := _rescored(source, name)) is not None]
+    if name is None or (name == TOTAL and not found):
+        return TOTAL, _known(rollouts["reward"]), []
+    if found:
+        rows = pa.concat_tables([table for _, table in found])
+        return name, _known(_last_values(rollouts, rows)), [folder for folder, _ in found]
+    parts = rollouts["rewards"].combine_chunks()
+    flat = parts.flatten()
+    names = flat.field("name")
+    if name not in pc.unique(names).to_pylist():
+        have = named_scores(sources, rollouts)
+        there = f"there are: {', '.join(have)}" if have else "there are no named rewards: `gymdata score` makes them"
+        raise UsageError(f"--reward: got {name!r}, which is no score of these rollouts", hint=there)
+    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
+    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
+    values_of = np.full(len(parts), np.nan)
+    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
+    return name, _known(pa.chunked_array([pa.array(values_of)])), []
+
+
+def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
+
+
+def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
+    """The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts."""
+    import polars as pl
+
+    ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
+    given = pl.DataFrame(pl.from_arrow(scores.select(["rollout_id", "value"]))).lazy()
+    last = given.unique("rollout_id", keep="last")
+    mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
+    return pa.chunked_array([mine.to_arrow()])
+
+
+def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
+    """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
+    parts = rollouts["rewards"].combine_chunks().flatten().field("name")
+    return list(
+        dict.fromkeys([*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))])
+    )
+
+
+def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
+    """What to do about rollouts without a reward: the scores that were made of them and have values are named, and those
+    that have none. ``refused``: the requested score, which has no values; the most common reason is named."""
+    reasons = {name: _why_without(sources, name) for source in sources for name in _rescorings(source)}
+    good = [name for name, why in reasons.items() if why is None and name != refused]
+    bad = [name for name, why in reasons.items() if why is not None]
+    if refused in bad:
+        why = f"; {refused} has no value for any rollout, most often: {reasons[refused]}"
+    else:
+        why = f"; {counted(len(bad), 'score has', 'scores have')} no value: {', '.join(bad)}" if bad else ""
+    if good:
+        return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
+    run = sources[0] if len(sources) == 1 else "RUN"
+    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
+
+
+def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
+    """The most common reason for which the re-scoring ``name`` gave no value to any rollout; None when it has values."""
+    reasons: Counter[str] = Counter()
+    for source in sources:
+        try:
+            found = _rescored(source, name)
+        except GymdataError as error:  # This is for the hint of another error.
+            reasons[error.message] += 1
+            continue
+        if found is None:
+            continue
+        if pc.any(pc.is_finite(found[1]["value"])).as_py():
+            return None
+        for entry in found[1]["detail"].value_counts().to_pylist():
+            reasons[entry["values"] or "no reason is stored"] += entry["counts"]
+    [(why, _)] = reasons.most_common(1) or [("it has no rows", 0)]
+    return textwrap.shorten(why, 200, placeholder=" …")
+
+
+def _rescorings(source: str | Path) -> list[str]:
+    run = run_folder(source)
+    return (
+        sorted(p.name.partition("-")[2] for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir()) if run else []
+    )
+
+
+def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
+    run = run_folder(source)
+    made = [folder for kind in _KINDS if run is not None and (folder := run / f"{kind}-{name}").is_dir()]
+    if not made:
+        return None
+    folder = made[0]
+    table = read_table(folder, SCORES)
+    inside = pc.unique(table["name"]).to_pylist()
+    wanted = name if name in inside or len(inside) != 1 else inside[0]
+    rows = table.filter(pc.equal(table["name"], wanted))
+    if not rows.num_rows:
+        raise UsageError.unknown_choice(f"{folder}: score", name, inside)
+    return folder, rows
+
+
+def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
+    """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
+    or none."""
+    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
+    names = sorted({p.name.removeprefix("judge-") for p in made})
+    if not names:
+        raise UsageError("these rollouts have no comparisons", hint="`gymdata judge RUN --genrm MODEL` makes them")
+    if name is None and len(names) > 1:
+        raise UsageError(
+            f"there are comparisons of {len(names)} judges: {', '.join(names)}", hint="name one with --judge"
+        )
+    if name is not None and name not in names:
+        raise UsageError.unknown_choice("--judge", name, names)
+    return [p for p in made if p.name == f"judge-{name or names[0]}"]
