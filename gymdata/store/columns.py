@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.errors import DataError, counted, foreign_row_hint, json_kind, json_value, plural
-from gymdata.rollouts.ragged import Columns, Runs
-from gymdata.rollouts.schema import MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
+from gymdata.rollouts.ragged import Columns, Ragged, Runs, list_parts
+from gymdata.rollouts.schema import HASHES, MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
 
 
@@ -43,9 +44,44 @@ def build(
     try:
         _check_keys(rows, table)
         arrays = [_build(f, [row.get(f.name) for row in rows]) for f in fields]
+        if table.name == ROLLOUTS.name and not set(HASHES).isdisjoint(columns):
+            arrays = _with_hashes(arrays, rows, columns)
     except (_MismatchError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise _first_fault(rows, table, columns, where, lines) or DataError.unreadable(where, repr(error)) from error
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
+
+
+def _with_hashes(arrays: list[pa.Array], rows: Sequence[Any], columns: Sequence[str]) -> list[pa.Array]:
+    """``arrays`` whose hashes are computed where rows lack them."""
+    lacking = [name for name in HASHES if name in columns and arrays[columns.index(name)].null_count]
+    if not lacking:
+        return arrays
+    if "turns" in columns:
+        turns = arrays[columns.index("turns")]
+    else:
+        turns = _build(ROLLOUTS.schema.field("turns"), [row.get("turns") for row in rows])
+    hashes = content_hashes(turns)
+    return [
+        pc.coalesce(array, hashes[name].combine_chunks()) if name in lacking else array
+        for name, array in zip(columns, arrays, strict=True)
+    ]
+
+
+def content_hashes(turns: pa.ListArray | pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
+    """The columns ``HASHES`` of a rollouts column ``turns``, by name: xxh3_64 of the first turn's prompt and of all sampled
+    ids; null without turns."""
+    columns: dict[str, list[Any]] = {name: [] for name in HASHES}
+    for chunk in getattr(turns, "chunks", [turns]):
+        offsets, struct = list_parts(chunk)
+        empty = np.diff(offsets) == 0
+        first = np.minimum(offsets[:-1], max(len(struct) - 1, 0))
+        prompts = Ragged.of(struct.field("prompt_delta_ids")).take(first[~empty])
+        generations = Ragged.of(struct.field("generation_token_ids")).grouped(offsets)
+        for name, hashes in zip(HASHES, (prompts.hashes(), generations.hashes()[~empty]), strict=True):
+            values = np.zeros(len(empty), np.int64)
+            values[~empty] = hashes.view(np.int64)
+            columns[name].append(pa.array(values, mask=empty))
+    return {name: pa.chunked_array(chunks, pa.int64()) for name, chunks in columns.items()}
 
 
 def to_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:

@@ -221,8 +221,9 @@ def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, in
 
 
 FAILURES = "failures.jsonl"
-#: The end of a line with a checksum.
-_CHECKSUM = re.compile(rb"\t[0-9a-f]{8}\Z")
+#: The end of a record with a checksum: of all before it, closed by a brace. Earlier versions wrote a journal's lines.
+_CHECKSUM = re.compile(rb',"crc32":"[0-9a-f]{8}"\}\Z')
+_JOURNALED = re.compile(rb"\t[0-9a-f]{8}\Z")
 
 
 def read_failures(path: str | Path) -> list[dict[str, Any]]:
@@ -233,13 +234,13 @@ def read_failures(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_failure_file(file: Path) -> list[dict[str, Any]]:
-    """The records of one failures.jsonl. A line has the shape of a journal's; those of earlier versions have no checksum."""
+    """The records of one failures.jsonl, without their checksums."""
     if not file.exists():
         return []
     records: list[dict[str, Any]] = []
     damaged = []
     for number, line in enumerate(scan(file), 1):
-        record = _record(line.raw if line.body is None else line.body, checked=line.body is not None)
+        record = _record(line.raw)
         if record is not None:
             records.append(record)
         elif line.closed and not line.raw.isspace() and line.raw:
@@ -250,12 +251,21 @@ def read_failure_file(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _record(text: bytes, checked: bool) -> dict[str, Any] | None:
+def failure_line(body: bytes) -> bytes:
+    """The line of one record's JSON: a JSON object too, with the checksum of the others as its last key."""
+    return b'%b,"crc32":"%08x"}\n' % (body[:-1], zlib.crc32(body))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None when it is not JSON, or its checksum does not match."""
-    if not checked and _CHECKSUM.search(text):
-        return None
+    body: bytes | None = line.removeprefix(BOM)
+    if _JOURNALED.search(line):
+        body = unframe(line)
+    elif found := _CHECKSUM.search(line):
+        body = line[: found.start()] + b"}"
+        body = body if failure_line(body) == line + b"\n" else None
     try:
-        value = decode(text.removeprefix(BOM))
+        value = decode(body) if body is not None else None
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

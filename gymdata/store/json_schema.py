@@ -1,10 +1,9 @@
-"""The model of run.json, and JSON Schemas of everything that people read or write: tables as JSON lines hold them, run.json
-and configuration files.
+"""The model of run.json, and the JSON Schemas of what gymdata writes: tables as JSON lines hold them, and run.json.
 
-Tables come from the Arrow schemas, run.json from its model, configuration files from the ``json_schema`` module of the
-command that reads them. Invariant: ``schemas/`` has what this code writes. ``python -m gymdata.store.json_schema
---write schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale; a test does the same. Every
-run.json that gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own (``engine``,
+Tables come from the Arrow schemas, run.json from its model. ``schemas/`` has what this code writes: ``python -m
+gymdata.store.json_schema --write schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale.
+
+Every run.json that gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own (``engine``,
 ``trained_tokens``, ``bias`` …), which are no part of the model. Entries of lists may lack keys: a run that an earlier
 version began is written again when it is resumed.
 """
@@ -12,18 +11,14 @@ version began is written again when it is resumed.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import pkgutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-import gymdata
 from gymdata.rollouts.schema import NAMED_VALUE, ROLES, TABLES, Table
 from gymdata.store.lines import NON_FINITE
 
@@ -75,6 +70,7 @@ class Parent(BaseModel):
     path: str | None = None
     run_id: str | None = Field(None, description="Of the run that it belongs to.")
     run_json_xxh3: str | None = Field(None, description="xxh3 of the run.json that described it; null without one.")
+    files: dict[str, str] | None = Field(None, description="xxh3 of each file of the run when it was read.")
 
 
 class RunJson(BaseModel):
@@ -118,16 +114,7 @@ def files() -> dict[str, str]:
     """File name → content of everything that is generated."""
     made = {f"{table.name}.schema.json": json_schema(table) for table in TABLES.values()}
     made["run.schema.json"] = run_json_schema()
-    for module in _configuration_files():
-        made[module.NAME] = module.schema()
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in made.items()}
-
-
-def _configuration_files() -> list[Any]:
-    """The ``json_schema`` modules of the commands: each has NAME, of its file in ``schemas/``, and ``schema()``."""
-    folders = [f.name for f in pkgutil.iter_modules(gymdata.__path__, "gymdata.") if f.ispkg and f.name != __package__]
-    named = [f"{folder}.json_schema" for folder in folders]
-    return [importlib.import_module(name) for name in named if find_spec(name) is not None]
 
 
 def stale(folder: Path) -> list[str]:

@@ -1,14 +1,8 @@
-"""Shared by commands that start from rollouts: which score is meant, which run a path belongs to, and its parents.
-
-Invariant: duplicate rollouts are refused; a re-scoring has precedence over the reward of the same name that was stored
-by ``collect``.
-"""
+"""Shared by commands that start from rollouts: which run a path belongs to, its parents, and duplicate rollouts."""
 
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, StoreError, counted
 from gymdata.public import Paths as Paths
-from gymdata.rollouts.schema import ROLLOUTS, SCORES
+from gymdata.remote.places import is_url
+from gymdata.remote.reading import described
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.settings import Config
-from gymdata.stats import known_rewards
-from gymdata.store import hash_file, read_run_json, read_table
-from gymdata.store.objects.fetching import described
-from gymdata.store.objects.places import is_url
+from gymdata.store import hash_file, read_run_json
 from gymdata.store.paths import find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
@@ -76,10 +69,6 @@ def vocabulary(path: str | Path) -> int | None:
     engine = read_facts(found).get("engine") if found is not None else None
     size = engine.get("vocab_size") if isinstance(engine, dict) else None
     return size if isinstance(size, int) and size > 0 else None
-
-
-#: Stage folders that hold scores: of functions, and of judges.
-_KINDS = ("scores", "judge")
 
 
 def concat(tables: list[pa.Table]) -> pa.Table:
@@ -159,98 +148,12 @@ def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
     return found
 
 
-def scores_of(
-    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
-) -> tuple[str, pa.ChunkedArray, list[Path]]:
-    """The score's name, one score per rollout (null for none, see ``known_rewards``), and the folders of the
-    re-scorings that it came from.
-
-    A re-scoring has precedence over the reward of the same name that was stored by ``collect``.
-    """
-    if name is None:
-        return "reward", _known(rollouts["reward"]), []
-    found = [table for source in sources if (table := _rescored(source, name)) is not None]
-    if found:
-        rows = pa.concat_tables([table for _, table in found])
-        return name, _known(_last_values(rollouts, rows)), [folder for folder, _ in found]
-    parts = rollouts["rewards"].combine_chunks()
-    flat = parts.flatten()
-    names = flat.field("name")
-    if name not in pc.unique(names).to_pylist():
-        have = named_scores(sources, rollouts)
-        there = f"there are: {', '.join(have)}" if have else "there are no named rewards: `gymdata score` makes them"
-        raise UsageError(f"--reward: got {name!r}, which is no score of these rollouts", hint=there)
-    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
-    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
-    values_of = np.full(len(parts), np.nan)
-    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
-    return name, _known(pa.chunked_array([pa.array(values_of)])), []
-
-
-def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
-
-
-def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
-    """The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts."""
-    import polars as pl
-
-    ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
-    given = pl.DataFrame(pl.from_arrow(scores.select(["rollout_id", "value"]))).lazy()
-    last = given.unique("rollout_id", keep="last")
-    mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
-    return pa.chunked_array([mine.to_arrow()])
-
-
-def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
-    """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
-    parts = rollouts["rewards"].combine_chunks().flatten().field("name")
-    return list(
-        dict.fromkeys([*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))])
-    )
-
-
-def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
-    """What to do about rollouts without a reward: the scores that were made of them and have values are named, and those
-    that have none. ``refused``: the requested score, which has no values; the most common reason is named."""
-    made = list(dict.fromkeys(name for source in sources for name in _rescorings(source)))
-    reasons = {name: _why_without(sources, name) for name in made}
-    good = [name for name in made if reasons[name] is None and name != refused]
-    bad = [name for name in made if reasons[name] is not None]
-    if refused in bad:
-        why = f"; {refused} has no value for any rollout, most often: {reasons[refused]}"
-    else:
-        why = f"; {counted(len(bad), 'score has', 'scores have')} no value: {', '.join(bad)}" if bad else ""
-    if good:
-        return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
-    run = sources[0] if len(sources) == 1 else "RUN"
-    return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
-
-
-def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
-    """The most common reason for which the re-scoring ``name`` gave no value to any rollout; None when it has values."""
-    reasons: Counter[str] = Counter()
-    for source in sources:
-        try:
-            found = _rescored(source, name)
-        except GymdataError as error:  # This is for the hint of another error.
-            reasons[error.message] += 1
-            continue
-        if found is None:
-            continue
-        if pc.any(pc.is_finite(found[1]["value"])).as_py():
-            return None
-        for entry in found[1]["detail"].value_counts().to_pylist():
-            reasons[entry["values"] or "no reason is stored"] += entry["counts"]
-    [(why, _)] = reasons.most_common(1) or [("it has no rows", 0)]
-    return textwrap.shorten(why, 200, placeholder=" …")
-
-
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
     """Raises StoreError when ``target`` holds ``what`` with another ``config``."""
     if overwrite or not target.exists():
         return
-    other = differences(read_run_json(target).get("config", {}), config.model_dump(mode="json"))
+    recorded = read_run_json(target).get("config", {})
+    other = differences(recorded, config.model_dump(mode="json"), config.defaults())
     if other:
         raise StoreError.other_settings(target, what, other)
 
@@ -260,51 +163,43 @@ def run_folder(source: str | Path) -> Path | None:
     return found.parent if found is not None and found.name == "run.json" else None
 
 
-def _rescorings(source: str | Path) -> list[str]:
-    run = run_folder(source)
-    return (
-        sorted(p.name.partition("-")[2] for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir()) if run else []
-    )
-
-
-def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
-    run = run_folder(source)
-    made = [folder for kind in _KINDS if run is not None and (folder := run / f"{kind}-{name}").is_dir()]
-    if not made:
-        return None
-    folder = made[0]
-    table = read_table(folder, SCORES)
-    inside = pc.unique(table["name"]).to_pylist()
-    wanted = name if name in inside or len(inside) != 1 else inside[0]
-    rows = table.filter(pc.equal(table["name"], wanted))
-    if not rows.num_rows:
-        raise UsageError.unknown_choice(f"{folder}: score", name, inside)
-    return folder, rows
-
-
-def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
-    """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
-    or none."""
-    runs = [run for source in sources if (run := run_folder(source)) is not None]
-    made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
-    names = sorted({p.name.removeprefix("judge-") for p in made})
-    if not names:
-        raise UsageError("these rollouts have no comparisons", hint="`gymdata judge RUN --genrm MODEL` makes them")
-    if name is None and len(names) > 1:
-        raise UsageError(
-            f"there are comparisons of {len(names)} judges: {', '.join(names)}", hint="name one with --judge"
-        )
-    if name is not None and name not in names:
-        raise UsageError.unknown_choice("--judge", name, names)
-    return [p for p in made if p.name == f"judge-{name or names[0]}"]
-
-
 def parent_of(path: str | Path) -> dict[str, Any]:
     found = find_run_json(path)
     if found is None:
         return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
     facts = read_run_json(found)
-    return {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}
+    parent = {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}
+    return parent if facts.get("run_id") is None else {**parent, "files": _contents(facts)}
+
+
+def _contents(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {str(entry["path"]): str(entry["xxh3"]) for entry in facts.get("files") or [] if entry.get("xxh3")}
+
+
+def replaced_content(facts: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What differs between the runs that ``facts``, a run.json's, says its output was made from and those runs now
+    (``parents``: run ID → run.json): the first file with both hashes. None when each file is there as it was: a run may
+    grow, its sealed files do not change."""
+    for parent in facts.get("parents") or []:
+        now = _contents(parents.get(str(parent.get("run_id")), {}))
+        for name, recorded in (parent.get("files") or {}).items():
+            if now and now.get(name) != recorded:
+                present = f"is {now[name]} now" if name in now else "is gone"
+                return f"{parent.get('path')}/{name} was {recorded}, and {present}"
+    return None
+
+
+def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> None:
+    """Raises DataError when a run that ``path`` or one of its ancestors was made from holds other rollouts by now, under
+    the same run ID: where it was, or among ``sources``."""
+    chain = list(lineage(path))
+    runs = [*chain, *(facts for source in sources for facts in lineage(source))]
+    parents = {str(facts["run_id"]): facts for facts in runs if facts.get("run_id")}
+    if changed := next(filter(None, (replaced_content(facts, parents) for facts in chain)), None):
+        raise DataError(
+            f"{path}: was made from rollouts that were overwritten: {changed}",
+            hint="make it again from the present rollouts, or bring the earlier ones back",
+        )
 
 
 def common_identity(sources: Sequence[str | Path]) -> dict[str, Any]:

@@ -27,10 +27,10 @@ import xxhash
 from pyarrow.fs import LocalFileSystem
 
 from gymdata.errors import DataError, GymdataError, counted
+from gymdata.remote.places import mirrored
+from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import writing
-from gymdata.store.objects.places import mirrored
-from gymdata.store.objects.streams import parquet_file
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing

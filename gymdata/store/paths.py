@@ -11,13 +11,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.store.objects.places import is_url, mirrored, url_of
+from gymdata.remote.places import is_url, is_view, mirrored, url_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -29,7 +29,9 @@ RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
 #: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
 DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-", "annotations-")
-PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
+#: On an object store, a part's name has a hash of its content.
+PART = re.compile(r"part-(\d{5,})(?:-[0-9a-f]{16})?\.(parquet|jsonl)")
+_HASHED = re.compile(r".+-[0-9a-f]{16}\.[a-z.]+")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
 
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
@@ -40,6 +42,7 @@ _SHAPES: dict[str, type] = {
     "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict,
 }  # fmt: skip
 
+_RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"
 #: The first bytes of a UTF-8 file that some editors write.
 BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
@@ -114,17 +117,30 @@ def find_run_json(path: str | Path) -> Path | None:
 def read_facts(file: Path) -> dict[str, Any]:
     """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or without any known
     key."""
-    hint = "restore it from a copy; a glob over the data files beside it reads them without it"
     DataError.refuse_pipe(file)
     try:
-        facts = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError.unreadable(file, f"not JSON ({error})", hint) from error
+        return parsed_facts(file.read_bytes(), file)
+    except OSError as error:
+        raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
+
+
+def parsed_facts(body: bytes, file: str | Path) -> dict[str, Any]:
+    """The same of what was read of ``file``."""
+    try:
+        facts = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
     if not isinstance(facts, dict) or not facts:
-        raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", hint)
+        raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", _RESTORE)
     if (fault := _fault_in(facts)) is not None:
-        raise DataError.unreadable(file, fault, hint)
-    return _renamed(facts)
+        raise DataError.unreadable(file, fault, _RESTORE)
+    facts = _renamed(facts)
+    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
+
+    for name, version in (facts.get("schemas") or {}).items():
+        if name in TABLES and isinstance(version, int) and version > TABLES[name].version:
+            raise DataError.newer_schema(file, name, version, TABLES[name].version)
+    return facts
 
 
 def _renamed(facts: dict[str, Any]) -> dict[str, Any]:
@@ -221,12 +237,12 @@ def local_output(output: str | Path, what: str = "-o") -> Path:
 
 
 def placed_output(output: str | Path, spool: Path | None = None) -> Path:
-    """An output that StageOutput or Run writes, as a path: for one on an object store its place in the spool, with what is
-    there. Raises as ``local_output`` and ``located``."""
-    if is_url(output):
-        from gymdata.store.objects.sending import brought
+    """An output that StageOutput or Run writes, as a path: for one on an object store its place in the staging folder.
+    Raises as ``local_output``, and as ``staged``."""
+    if is_url(output) or is_view(output):
+        from gymdata.remote.upload import staged
 
-        return brought(output, spool)
+        return staged(output, spool)
     return Path(output) if mirrored(output) else local_output(output)
 
 
@@ -249,7 +265,7 @@ def segments(folder: Path) -> list[Source]:
     if not rollouts.is_dir():
         return []
     chosen: dict[int, Source] = {}
-    for file in sorted(one for one in rollouts.iterdir() if one.is_file()):
+    for file in belonging(sorted(file for file in rollouts.iterdir() if file.is_file())):
         if match := JOURNAL.fullmatch(file.name):
             chosen.setdefault(int(match[1]), Source(file, "journal"))
         elif match := PART.fullmatch(file.name):
@@ -258,6 +274,22 @@ def segments(folder: Path) -> list[Source]:
             if held is None or held.kind == "journal":
                 chosen[int(match[1])] = Source(file, kind)
     return [chosen[k] for k in sorted(chosen)]
+
+
+def belonging(files: Iterable[Path]) -> list[Path]:
+    """``files`` without those that a writer to an object store left there who was not the one that run.json is of: a file
+    with a hash in its name is part of an output only where run.json names it."""
+    named: dict[Path, set[Path]] = {}
+
+    def belongs(file: Path) -> bool:
+        if not _HASHED.fullmatch(file.name) or (run_json := find_run_json(file)) is None:
+            return True
+        if run_json not in named:
+            entries = read_facts(run_json).get("files") or []
+            named[run_json] = {run_json.parent / str(entry["path"]) for entry in entries}
+        return file in named[run_json]
+
+    return [file for file in files if belongs(file)]
 
 
 def _sealed_by_run_json(folder: Path) -> list[Source]:
@@ -290,7 +322,7 @@ def sealed_twin(journal: Path) -> Source | None:
 
 def _expand(pattern: str) -> list[Path]:
     # Path.glob cannot take an absolute pattern.
-    return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return belonging(sorted(Path(m) for m in globbing.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _rows_once(matches: list[Path]) -> list[Path]:
@@ -333,7 +365,7 @@ def _resolve_folder(path: Path, table: str) -> list[Source]:
 def _tables_in(folder: Path, table: str) -> list[Source]:
     """Files named after the table: ``pairs.parquet``, ``pairs-00000.jsonl.gz``."""
     named = re.compile(re.escape(table) + r"(-[\w.]+?)?\.(parquet|(jsonl|ndjson)(\.gz|\.zst)?)")
-    files = [p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
+    files = belonging(p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file())
     if files:
         refuse_unfinished(folder / RUN_JSON)
     return [_classify(p) for p in files]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, shown
+from gymdata.remote.reading import content_key, size_of
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def is_as_recorded(source: Source, table: Table | None = None) -> bool:
 
 def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
     """How a file differs from its entry in run.json: in size, else in its bytes; None when it does not."""
-    size = path.stat().st_size
+    size = size_of(path)
     if entry.get("bytes") not in (None, size):
         return f"{size:,} bytes, not {entry['bytes']:,}"
     if entry.get("xxh3") not in (None, file_hash(path)):
@@ -201,22 +202,24 @@ def file_hash(path: Path) -> str:
     That of a large file is remembered across processes, in the user's cache folder where one can be written.
     """
     file = path.resolve()
-    state = _state(file)
+    content = content_key(file)
+    # Of an object its name and tag tell whether it is the same, in any process.
+    key, state = (file, _state(file)) if content is None else (Path(content), ())
     with _guard:
-        held = known_hashes.get(file)
+        held = known_hashes.get(key)
     if held is not None and held[0] == state:
         return held[1]
-    memo = _memo_of(file) if state[0] >= _REMEMBERED_BYTES else None
-    value = _recall(memo, file, state)
+    memo = _memo_of(key) if content is not None or state[0] >= _REMEMBERED_BYTES else None
+    value = _recall(memo, key, state)
     if value is None:
         from gymdata.store.run_json import hash_file
 
         value = hash_file(file)
-        if _state(file) != state or time.time_ns() - max(state[1], state[2]) < SETTLED_NS:
+        if content is None and (_state(file) != state or time.time_ns() - max(state[1], state[2]) < SETTLED_NS):
             return value
-        _remember(memo, file, state, value)
+        _remember(memo, key, state, value)
     with _guard:
-        known_hashes[file] = (state, value)
+        known_hashes[key] = (state, value)
     return value
 
 

@@ -13,6 +13,7 @@ import contextlib
 import datetime as dt
 import os
 import queue
+import re
 import secrets
 import threading
 import time
@@ -29,12 +30,14 @@ import pyarrow as pa
 from gymdata import __version__
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError
 from gymdata.progress import LOG_FILES, leave_log, log_to
+from gymdata.remote.upload import Upload, refuse_open
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
 from gymdata.store.journal import (
     FAILURES,
     Journal,
     Repair,
+    failure_line,
     frame,
     read_failure_file,
     read_rows,
@@ -43,8 +46,16 @@ from gymdata.store.journal import (
 )
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
-from gymdata.store.objects.replica import Replica
-from gymdata.store.paths import DERIVED, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, intent_of, refuse_unwritable
+from gymdata.store.paths import (
+    DERIVED,
+    JOURNAL,
+    PART,
+    ROLLOUTS_FOLDER,
+    RUN_JSON,
+    belonging,
+    intent_of,
+    refuse_unwritable,
+)
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
@@ -206,11 +217,10 @@ class Segment:
 
 @dataclass(slots=True)
 class Recovered:
-    """Findings on opening: unsealed journals in order, repairs made, parts that run.json did not name."""
+    """Findings on opening: unsealed journals in order, and repairs made."""
 
     journals: list[Segment] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)
-    adopted: list[dict[str, Any]] = field(default_factory=list)
     next_segment: int = 0
 
 
@@ -277,7 +287,7 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
                 hint="bring the file back, or start again with --overwrite",
             )
     journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
-    parts = {p.name: int(m[1]) for p in rollouts.iterdir() if (m := PART.fullmatch(p.name))}
+    parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
     found.next_segment = max([*journals, *parts.values()], default=-1) + 1
     for leftover in rollouts.glob(".part-*.tmp"):
         leftover.unlink()
@@ -289,8 +299,8 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
             # Renamed but not named: the journal still holds these rows, and sealing gives the same file.
             (rollouts / name).unlink()
         else:
-            rows = read_table(rollouts / name, ROLLOUTS, ["rollout_id"]).num_rows
-            found.adopted.append(describe(rollouts / name, rows))
+            # A journal is dropped after its part is named, so this part is of another run.
+            raise DataError.unnamed(rollouts / name, folder / RUN_JSON)
     for index, path in sorted(journals.items()):
         rows, repairs = repair(path)
         found.repairs += repairs
@@ -322,6 +332,8 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+#: What an overwritten run has on an object store, besides the files that its run.json names.
+_ON_STORE = rf"({ROLLOUTS_FOLDER}|({'|'.join(DERIVED)})[^/]+)/.+|{re.escape(FAILURES)}(\.torn)?"
 #: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
 #: Keys in the identity of version 0.1.0-dev → their present names.
@@ -351,7 +363,7 @@ class Run:
         self._syncer: threading.Thread | None = None
         self._trouble: Exception | None = None
         self._closed = False
-        self._replica: Replica | None = None
+        self._upload: Upload | None = None
         self._seal_every_s = float("inf")
         self._opened_s = 0.0
 
@@ -363,6 +375,7 @@ class Run:
         identity: Mapping[str, Any],
         extent: Mapping[str, Any],
         operation: Mapping[str, Any],
+        defaults: Mapping[str, Any] = types.MappingProxyType({}),
         facts: Mapping[str, Any] = types.MappingProxyType({}),
         run_id: str | None = None,
         overwrite: bool = False,
@@ -372,10 +385,11 @@ class Run:
         take_over: bool = False,
         seal_every_s: float = 300.0,
     ) -> Run:
-        """Start or resume the run in ``folder``, which may be the place in the spool of one on an object store: there
+        """Start or resume the run in ``folder``, which may be the staging folder of one on an object store: there
         ``take_over`` takes the place of a machine that is gone, and rows are sealed, and so sent, every ``seal_every_s``.
 
-        ``identity`` must equal that of the run resumed, unless that has neither rows nor failures; ``extent`` may grow;
+        ``identity`` must equal that of the run resumed, unless that has neither rows nor failures (``defaults``: of the
+        settings that the run may be too old to have); ``extent`` may grow;
         ``operation`` may differ, and is recorded for this attempt. ``overwrite`` starts again, removing only what
         gymdata wrote. Raises StoreError: locked, other_identity, or a folder that is not a run; DataError when the run
         was written by a newer gymdata.
@@ -389,21 +403,19 @@ class Run:
         refuse_foreign(place)
         with made_folder(place):
             lock = Lock(place)
-        replica = None
         try:
-            replica = Replica.open(place, take_over=take_over, overwrite=overwrite)
+            upload = Upload.open(place / RUN_JSON, take_over=take_over, overwrite=overwrite, derived=_ON_STORE)
             if overwrite:
-                if gone := derived(place):
-                    names = ", ".join(f"{stage.name}/" for stage in gone)
+                stages = {stage.name for stage in derived(place)} | set(upload.derived if upload is not None else ())
+                if stages:
+                    names = ", ".join(f"{stage}/" for stage in sorted(stages))
                     warn(f"{place}: --overwrite removes what was made from its rollouts, too: {names}")
                 wipe(place)
-            found = _checked(place, identity, run_id)
+            found = _checked(place, identity, defaults, run_id)
             run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
-            run._replica, run._seal_every_s = replica, float("inf") if replica is None else seal_every_s
+            run._upload, run._seal_every_s = upload, float("inf") if upload is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
-            if replica is not None:
-                replica.give_back()
             lock.release()
             raise
         return run
@@ -413,6 +425,7 @@ class Run:
         folder: str | Path,
         *,
         identity: Mapping[str, Any],
+        defaults: Mapping[str, Any] = types.MappingProxyType({}),
         run_id: str | None = None,
         overwrite: bool = False,
         take_over: bool = False,
@@ -421,9 +434,10 @@ class Run:
         place = Path(folder)
         refuse_foreign(place)
         refuse_held(place)
-        Replica.check(place, take_over=take_over)
+        if not take_over:
+            refuse_open(place / RUN_JSON)
         if not overwrite:
-            _checked(place, identity, run_id)
+            _checked(place, identity, defaults, run_id)
 
     @property
     def run_id(self) -> str:
@@ -506,7 +520,7 @@ class Run:
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
-        self._failures.append(frame(encode_any(record)))
+        self._failures.append(failure_line(encode_any(record)))
 
     def failures(self) -> list[dict[str, Any]]:
         """Every record of failures.jsonl, of earlier attempts too."""
@@ -565,6 +579,8 @@ class Run:
         self._facts["attempts"].append(
             {"started_at": _now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
             | {"operation": plain(operation), "extent": plain(extent)}
+            # Which machine writes a run that others see.
+            | ({} if self._upload is None else {"host": os.uname().nodename})
         )
         self._write()
         log_to(self.folder)
@@ -574,10 +590,10 @@ class Run:
         self._sealer = Sealer(self._rollouts, suffix, self._name_part)
         self._recover()
         self._opened_s = time.monotonic()
-        if self._replica is not None:
+        if self._upload is not None:
             # From now on another machine's writes are refused.
-            self._replica.send()
-            self._replica.start()
+            self._upload.send()
+            self._upload.start()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
             self._syncer.start()
@@ -587,10 +603,6 @@ class Run:
         self.repairs += repair_failures(self.folder / FAILURES)
         state = recover(self.folder, self._facts["files"])
         self.repairs += state.repairs
-        if state.adopted:
-            with self._facts_lock:
-                self._facts["files"] += state.adopted
-                self._write()
         self._next = state.next_segment
         for segment in state.journals[:-1]:
             self._sealer.add(segment.path, segment.rows)
@@ -627,8 +639,8 @@ class Run:
 
     def _write(self) -> None:
         write_run_json(self.folder, self._facts)
-        if self._replica is not None:
-            self._replica.changed()
+        if self._upload is not None:
+            self._upload.changed()
 
     def _keep_synced(self) -> None:
         while not self._stop.wait(self._fsync_interval_s):
@@ -644,7 +656,7 @@ class Run:
         """Errors of the background threads are raised in the caller's next step."""
         if self._closed:
             raise ValueError("the run is closed")
-        replaced = self._replica.trouble if self._replica is not None else None
+        replaced = self._upload.trouble if self._upload is not None else None
         if trouble := self._trouble or self._sealer.trouble or replaced:
             raise trouble
 
@@ -661,8 +673,8 @@ class Run:
             with self._facts_lock:
                 self._facts["attempts"][-1] |= {"ended_at": _now(), "outcome": outcome}
                 self._write()
-            if self._replica is not None:
-                self._replica.close()
+            if self._upload is not None:
+                self._upload.close()
         finally:
             leave_log(self.folder)
             self._lock.release()
@@ -681,7 +693,9 @@ def _fresh(identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
     }
 
 
-def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any] | None:
+def _checked(
+    folder: Path, identity: Mapping[str, Any], defaults: Mapping[str, Any], run_id: str | None
+) -> dict[str, Any] | None:
     """The facts of the run to resume, if that is allowed; None without a run, or for one of other settings that has
     sampled nothing and may be replaced."""
     if not (folder / RUN_JSON).exists():
@@ -693,10 +707,7 @@ def _checked(folder: Path, identity: Mapping[str, Any], run_id: str | None) -> d
             f"{folder}: run.json is not that of a collected run (it lacks {', '.join(sorted(missing))})",
             hint="give another output folder",
         )
-    version = facts.get("schemas", {}).get(ROLLOUTS.name, 1)
-    if version > ROLLOUTS.version:
-        raise DataError.newer_schema(folder / RUN_JSON, ROLLOUTS.name, version, ROLLOUTS.version)
-    found = differences(_renamed(facts["identity"]), identity)
+    found = differences(_renamed(facts["identity"]), identity, defaults)
     if run_id is not None and run_id != facts["run_id"]:
         found.insert(0, ("run_id", facts["run_id"], run_id))
     if found and holds_nothing(folder, facts["files"]):

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ import xxhash
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
+from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, intent_of, read_facts
 
@@ -101,11 +103,15 @@ def state_left(facts: Mapping[str, Any]) -> str:
     return "rollouts pending" if isinstance(counts, dict) and counts.get("pending") and not gave_up else "complete"
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """The settings that differ, by dotted key; a missing key counts as null."""
-    before, after = (_flat(redacted_all(plain(side))) for side in (was, now))
+def differences(
+    was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> list[tuple[str, object, object]]:
+    """The settings that differ, by dotted key. One that ``was`` lacks had its value of ``defaults``, because it is newer
+    than what was recorded; without a default a missing key counts as null."""
+    before, after, unset = (_flat(redacted_all(plain(side))) for side in (was, now, defaults))
+    before = {key: unset.get(key) for key in after} | before
     keys = sorted(before.keys() | after.keys())
-    return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
+    return [(k, before[k], after.get(k)) for k in keys if before[k] != after.get(k)]
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,20 +134,11 @@ def plain(value: Any) -> Any:
 
 
 def hash_file(path: str | Path) -> str:
-    """xxh3 (64 bits, hex) of a file's bytes, or of a stand-in's object."""
-    # Late: a command on plain files needs nothing of object stores.
-    from gymdata.store.objects.fetching import stood_for
-
-    if (found := stood_for(path)) is not None:
-        from gymdata.store.objects.streams import hash_object
-
-        return hash_object(*found)
+    """xxh3 (64 bits, hex) of a file's bytes, or of those of the object that it refers to."""
     digest = xxhash.xxh3_64()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 18):
-            digest.update(block)
-    # It may have become a stand-in just before it was opened.
-    return digest.hexdigest() if stood_for(path) is None else hash_file(path)
+    for block in blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def describe_file(

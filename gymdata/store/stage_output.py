@@ -22,17 +22,17 @@ import orjson
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError
 from gymdata.progress import leave_log, log_to
+from gymdata.remote.places import mirrored
+from gymdata.remote.upload import Upload
+from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
-from gymdata.store.objects.places import mirrored
-from gymdata.store.objects.sending import Outgoing
 from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
 from gymdata.store.run_json import (
     claim_temporary,
     complete,
     describe_file,
     differences,
-    plain,
     refuse_link,
     replacing,
     sync_file,
@@ -185,7 +185,7 @@ class StageOutput:
         self._schemas: dict[str, int] = {}
         self._kind, self._intent = kind or stage, intent_of(run_json)
         refuse_other_kind(run_json, self._kind, names)
-        self._outgoing: Outgoing | None = None
+        self._upload: Upload | None = None
 
     def __enter__(self) -> StageOutput:
         whole = self.run_json.name == RUN_JSON
@@ -196,9 +196,10 @@ class StageOutput:
             stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock", about=about).remove)
             stack.callback(self._drop_parts)
             self._recover()
-            self._outgoing = Outgoing.of(self.run_json, self.overwrite)
-            if self._outgoing is not None:
-                self._outgoing.send()
+            self._upload = Upload.open(self.run_json, overwrite=self.overwrite)
+            if self._upload is not None and self.run_json.is_file():
+                # What a process that was stopped has left.
+                self._upload.send_all()
             # Another process may have written here until now.
             refuse_other_kind(self.run_json, self._kind, self.names)
             self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
@@ -215,7 +216,7 @@ class StageOutput:
     def refuse_other(
         self,
         key: str,
-        now: Mapping[str, Any],
+        now: Config | Mapping[str, Any],
         what: str,
         keep: Iterable[Path] = (),
         parents: Sequence[Mapping[str, Any]] = (),
@@ -230,7 +231,8 @@ class StageOutput:
         added = {name for name, parent in was.items() if not parent.get("run_id")}
         if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
             raise StoreError.other_source(self.place, what, *([_called(p) for p in s.values()] for s in (was, given)))
-        other = differences(self.facts.get(key) or {}, plain(now))
+        settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
+        other = differences(self.facts.get(key) or {}, settings, defaults)
         if other:
             raise StoreError.other_settings(self.place, what, other)
 
@@ -299,8 +301,6 @@ class StageOutput:
         spared = {path.resolve() for path in keep}
         gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
         intent = {"description": description, "gone": gone, "copies": list(copies)}
-        if self._outgoing is not None:
-            self._outgoing.decide(description, gone, copies)
         with replacing(self._intent) as temporary:
             temporary.write_bytes(orjson.dumps(intent))
         try:
@@ -308,8 +308,8 @@ class StageOutput:
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
         self.facts = description
-        if self._outgoing is not None:
-            self._outgoing.send()
+        if self._upload is not None:
+            self._upload.send_all()
         return description
 
     def _replaced(self, keep: Iterable[Path]) -> bool:

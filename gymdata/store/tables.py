@@ -7,6 +7,7 @@ under a temporary name and appears whole; what is read has exactly the types of 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError, counted, plural
-from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
-from gymdata.store.columns import build, other_rows, reshape, to_rows
+from gymdata.remote.reading import parquet_file, parquet_schema
+from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table, check_version
+from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import decode, encode, foreign_format, iter_lines
-from gymdata.store.objects.streams import parquet_file, parquet_schema
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -402,7 +403,7 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
     if kept is None:
         # The first row says which optional columns the file has.
         has = first[1] if isinstance(first[1], dict) else {}
-        kept = [n for n in table.schema.names if n not in table.optional or n in has]
+        kept = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
     yield from row_batches(_again(first, rows), table, kept, where)
 
 
@@ -439,7 +440,16 @@ def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where
     missing = [n for n in wanted if n not in schema.names and n not in table.optional]
     if missing:
         raise DataError.missing_columns(where, table.name, missing, schema.names)
-    return [n for n in wanted if n in schema.names]
+    present = [n for n in wanted if n in schema.names]
+    lacking = set(_lacking_hashes(schema.names, table, names))
+    return [*present, "turns"] if lacking and "turns" not in present else present
+
+
+def _lacking_hashes(columns: Sequence[str], table: Table, names: Sequence[str] | None) -> list[str]:
+    """Hashes to compute from the turns: older files lack them."""
+    if table.name != ROLLOUTS.name or (names is None and "turns" not in columns):
+        return []
+    return [name for name in HASHES if name not in columns and (names is None or name in names)]
 
 
 def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
@@ -447,10 +457,17 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
         raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
+    lacking = _lacking_hashes(data.column_names, table, names)
+    if table.name == ROLLOUTS.name and "turns" in data.column_names:
+        lacking += [name for name in HASHES if name in data.column_names and data[name].null_count]
+    hashes = content_hashes(data["turns"]) if lacking else {}
     fields, columns = [], []
-    for name in names if names is not None else present:
+    for name in names if names is not None else [n for n in table.schema.names if n in present or n in lacking]:
         field = table.schema.field(name)
         fields.append(field)
+        if name in lacking:
+            columns.append(hashes[name])
+            continue
         if name not in data.column_names:
             columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
             continue
@@ -480,6 +497,8 @@ def broken_parquet(path: Path, error: Exception) -> DataError:
     if isinstance(error, MemoryError):
         # Arrow's prefix, which has no information.
         raise error
+    if re.search("bad_alloc|allocat|out of memory|malloc", str(error), re.IGNORECASE):
+        raise MemoryError(str(error)) from error
     if not path.exists():
         return DataError.missing_path(path)
     if path.stat().st_size == 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -32,7 +33,7 @@ def server() -> Iterator[str]:
 def processes() -> Iterator[Forks]:
     """Where writers that are killed come from."""
     loaded = [
-        "gymdata.cli.main", "gymdata.cli.pairs", "gymdata.pairs.run", "gymdata.store.objects.streams", "obstore.store",
+        "gymdata.cli.main", "gymdata.cli.pairs", "gymdata.pairs.run", "gymdata.remote.reading", "obstore.store",
         "pandas", "polars", "numpy.random",
     ]  # fmt: skip
     with forks("tests.objects.appending", *loaded) as made:
@@ -84,3 +85,8 @@ def parquet_held(*folders: Path) -> int:
                 if file.is_file() and file.stat().st_size and file.open("rb").read(4) == b"PAR1":
                     held += file.stat().st_size
     return held
+
+
+def plain(names: Iterable[str]) -> list[str]:
+    """Names of objects, sorted, without the hashes of their content."""
+    return sorted(re.sub(r"-[0-9a-f]{16}(?=\.)", "", name) for name in names)

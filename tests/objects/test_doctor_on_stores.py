@@ -20,7 +20,8 @@ def test_an_object_is_written_replaced_and_deleted(url: str, store: FaultyStore)
         "ok", f"{url}: an object was written, replaced on condition, and deleted",
     )  # fmt: skip
     assert (
-        f"free on this machine in {os.environ['GYMDATA_SPOOL']}, where s3://bucket is mirrored" in found["spool"].found
+        f"free on this machine in {os.environ['GYMDATA_SPOOL']}, where outputs wait for their upload"
+        in found["spool"].found
     )
     assert "disk" not in found
     assert store.names() == []

@@ -81,6 +81,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_ENDPOINT", made.url)
         # Read from the environment once, when the library is loaded.
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # for the child that runs SQL
         monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "spool"))
         yield made
 

@@ -10,8 +10,12 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import OutsideError, StoreError
+from gymdata.store import Run
+from gymdata.store.paths import placed_output
 from tests.objects.appending import append
+from tests.objects.conftest import plain
 from tests.objects.other_stores import Objects, objects
+from tests.store.conftest import make_row
 
 IDS = [f"{index:032x}" for index in range(5)]
 ENVIRONMENT = {
@@ -48,7 +52,7 @@ def test_a_run_is_continued_on_another_machine(
     monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "b"))
     assert main(["validate", url]) == 0
     append(url, tmp_path / "b", 0, 5)
-    assert sorted(held.held) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + ["runs/new/run.json"]
+    assert plain(held.held) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + ["runs/new/run.json"]
     monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "c"))
     assert sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist()) == IDS
 
@@ -68,11 +72,15 @@ def test_a_second_writer_is_refused(
     """A run.json that another machine replaced meanwhile is not written over."""
     url = f"{scheme}://bucket/run"
     append(url, tmp_path / "a", 0, 2)
-    found = held.held["run/run.json"]
     append(url, tmp_path / "b", 0, 4)
-    held.held["run/lock"] = found._replace(body=b'{"host": "elsewhere"}')
-    with pytest.raises(StoreError, match="another machine writes this run"):
-        append(url, tmp_path / "a", 0, 5)
+    other = placed_output(url, tmp_path / "a")
+    with Run.open(other, identity={"policy": "tiny"}, extent={}, operation={}, run_id="run") as run:
+        append(url, tmp_path / "b", 0, 5, "take-over")
+        run.append(make_row(7))
+        with pytest.raises(StoreError, match="another machine took over"):
+            run.close()
+    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "c"))
+    assert sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist()) == IDS
 
 
 def test_a_missing_bucket_is_named(scheme: str, held: Objects) -> None:

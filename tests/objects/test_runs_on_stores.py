@@ -18,6 +18,7 @@ from gymdata.store.paths import placed_output
 from gymdata.store.reading import DataWarning
 from tests.forks import Fork, Forks
 from tests.objects.appending import append, forked
+from tests.objects.conftest import plain
 from tests.objects.faulty_store import FaultyStore
 from tests.store.conftest import make_row
 
@@ -43,9 +44,7 @@ def test_a_run_is_written_to_an_object_store(
 ) -> None:
     """Sealed parts and run.json are there, and nothing else; another machine reads the rows and checks every byte."""
     append(URL, tmp_path / "a", 0, 5)
-    assert sorted(store.names()) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + [
-        "runs/new/run.json"
-    ]
+    assert plain(store.names()) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + ["runs/new/run.json"]
     assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
     assert main(["validate", URL]) == 0
     for file in tmp_path.rglob("*"):
@@ -94,8 +93,7 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
             return len(seen) >= number
 
         store.faults.clear()
-        for method, key in (("PUT", "runs/new"), ("POST", "bucket")):
-            store.fail("stop after" if done else "stop", method, key, 99, kill)
+        store.fail("stop after" if done else "stop", "PUT", "runs/new", 99, kill)
         said, typed = tmp_path / "said", [URL, str(spool), "0", "5", "each"]
         writer.append(processes.start(forked, dict(os.environ), str(said), "append", typed))
         code = writer[0].wait()
@@ -114,7 +112,6 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
         else:
             append(URL, spool, 0, 5)
         assert ids_at(URL, tmp_path / f"reader{number}", monkeypatch) == IDS
-        assert not [key for key in store.names() if key.endswith(("lock", "writing"))]
     else:
         pytest.fail("the writer makes more changes than this test kills")
     sys.stdout.write(f"\nKILLED at {killed} changes of the store: 0 rows lost, 0 doubled\n")
@@ -122,12 +119,12 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("kind", ["503", "truncated", "lost"])
-@pytest.mark.parametrize("key", ["lock$", "part-00000.parquet$", "run.json$", "bucket$"])
+@pytest.mark.parametrize("key", ["part-00000-\\w+.parquet$", "run.json$"])
 def test_a_fault_that_passes_costs_nothing(
     kind: str, key: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """503, half an upload and a lost answer, twice at each kind of request: the run is whole, each row once."""
-    store.fail(kind, "POST" if key == "bucket$" else "PUT", key, 2)
+    store.fail(kind, "PUT", key, 2)
     append(URL, tmp_path / "a", 0, 5)
     assert all(fault.count == 0 for fault in store.faults)
     assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
@@ -147,7 +144,6 @@ def test_a_store_that_stays_away_costs_no_row(
     with pytest.raises(OutsideError, match="object store"):
         run.close()
     store.faults.clear()
-    assert "runs/new/lock" in store.names()
     asked = len(store.asked)
     append(URL, tmp_path / "a", 0, 5)
     assert len(store.asked) > asked
@@ -208,7 +204,7 @@ def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, mo
         Run.open(folder, identity={"policy": "new"}, extent={}, operation={}, overwrite=True) as run,
     ):
         run.append(make_row(9))
-    assert sorted(store.names()) == [
+    assert plain(store.names()) == [
         "runs/new/kept/rollouts.parquet", "runs/new/kept/run.json", "runs/new/rollouts/part-00000.parquet",
         "runs/new/run.json",
     ]  # fmt: skip
@@ -267,9 +263,11 @@ def test_a_refused_command_leaves_no_lock(store: FaultyStore, tmp_path: Path, mo
     before = store.names()
     assert main(["import", str(half), "-o", URL]) == 2
     assert store.names() == before
-    store.put("bucket/runs/new/lock", b'{"host": "elsewhere", "pid": 1}')
+    facts = json.loads(store.get("bucket/runs/new/run.json"))
+    facts["attempts"][-1] |= {"host": "elsewhere", "pid": 1, "ended_at": None}
+    store.put("bucket/runs/new/run.json", json.dumps(facts).encode())
     monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "other"))
     with pytest.raises(StoreError, match="`import` with --overwrite"):
         gymdata.import_rollouts([whole], output=URL)
     gymdata.import_rollouts([whole], output=URL, overwrite=True)
-    assert store.names() == before
+    assert plain(store.names()) == plain(before)

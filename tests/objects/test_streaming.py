@@ -13,14 +13,15 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.remote import client
+from gymdata.remote.places import place_of
+from gymdata.remote.reading import refer
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import hash_file, write_table
-from gymdata.store.objects.fetching import known_tag, located, remember, stand_in
-from gymdata.store.objects.places import place_of
 from gymdata.store.partial_reads import verified_datasets
 from tests.forks import Forks
 from tests.objects.appending import forked
-from tests.objects.conftest import ROWS, parquet_held, upload
+from tests.objects.conftest import parquet_held, upload
 from tests.objects.faulty_store import FaultyStore
 from tests.rollout_files import rollout, rollouts_table
 
@@ -61,15 +62,15 @@ def served(store: FaultyStore) -> int:
 
 
 def test_only_what_is_read_travels(large: Path, store: FaultyStore, processes: Forks, tmp_path: Path) -> None:
-    """Each part is read once from end to end, to be compared with run.json; another process reads the columns that it
-    needs, and nothing of any part ever lies in the spool."""
+    """Each part is read once from end to end, to be compared with run.json, then its columns; another process reads the
+    columns alone, and no part ever lies on this disk."""
     upload(store, large, "runs/large")
     spool = Path(os.environ["GYMDATA_SPOOL"])
     found: list[int] = []
     store.look = lambda: found.append(parquet_held(spool))
     whole = sum(file.stat().st_size for file in large.rglob("*.parquet"))
     assert gymdata.load_rollouts(URL).equals(gymdata.load_rollouts(large))
-    assert served(store) == whole
+    assert whole <= served(store) < 2.5 * whole
     store.served.clear()
     assert "6\n" in elsewhere(processes, tmp_path)
     assert 0 < served(store) < whole / 5
@@ -77,7 +78,6 @@ def test_only_what_is_read_travels(large: Path, store: FaultyStore, processes: F
         f"\nREAD WHERE IT IS: {whole:,} bytes; a query of one column {served(store):,}; on the disk {max(found)}\n"
     )
     assert max(found) == 0
-    assert sum(file.stat().st_blocks for file in spool.rglob("*.parquet")) == 0
 
 
 def test_many_threads_read_one_object(large: Path, store: FaultyStore) -> None:
@@ -97,7 +97,7 @@ def test_many_threads_read_one_object(large: Path, store: FaultyStore) -> None:
     ("words", "good"),
     [
         ("query;select sum(len(turns)) from rollouts;{url}", 3),
-        ("query;select count(*) from rollouts where reward>=1;{url}", 4),
+        ("query;select count(*) from rollouts where reward>=1;{url}", 2),
         ("query;select sum(len(turns)) from rollouts where reward>=1;{url}", 6),
         ("filter;{url};--where;reward>=1;-o;{new}", 1),
         ("validate;{url}", 1),
@@ -174,26 +174,17 @@ def test_a_damaged_page_is_found_where_changed_files_are_allowed(
     assert "checksum" in err
 
 
-def test_rows_that_were_never_sent_stay(stored: str, store: FaultyStore) -> None:
-    """A part in the spool that is not what the store has, for it was written here since, is never replaced by a stand-in."""
-    part = located(stored) / "rollouts" / "part-00000.parquet"
-    here = write_table(rollouts_table(ROWS[:3]), part, ROLLOUTS)
-    kept = here.read_bytes()
-    assert gymdata.open(stored).facts["run_id"] == "run-1"
-    assert part.read_bytes() == kept
-
-
-def test_a_part_that_is_sent_while_it_is_read(large: Path, store: FaultyStore, tmp_path: Path) -> None:
-    """A reader of rows that are here goes on with those of the store once the writer has sent and removed them."""
+def test_a_part_that_is_uploaded_while_it_is_read(large: Path, store: FaultyStore, tmp_path: Path) -> None:
+    """A reader of staged rows goes on with those of the store once the writer has sent and removed them."""
     upload(store, large, "runs/large")
-    part = located(URL) / "rollouts" / "part-00000.parquet"
-    shutil.copyfile(large / "rollouts/part-00000.parquet", tmp_path / "part")
-    (tmp_path / "part").replace(part)
-    assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) > 0
+    part = tmp_path / "spool/staging/s3/bucket/runs/large/rollouts/part-00000.parquet"
+    part.parent.mkdir(parents=True)
+    shutil.copyfile(large / "rollouts/part-00000.parquet", part)
     (data,) = verified_datasets([part], ROLLOUTS)
     place = place_of(f"{URL}/rollouts/part-00000.parquet")
-    remember(place, str(known_tag(place)))
-    stand_in(place)
+    there = client.head(place)
+    assert there is not None
+    refer(place, there, part)
     assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) == 0
     assert data.scanner(columns=["rollout_id"]).to_reader().read_all().num_rows == EACH
     assert hash_file(part) == hash_file(large / "rollouts/part-00000.parquet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import RefusedError
+from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import SCORES
-from gymdata.store import write_run_json, write_table
-from gymdata.store.lineage import keys_of, refuse_repeats, scores_of
+from gymdata.scores.chosen import scores_of
+from gymdata.store import Run, read_run_json, write_run_json, write_table
+from gymdata.store.lineage import keys_of, parent_of, refuse_repeats, refuse_replaced
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 
@@ -113,3 +115,42 @@ def test_the_hint_for_a_score_without_values_names_only_scores_with_values(tmp_p
         gymdata.pairs(run, reward="boom")
     with pytest.raises(RefusedError, match=r"--reward good; boom has no value.*, most often: division by zero$"):
         gymdata.experience(run, reward="boom")
+
+
+def collected(folder: Path, rewards: tuple[float, ...], ids: int) -> Path:
+    """A run called "same" whose rollouts have these rewards, and token ids from ``ids`` on."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with Run.open(folder, identity={}, extent={}, operation={}, run_id="same", facts={"stage": "collect"}) as run:
+        for index, reward in enumerate(rewards):
+            run.append(rollout("t", index, reward, two_turns(4, ids + index)))
+    return folder
+
+
+def test_what_was_made_of_overwritten_rollouts_is_refused(tmp_path: Path) -> None:
+    """The run has the same ID and the same rollout IDs, and other tokens: the error names the file with both hashes."""
+    run = collected(tmp_path / "run", (0.0, 1.0), 20)
+    was = read_run_json(run)["files"][0]["xxh3"]
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    audited = {"stage": "audit", "parents": [parent_of(run)]}
+    write_run_json(tmp_path / "audit", audited)
+    (tmp_path / "audit" / "audit.parquet").touch()
+    refuse_replaced(tmp_path / "pairs")
+    collected(run, (0.0, 1.0), 40)
+    now = read_run_json(run)["files"][0]["xxh3"]
+    with pytest.raises(DataError, match=rf"part-00000\.parquet was {was}, and is {now} now"):
+        refuse_replaced(tmp_path / "pairs")
+    moved = run.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match="made from rollouts that were overwritten"):
+        gymdata.experience(moved, estimator="grpo", token_columns=tmp_path / "audit" / "audit.parquet")
+    moved.rename(run)
+    assert {one.path: one.state for one in gymdata.ls(tmp_path).outputs}["pairs"] == "parents changed"
+
+
+def test_a_run_that_grew_has_its_earlier_rollouts(tmp_path: Path) -> None:
+    """What was made from them stays good: sealed files do not change."""
+    run = collected(tmp_path / "run", (0.0, 1.0), 20)
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    with Run.open(run, identity={}, extent={}, operation={}) as grown:
+        grown.append(rollout("t", 2, 1.0, two_turns(4, 50)))
+    refuse_replaced(tmp_path / "pairs")
+    assert {one.path: one.state for one in gymdata.ls(tmp_path).outputs}["pairs"] == "complete"

@@ -6,8 +6,10 @@ import importlib
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
@@ -297,23 +299,28 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
 
 
 def test_failures_carry_checksums(tmp_path: Path, open_run, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line has a journal's shape; a changed one is said and left out; lines without checksum, of before, are read."""
+    """Lines are JSON with a checksum as the last key; a changed one is reported and left out; earlier lines, with the
+    checksum behind a tab or without one, are read."""
     with open_run() as run:
         for attempt in range(3):
             run.fail({"kind": "engine", "attempt": attempt, "message": "gone"})
     file = tmp_path / "run" / "failures.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    assert lines[0] == frame(lines[0].rpartition(b"\t")[0])
+    assert pl.read_ndjson(file)["attempt"].to_list() == [0, 1, 2]
+    assert lines[0] == b'{"kind":"engine","attempt":0,"message":"gone","crc32":"%08x"}\n' % zlib.crc32(
+        b'{"kind":"engine","attempt":0,"message":"gone"}'
+    )
+    tabbed = frame(b'{"kind":"engine","attempt":8}')
     file.write_bytes(
-        lines[0] + lines[1].replace(b"gone", b"lost") + lines[2] + b'{"kind":"judge","attempt":9}\n' + b"{x\n"
+        lines[0] + lines[1].replace(b"gone", b"lost") + lines[2] + tabbed + b'{"kind":"judge","attempt":9}\n' + b"{x\n"
     )
     with pytest.warns(
-        DataWarning, match=rf"2 damaged records left out \(line 2 at byte {len(lines[0])}, line 5 at byte"
+        DataWarning, match=rf"2 damaged records left out \(line 2 at byte {len(lines[0])}, line 6 at byte"
     ):
-        assert [f["attempt"] for f in read_failures(tmp_path / "run")] == [0, 2, 9]
+        assert [f["attempt"] for f in read_failures(tmp_path / "run")] == [0, 2, 8, 9]
     assert main(["query", "SELECT count(*) AS n FROM failures", str(tmp_path / "run"), "--csv"]) == 1
     shown = capsys.readouterr()
-    assert shown.out == "n\n3\n"
+    assert shown.out == "n\n4\n"
     assert "failures.jsonl: 2 damaged records left out" in shown.err
 
 

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import gymdata
 from gymdata.cli.main import main
+from gymdata.errors import StoreError
+from gymdata.settings import Config
 from gymdata.store import read_run_json, write_run_json
+from gymdata.store.run_json import differences
 from tests.rollout_files import rollout, two_turns, write_run
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "run.schema.json"
@@ -103,3 +107,45 @@ def test_an_earlier_output_is_replaced_and_found_equal(tmp_path: Path):
     (tmp_path / "out" / "run.json").write_text(json.dumps(old))
     assert main(words) == 0
     assert json.loads((tmp_path / "out" / "run.json").read_text()) == new
+
+
+def test_a_missing_setting_is_compared_with_its_default(tmp_path: Path) -> None:
+    """Of pairs that an earlier version wrote: a setting that it did not have blocks nothing unless it was changed."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
+    gymdata.pairs(run, output=tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    del facts["config"]["strategy"], facts["config"]["min_margin"]
+    (tmp_path / "out" / "run.json").write_text(json.dumps(facts))
+    gymdata.pairs(run, output=tmp_path / "out")
+    (tmp_path / "out" / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match="min_margin"):
+        gymdata.pairs(run, output=tmp_path / "out", min_margin=0.5)
+
+
+def test_a_section_has_the_defaults_of_its_settings() -> None:
+    """Settings in a section that is there count as unset where an older record lacks them; a new section does not."""
+
+    class Section(Config):
+        size: int = 1
+        name: str = "a"
+
+    class Outer(Config):
+        named: dict[str, Section]
+        one: Section = Section()
+        other: Section | None = None
+
+    config = Outer(named={"x": Section(size=2)}, other=Section(size=3))
+    recorded = {"named": {"x": {"size": 2}}, "one": {}, "other": None}
+    assert differences(recorded, config.model_dump(), config.defaults()) == [
+        ("other.name", None, "a"),
+        ("other.size", None, 3),
+    ]
+
+
+def test_a_run_json_of_a_newer_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By every command that reads it, before any row is."""
+    run = run_of(tmp_path / "run")
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "schemas": {"rollouts": 99}}))
+    assert main(["validate", str(run)]) != 0
+    assert "99" in capsys.readouterr().err

@@ -76,14 +76,14 @@ def test_resuming_in_another_format_doubles_nothing(states, tmp_path: Path, open
     assert read_table(run).equals(read_table(after))
 
 
-def test_a_part_that_run_json_forgot_is_adopted(states, tmp_path: Path, open_run):
-    """When run.json is older than a sealed file whose journal is gone, the file is named, not lost."""
-    before, after, suffix = states
+def test_a_part_without_a_journal_that_run_json_does_not_name_is_refused(states, tmp_path: Path, open_run):
+    """No crash leaves one: it is of another run, whose rows must not become this one's."""
+    before, _, suffix = states
     run = tmp_path / "run"
     crash("dropped", states, run)
     shutil.copy(before / "run.json", run / "run.json")
-    open_run(format=suffix).close()
-    assert read_run_json(run)["files"] == read_run_json(after)["files"]
+    with pytest.raises(DataError, match="is not among the files of"):
+        open_run(format=suffix)
 
 
 def test_a_reader_that_was_overtaken_by_sealing_reads_the_part(states, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Small inputs of every shape that is cut into pieces: row groups, lines, journals, damage, what repeats across pieces."""
+"""Small inputs of every shape that workers read: row groups, lines, journals, damage, what repeats across files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import tables, write_table
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
-from gymdata.workers import pieces
 from tests.rollout_files import rollout, rollouts_table, two_turns
 from tests.validate import native_plants, nemo_plants
 from tests.validate.generate import native_rows, nemo_rows, plant, write_lines
@@ -23,9 +22,8 @@ from tests.validate.generate import native_rows, nemo_rows, plant, write_lines
 Rows = list[dict[str, Any]]
 
 
-def in_small_pieces(monkeypatch: pytest.MonkeyPatch, size: int = 4000) -> None:
-    """A piece is a few rows, and a row group of what is written is, too."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", size)
+def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read at a time is a few rows, and a row group of what is written is, too."""
     monkeypatch.setattr(tables, "ROW_GROUP_TOKENS", 150)
     monkeypatch.setattr(tables, "PARSE_BYTES", 20_000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from threading import Event
 from typing import NoReturn
 
@@ -11,30 +12,30 @@ from gymdata.errors import RefusedError
 from gymdata.store import reading
 
 
-def negative(piece: int) -> int:
-    return -piece
+def negative(piece: int) -> Iterator[int]:
+    yield -piece
 
 
-def refuses_three(piece: int) -> int:
+def refuses_three(piece: int) -> Iterator[int]:
     """Reports each piece, and cannot do the third."""
     reading.warn(f"piece {piece} is odd")
     if piece == 3:
         reading.report_damage("piece 3 is damaged")
         raise RefusedError("nothing", code="T205", hint="another").at("here", 3, "a turn")
-    return piece
+    yield piece
 
 
-def dies_at_three(piece: int) -> int:
+def dies_at_three(piece: int) -> Iterator[int]:
     if piece == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    return piece
+    yield piece
 
 
-def divides(piece: int) -> float:
-    return 1 / piece
+def divides(piece: int) -> Iterator[float]:
+    yield 1 / piece
 
 
-def waits_for_ever(piece: int) -> NoReturn:
+def waits_for_ever(piece: int) -> list[NoReturn]:
     """Says who it is, in the file that standard error is, and does not end."""
     os.write(2, f"worker {os.getpid()}\n".encode())
     while True:

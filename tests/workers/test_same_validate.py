@@ -13,10 +13,7 @@ import sample_data
 from gymdata.cli.main import main
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
-from gymdata.store.paths import Source
-from gymdata.store.tables import scan_source
 from gymdata.validate.run import validate
-from gymdata.workers.pieces import pieces
 from tests.rollout_files import rollouts_table
 from tests.validate.generate import write_lines, write_native
 from tests.workers import inputs
@@ -109,7 +106,7 @@ def test_the_report_does_not_depend_on_the_workers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """JSON, text, standard error and exit code are those of one process, whatever the input is."""
-    inputs.in_small_pieces(monkeypatch)
+    inputs.in_small_batches(monkeypatch)
     path = str(shape(tmp_path))
     as_json, shown = said(capsys, path, "--json"), said(capsys, path, "-v")
     assert as_json[0] == 1
@@ -121,47 +118,14 @@ def test_settings_reach_the_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which codes count, and the tokenizer that bounds ids and tells the cause of a break, are those of the call."""
-    inputs.in_small_pieces(monkeypatch)
+    inputs.in_small_batches(monkeypatch)
     file, tokenizer = str(nemo(tmp_path)), str(Path(sample_data.__file__).parent / "policy")
     for more in (["--strict"], ["--select", "T2", "--ignore", "T206"], ["--select", "T2", "--tokenizer", tokenizer]):
         assert said(capsys, file, *more, "--json", "--workers", "2") == said(capsys, file, *more, "--json")
 
 
-def test_files_are_cut_where_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of a file are the file: bytes, rows and lines in front are counted."""
-    inputs.in_small_pieces(monkeypatch)
-    file = lines(tmp_path)
-    whole = Source(file, "jsonl")
-    (source,) = pieces([whole], lines=False)
-    assert source.part is None
-    parts = [one.part for one in pieces([whole]) if one.part is not None]
-    assert len(parts) > 5
-    data = file.read_bytes()
-    at = lines_before = rows_before = 0
-    for part in parts:
-        assert (part.start, part.lines, part.rows) == (at, lines_before, rows_before)
-        text = data[part.start : part.end].removeprefix(b"\xef\xbb\xbf")
-        at = part.end
-        lines_before += text.count(b"\n")
-        rows_before += sum(bool(line.strip()) for line in text.split(b"\n"))
-    assert at == len(data)
-
-
 def test_the_function_takes_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``gymdata.validate(path, workers=2)`` is the command."""
-    inputs.in_small_pieces(monkeypatch)
+    inputs.in_small_batches(monkeypatch)
     file = one_file(tmp_path)
     assert validate(file, workers=2).to_dict() == validate(file).to_dict()
-
-
-def test_large_row_groups_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where making something of a row costs more than reading it: the parts of a row group are its rows, in order."""
-    file = write_native(tmp_path, inputs.native(60), "parquet")
-    monkeypatch.setattr("gymdata.workers.pieces.PIECE_BYTES", 4000)
-    found = list(pieces([Source(file, "parquet")], rows=8))
-    taken = [(one.part.skip, one.part.take, one.part.rows) for one in found if one.part is not None]
-    assert taken == [(0, 16, 0), (16, 16, 16), (32, 16, 32), (48, 16, 48)]
-    batches = [list(scan_source(one, ROLLOUTS, ["rollout_id"], 8)) for one in found]
-    assert [[batch.num_rows for batch in some] for some in batches] == [[8, 8], [8, 8], [8, 8], [8, 4]]
-    ids = [name for some in batches for batch in some for name in batch.column("rollout_id").to_pylist()]
-    assert ids == [row["rollout_id"] for row in inputs.native(60)]

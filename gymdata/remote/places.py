@@ -1,15 +1,18 @@
-"""Which paths are on an object store, and where each is in the spool, the local folder that mirrors them.
-
-Invariants: one URL has one place in the spool, and two servers never share one; people are shown the URL, never the place.
-Nothing here touches the network, and no secret is in a place or a URL.
+"""Which paths are on an object store, and which local paths stand for them: those of a view, which readers take, and those
+in the staging folder, which outputs are written to. People are shown the URL. Nothing here touches the network.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import glob
 import os
 import re
+import shutil
+import tempfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gymdata.errors import UsageError, redacted, show_as
 
@@ -28,6 +31,7 @@ _ALMOST = re.compile(r"(s3a?|gs|gcs|az|azure):(?!/)", re.IGNORECASE)
 _ODD = {"", ".", ".."}
 #: Spools that commands of this process named.
 _spools: set[Path] = set()
+_STAGING, _VIEWS = "staging", "views"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,6 @@ class Place:
     scheme: str
     bucket: str
     key: str
-    #: The spool that mirrors it.
-    spool: Path
 
     @property
     def root(self) -> str:
@@ -49,27 +51,21 @@ class Place:
 
     def at(self, key: str) -> Place:
         """Another key of the same bucket."""
-        return Place(self.scheme, self.bucket, key, self.spool)
+        return Place(self.scheme, self.bucket, key)
 
     def below(self, name: str) -> Place:
         """What has this name in the folder."""
         return self.at(f"{self.key}/{name}" if self.key else name)
 
-    @property
-    def local(self) -> Path:
-        """Its path in the spool."""
-        return self._below("files") / self.key
+    def staged(self, spool: Path | None = None) -> Path:
+        """Where an output is written before it is uploaded."""
+        return self.under((spool or default_spool()) / _STAGING)
 
-    @property
-    def state(self) -> Path:
-        """The path of the spool's record of the object."""
-        return self._below("state") / f"{self.key}.json"
-
-    def _below(self, what: str) -> Path:
-        top = self.spool / what / f"{self.scheme}{_server(self.scheme)}"
-        if what == "files":
-            show_as(str(top), f"{self.scheme}:/")
-        return top / self.bucket
+    def under(self, base: Path) -> Path:
+        """Its path in a staging folder or a view."""
+        top = base / f"{self.scheme}{_server(self.scheme)}"
+        show_as(str(top), f"{self.scheme}:/")
+        return top / self.bucket / self.key
 
 
 def default_spool() -> Path:
@@ -102,7 +98,7 @@ def url_of(path: str | Path) -> str:
     return f"{found[1]}://{str(path)[found.end() :].lstrip('/')}" if found else str(path)
 
 
-def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
+def place_of(path: str | Path) -> Place:
     """The place that a URL means. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
     or dotted parts, and for secrets in the URL."""
     url = url_of(path)
@@ -130,27 +126,58 @@ def place_of(path: str | Path, spool: str | Path | None = None) -> Place:
     key = key.strip("/")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or (key and _ODD & set(key.split("/"))):
         raise UsageError.bad_value("path", url, f"{scheme}://BUCKET/KEY, without empty or dotted parts")
-    if spool is not None:
-        _spools.add(Path(spool).absolute().resolve())
-    return Place(scheme, bucket, key, default_spool() if spool is None else Path(spool).absolute().resolve())
+    return Place(scheme, bucket, key)
+
+
+def staging(spool: Path | None) -> Path | None:
+    """A staging folder that a command names, so that its paths are known as an object store's from now on."""
+    if spool is None:
+        return None
+    _spools.add(resolved := spool.absolute().resolve())
+    return resolved
 
 
 def mirrored(path: str | Path) -> Place | None:
-    """The place whose mirror a local path is; None for any other path."""
-    given = Path(path).absolute()
+    """The place that a local path stands for, in a view or a staging folder; None for any other path."""
+    local = Path(path).absolute()
     for spool in (default_spool(), *_spools):
-        if given.is_relative_to(spool / "files") and len(parts := given.relative_to(spool / "files").parts) > 1:
-            scheme = parts[0].partition("@")[0]
-            return Place(scheme, parts[1], str(PurePosixPath(*parts[2:])) if len(parts) > 2 else "", spool)
+        if not local.is_relative_to(spool):
+            continue
+        parts = local.relative_to(spool).parts
+        depth = {_STAGING: 1, _VIEWS: 2}.get(parts[0] if parts else "", len(parts))
+        if len(parts) > depth + 1:
+            place = Place(parts[depth].partition("@")[0], parts[depth + 1], "/".join(parts[depth + 2 :]))
+            place.under(Path(spool, *parts[:depth]))
+            return place
     return None
 
 
+def is_view(path: str | Path) -> bool:
+    """Whether a local path is in a view, which is only read."""
+    return Path(path).absolute().is_relative_to(default_spool() / _VIEWS)
+
+
+def new_view() -> Path:
+    """A folder for what this process reads. It is removed when the process ends; those of killed processes, now."""
+    views = default_spool() / _VIEWS
+    views.mkdir(parents=True, exist_ok=True)
+    host, pid = os.uname().nodename, os.getpid()
+    for left in views.glob(f"{glob.escape(host)}~*~*"):
+        with contextlib.suppress(ValueError, PermissionError):
+            try:
+                os.kill(int(left.name.split("~")[-2]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+    view = Path(tempfile.mkdtemp(prefix=f"{host}~{pid}~", dir=views))
+    atexit.register(lambda: shutil.rmtree(view, ignore_errors=True) if os.getpid() == pid else None)
+    return view
+
+
 def is_spool(folder: Path) -> bool:
-    """Whether a folder looks like a spool, whose files are on an object store or are to be sent there."""
-    files = folder / "files"
-    if not (files.is_dir() and (folder / "state").is_dir()):
-        return False
-    return all(one.name.partition("@")[0] in _ENDPOINTS for one in files.iterdir())
+    """Whether a folder holds what is on object stores or on its way there."""
+    inside = [folder / _STAGING, *(folder / _VIEWS).glob("*~*")]
+    stores = [store.name.partition("@")[0] for one in inside if one.is_dir() for store in one.iterdir()]
+    return bool(stores) and all(scheme in _ENDPOINTS for scheme in stores)
 
 
 def is_odd(key: str) -> bool:

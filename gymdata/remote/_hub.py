@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gymdata.errors import GymdataError, OutsideError, UsageError, needs, redacted
-from gymdata.store.objects.places import Place, endpoint
+from gymdata.remote.places import Place, endpoint
 
 _TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
 
