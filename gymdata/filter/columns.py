@@ -1,6 +1,6 @@
 """What a condition can name: columns of rollouts, their rewards, fields of their tasks, and facts of their groups.
 
-Invariants: only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
+Only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
 so ``temperature == 0.7`` is true of what was sampled at 0.7), and NaN is missing; a group column describes the group as
 in the input.
 """
@@ -17,22 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, json_kind
-from gymdata.filter.conditions import Kind, unknown_column
+from gymdata.filter.conditions import COUNTS, NUMBERS, SCALARS, Kind, is_number, may_be_column, unknown_column
 from gymdata.rollouts.messages import field_at, object_of
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import default_score, named_scores, scores_of
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
-from gymdata.store.lineage import concat, named_scores, refuse_duplicates, scores_of
+from gymdata.store.lineage import concat, refuse_duplicates
 from gymdata.store.lines import decode
+from gymdata.store.reading import warn
 
 _ALWAYS = ("rollout_id", "task_id", "group_id", "rollout_index")
-_SCALARS = [
-    f.name for f in ROLLOUTS.schema if not pa.types.is_nested(f.type) and f.name not in ("tools", "task", "extra")
-]
-NUMBERS = [n for n in _SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n).type) or n == "started_at")]
 #: The same for every rollout of a group.
 _OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version")
-_COUNTS = ("n_rollouts", "n_scored")
 _KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str: "text"}
 
 
@@ -82,25 +79,32 @@ def load_columns(
     an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701) when a rollout is there
     twice.
     """
-    plain = [name for name in named if name in _SCALARS]
+    plain = [name for name in named if name in SCALARS]
     under = [name.partition("_")[2] for name in named if name.partition("_")[0] in STATISTICS]
     rewards = [name for name in (*named, *under) if name.startswith("reward_")]
-    unknown = [name for name in named if not _may_be_known(name)]
+    unknown = [name for name in named if not may_be_column(name)]
     wanted = {*_ALWAYS, *plain, *(n for n in under if n in NUMBERS)}
     if rewards or unknown or "n_scored" in named:
         wanted |= {"reward", "rewards"}
+    by_reward = rollouts is None and ("reward" in (*plain, *under) or "n_scored" in named)
+    newest = default_score(sources, None)[0] if by_reward else None
     rollouts = rollouts or loaded_from(sources)
     table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(table, sources)
+    if newest is not None:
+        warn(f"reward is the score {newest!r}, the newest of these rollouts")
+        _, values, scored_by = scores_of(sources, table, newest)
+        table = table.set_column(table.column_names.index("reward"), "reward", values)
     columns = RolloutColumns(table)
+    columns.scored_by += scored_by if newest is not None else []
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
-        plain_names = [*_SCALARS, *(f"reward_{name}" for name in named_scores(sources, table)), *_COUNTS]
+        plain_names = [*SCALARS, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
         plain_names += [f"task.{name}" for name in tasks.names()]
-        every = [*plain_names, *(f"{what}_{of}" for of in plain_names if _is_number(of) for what in STATISTICS)]
+        every = [*plain_names, *(f"{what}_{of}" for of in plain_names if is_number(of) for what in STATISTICS)]
         shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
         raise unknown_column(unknown[0], every, named[unknown[0]], shown)
     for name, where in named.items():
@@ -110,18 +114,7 @@ def load_columns(
 
 def category_name(name: str) -> str:
     """``name`` as a column: itself where it is one, else the task's field of that name."""
-    return name if _may_be_known(name) else f"task.{name}"
-
-
-def _may_be_known(name: str) -> bool:
-    if name in _SCALARS or name in _COUNTS or name.startswith(("reward_", "task.")):
-        return True
-    what, _, of = name.partition("_")
-    return what in STATISTICS and _is_number(of)
-
-
-def _is_number(name: str) -> bool:
-    return name in NUMBERS or name.startswith("reward_")
+    return name if may_be_column(name) else f"task.{name}"
 
 
 def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path], tasks: _TaskFields) -> None:
@@ -132,7 +125,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         columns.values[name], columns.kinds[name] = tasks.column(name.removeprefix("task."), where)
         columns.of_group.add(name)
         return
-    if name in _SCALARS:
+    if name in SCALARS:
         columns.values[name], columns.kinds[name] = _plain(table[name].combine_chunks(), name)
         if name in _OF_GROUP:
             columns.of_group.add(name)
@@ -144,7 +137,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
         return
     columns.of_group.add(name)
-    if name in _COUNTS:
+    if name in COUNTS:
         counted = np.ones(table.num_rows, bool)
         if name == "n_scored":
             counted = np.isfinite(known_rewards(table["reward"]))
@@ -161,7 +154,7 @@ def _scores(
 ) -> tuple[pa.Array, list[Path]]:
     known = named_scores(sources, columns.table)
     if name.removeprefix("reward_") not in known:
-        raise unknown_column(name, [*(f"reward_{n}" for n in known), *_SCALARS], where)
+        raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
     _, values, scored_by = scores_of(sources, columns.table, name.removeprefix("reward_"))
     return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), scored_by
 

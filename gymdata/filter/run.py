@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.filter import conditions
 from gymdata.filter.columns import RolloutColumns, category_name, load_columns
-from gymdata.filter.expressions import evaluate, is_true
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import NullProgress, Progress
@@ -75,6 +74,7 @@ def filter(
     *,
     config: FilterConfig | None = None,
     write: bool = True,
+    dry_run: bool = False,
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
@@ -84,7 +84,8 @@ def filter(
 
     ``settings`` are those of ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
     (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl file (its test side
-    is ``NAME.test.SUFFIX``). With ``write`` false nothing is written. Raises UsageError for a condition that cannot be
+    is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
+    Raises UsageError for a condition that cannot be
     read or names an unknown column; RefusedError when nothing would be left; StoreError when the output holds rollouts
     that were filtered with other settings, or something else.
     """
@@ -93,7 +94,7 @@ def filter(
     for source in sources:
         files_of(source)
     with contextlib.ExitStack() as stack:
-        out, targets = None, _targets(sources, output, config) if write else {}
+        out, targets = None, _targets(sources, output, config) if write and not dry_run else {}
         if targets:
             names = [target.name for target in targets.values()]
             described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
@@ -169,7 +170,7 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
         for expression in expressions:
             answer = _answer(expression, columns)
             unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
-            funnel.condition(name, expression.text, is_true(answer), unknown)
+            funnel.condition(name, expression.text, conditions.is_true(answer), unknown)
     score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False) if config.best_n else None
     if config.dedupe:
         funnel.dedupe(_generations(sources, len(index)), index, score)
@@ -197,7 +198,7 @@ def _category(value: Any) -> str:
     return str(value)
 
 
-def _check_group(expression: conditions.Expression, columns: RolloutColumns) -> None:
+def _check_group(expression: conditions.Condition, columns: RolloutColumns) -> None:
     kinds = columns.group_kinds()
     for name in expression.names:
         if name in columns.kinds and name not in kinds:
@@ -207,8 +208,8 @@ def _check_group(expression: conditions.Expression, columns: RolloutColumns) -> 
     conditions.check(expression, kinds, "--group-where")
 
 
-def _answer(expression: conditions.Expression, columns: RolloutColumns) -> pa.Array:
-    return evaluate(expression, columns.values, columns.table.num_rows)
+def _answer(expression: conditions.Condition, columns: RolloutColumns) -> pa.Array:
+    return conditions.evaluate(expression, columns.values, columns.table.num_rows)
 
 
 def _generations(sources: Sequence[str | Path], rows: int) -> Any:
@@ -262,8 +263,8 @@ def _refuse_to_replace(
     targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, out: StageOutput
 ) -> None:
     """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
-    settings, what = config.model_dump(mode="json"), "rollouts that were filtered"
-    out.refuse_other("config", settings, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
+    what = "rollouts that were filtered"
+    out.refuse_other("config", config, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
     for target in targets.values():
         # The test side of a file may have been the -o of another filter.
         refuse_other_settings(target, config, what, out.overwrite)

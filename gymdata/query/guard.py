@@ -1,15 +1,12 @@
-"""Restrictions on SQL: one statement that reads, within limits of time and memory.
+"""Restrictions on SQL: one statement that reads.
 
 Invariants: a statement that is not one SELECT is refused before it runs; once a connection is locked, SQL reaches no
-file, no network and no setting; a statement that exceeds its time limit is interrupted with an error.
+file, no network and no setting.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,18 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one statement; None is no bound. ``memory`` in bytes, of DuckDB's buffers; what is larger is spilled."""
+    """Bounds of one statement; None is no bound. ``memory`` in bytes, of the process that runs it (0: half of the
+    machine's): DuckDB's buffers take half of it, and spill to disk what is larger."""
 
     seconds: float | None = None
-    memory: int | None = None
+    memory: int = 0
     threads: int | None = None
-
-
-@dataclass(slots=True)
-class Clock:
-    """Whether the time limit was reached."""
-
-    ran_out: bool = False
 
 
 def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -68,31 +59,10 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 def lock(con: duckdb.DuckDBPyConnection, limits: Limits = Limits()) -> None:
     """From now on SQL on ``con`` can only read what is registered, and cannot change settings. The bounds on memory and
-    threads hold; that on time is ``stopping_after``'s."""
-    if limits.memory is not None:
-        con.execute(f"SET memory_limit='{limits.memory // 1024}KiB'")
+    threads hold."""
+    if limits.memory:
+        con.execute(f"SET memory_limit='{limits.memory // 2048}KiB'")
     if limits.threads is not None:
         con.execute(f"SET threads={limits.threads}")
     con.execute("SET enable_external_access=false")
     con.execute("SET lock_configuration=true")
-
-
-@contextlib.contextmanager
-def stopping_after(con: duckdb.DuckDBPyConnection, seconds: float | None) -> Iterator[Clock]:
-    """Interrupt what runs on ``con`` after ``seconds``: DuckDB raises InterruptException, and ``ran_out`` is true."""
-    clock = Clock()
-    if seconds is None:
-        yield clock
-        return
-
-    def stop() -> None:
-        clock.ran_out = True
-        con.interrupt()
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield clock
-    finally:
-        timer.cancel()

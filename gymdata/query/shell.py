@@ -25,6 +25,8 @@ _KEYWORDS = (
     "SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "HAVING", "LIMIT", "JOIN", "USING", "UNNEST", "COUNT(*)", "AVG",
     "MIN", "MAX", "SUM", "MEDIAN", "STDDEV", "LEN", "DISTINCT", "DESC", "find_ids",
 )  # fmt: skip
+#: Commands of other SQL prompts, and what they are here.
+_ALIASES = {".help": r"\?", ".tables": r"\d", ".schema": r"\d", ".quit": r"\q", ".exit": r"\q"}
 HELP = r"""A statement ends with ; or an empty line.
 \d           views and how many columns they have
 \d VIEW      its columns and their types
@@ -54,9 +56,11 @@ class Shell:
         """Answer until the input ends. ``lines`` gives the next line for a prompt, and raises EOFError at the end."""
         for text in _statements(lines):
             try:
-                if text == r"\q":
+                word, _, rest = text.partition(" ")
+                word = _ALIASES.get(word, word)
+                if word == r"\q":
                     return
-                self.answer(text)
+                self.answer(f"{word} {rest}".strip())
             except GymdataError as error:
                 self._say(f"error: {error}")
             except KeyboardInterrupt:
@@ -74,7 +78,7 @@ class Shell:
             self._say(f"whole values are {'on' if self._full else 'off'}")
         elif word in (r"\?", r"\h", "help"):
             self._say(HELP)
-        elif word.startswith("\\"):
+        elif word.startswith(("\\", ".")):
             raise UsageError.unknown_choice("command", word, (r"\d", r"\l", r"\x", r"\q", r"\?"))
         else:
             self._run(saved(text) if text.startswith(":") else text, self._full)
@@ -91,7 +95,7 @@ class Shell:
 
 
 def _statements(lines: Callable[[str], str]) -> Iterator[str]:
-    """Whole statements: those that begin with a backslash or a colon are one line."""
+    """Whole statements: those that begin with a backslash, a dot or a colon are one line."""
     held: list[str] = []
     while True:
         try:
@@ -104,7 +108,7 @@ def _statements(lines: Callable[[str], str]) -> Iterator[str]:
             line, ended = "", True
         else:
             ended = False
-        alone = not held and (line.lstrip()[:1] in ("\\", ":") or line.strip() == "help")
+        alone = not held and (line.lstrip()[:1] in ("\\", ".", ":") or line.strip() == "help")
         held += [line] if line.strip() else []
         if held and (alone or not line or line.endswith(";")):
             yield "\n".join(held).strip().rstrip(";").strip()

@@ -8,7 +8,6 @@ that is damaged or was changed; views over Parquet are lazy, so a query reads th
 from __future__ import annotations
 
 import contextlib
-import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, GymdataError, counted
 from gymdata.query.guard import Limits, lock
+from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.journal import FAILURES
 from gymdata.store.lines import foreign_format
-from gymdata.store.objects.fetching import located
-from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed_twin
+from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source, same_content, warn
 
 if TYPE_CHECKING:
@@ -62,15 +61,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     """
     files = Files()
     for given in paths:
-        given = located(given)
-        one = Path(given)
-        if one.exists() or not glob.has_magic(str(given)):
-            matches = [one]
-        else:
-            matches = sorted(Path(m) for m in glob.glob(str(given), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-            if not matches:
-                raise DataError.missing_path(given, "a glob that matches something")
-        for match in matches:
+        for match in matches(located(given)):
             _add(files, match)
     for table, found in files.by_table.items():
         files.by_table[table] = list({source.path.resolve(): source for source in found}.values())

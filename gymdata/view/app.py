@@ -29,7 +29,7 @@ from gymdata.urls import OnlyHosts
 from gymdata.view.pages import Missing, Pages
 from gymdata.view.settings import ViewConfig
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"

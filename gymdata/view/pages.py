@@ -5,6 +5,7 @@ Invariant: pages only read; for something that does not exist, a page lists what
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from gymdata.errors import GymdataError
 from gymdata.query.saved import SAVED
 from gymdata.rollouts.violations import BREAKS, CODES, Violation
 from gymdata.store.lineage import vocabulary as vocabulary_size
+from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.evidence.faults import Faults, Found, reader_of, violations
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
@@ -62,6 +64,7 @@ class Pages:
         self.selector = Selector()
         self.faults = Faults(self.vocabulary)
         self._columns: tuple[int, dict[str, list[str]]] | None = None
+        self._token = secrets.token_urlsafe(16)
 
     def close(self) -> None:
         self.faults.close()
@@ -426,10 +429,10 @@ class Pages:
     def sql(self, request: Request) -> Page:
         text = request.query_params.get("q", "").strip()
         values: dict[str, Any] = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
-        values["rows_shown"] = self.config.sql_rows
+        values |= {"rows_shown": self.config.sql_rows, "token": self._token, "own": self._is_own(request)}
         try:
             values["views"] = self._views()
-            if text:
+            if text and values["own"]:
                 values["result"] = sql.answer(text, self.index.paths, self.config)
                 if values["result"]["condition"]:
                     values["command"] = sql.command_of(self.index.snapshot().paths, values["result"]["condition"])
@@ -437,6 +440,17 @@ class Pages:
             values["error"] = sql.page_error(error)
             values.setdefault("views", {})
         return "sql.html", values
+
+    def _is_own(self, request: Request) -> bool:
+        """Whether a statement comes from these pages or from an address that a person typed, and not from a link of another
+        site. A browser says so, except over plain HTTP from another machine: there the form's token does. Programs on
+        this machine send neither."""
+        site = request.headers.get("sec-fetch-site")
+        if site is None and request.url.hostname in LOOPBACK:
+            return True
+        return site in ("same-origin", "none") or secrets.compare_digest(
+            request.query_params.get("run", "").encode(), self._token.encode()
+        )
 
     def _views(self) -> dict[str, list[str]]:
         version = self.index.snapshot().version
@@ -447,6 +461,8 @@ class Pages:
     def download(self, request: Request) -> Response:
         """The whole result of a statement as a file."""
         kind = request.query_params.get("format", "csv")
+        if not self._is_own(request):
+            return PlainTextResponse("run the statement on the page SQL first\n", 403)
         try:
             if kind not in sql.FORMATS:
                 raise Missing(f"format: got {kind!r}, expected one of {', '.join(sql.FORMATS)}")

@@ -15,8 +15,8 @@ from gymdata.errors import DataError
 from gymdata.public import paths_of
 from gymdata.signals import sigterm_interrupts
 from gymdata.store.lineage import Paths
-from gymdata.store.paths import RUN_JSON, beside
-from gymdata.urls import address_of, listening_socket
+from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
+from gymdata.urls import LOOPBACK, address_of, listening_socket
 from gymdata.view.settings import ViewConfig
 
 #: How deep below a folder that is not a run runs are searched for.
@@ -50,6 +50,8 @@ def view(
         socket = stack.enter_context(contextlib.closing(listening_socket(config.host, config.port)))
         stack.enter_context(sigterm_interrupts())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        if config.host not in LOOPBACK:
+            say(f"anyone who can reach {config.host} can read these files: there is no login")
         say(f"open {address_of(socket)} (Ctrl-C ends)")
         uvicorn.Server(server_of(app)).run(sockets=[socket])
 
@@ -79,10 +81,17 @@ def expanded(path: Path) -> list[Path]:
         if not path.exists() and "*" not in str(path):
             raise DataError.missing_path(path)
         return [path]
-    found = list(_runs_in(path, _DEPTH))
+    # The oldest first: the others are compared with it.
+    found = sorted(_runs_in(path, _DEPTH), key=_started_at)
     if not found:
         raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
     return found
+
+
+def _started_at(path: Path) -> str:
+    """When an output's first attempt began; what does not say comes last."""
+    attempts = read_facts(run_json).get("attempts") if (run_json := find_run_json(path)) is not None else None
+    return str(attempts[0].get("started_at")) if attempts else "~"
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:

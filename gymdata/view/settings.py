@@ -32,4 +32,4 @@ class ViewConfig(Config):
     limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
     sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
     sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")
-    sql_memory: int = pydantic.Field(256 << 20, ge=16 << 20, description="Bytes of memory per statement.")
+    sql_memory: int = pydantic.Field(2 << 30, ge=512 << 20, description="Bytes of memory per statement.")

@@ -22,8 +22,9 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from gymdata.errors import GymdataError
+from gymdata.query.child import run_query
 from gymdata.query.guard import Limits
-from gymdata.query.run import run_query, write_result
+from gymdata.query.run import write_result
 from gymdata.query.types import json_value, python_values
 from gymdata.query.views import Views, find_files
 from gymdata.view.settings import ViewConfig

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
+from gymdata.credit.estimators import ALL
 from gymdata.errors import GymdataError
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
@@ -28,23 +29,6 @@ from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.stages import Stages, facts_of
 
-#: The formula of an estimator for the rewards of a group.
-FORMULAS = {
-    "grpo": ("A = (r − mean) / (std + 1e-9)", True),
-    "cpgd": ("A = (r − mean) / (std + 1e-6), population std", True),
-    "rloo": ("A = r − mean of the others", False),
-    "reinforce-baseline": ("A = r − mean", False),
-    "dr-grpo": ("A = r − mean", False),
-    "reinforce": ("A = r", False),
-    "gae": ("GAE(γ, λ) over the token rewards and values", False),
-    "maxrl": ("A = (r − mean) / (mean + 1e-6)", True),
-    "pass-at-k": ("A = (best of the k-subsets with it − best of all) / (std + 1e-6)", False),
-    "gdpo": ("A = Σ over parts of (r − mean) / (std + 1e-6), whitened", False),
-    "gigpo": ("A = A of the rollout + A of the turn among turns in its state", False),
-    "otb": ("A = G − Σ G·W / Σ W at the token's place", False),
-    "rae": ("A = r − running baseline of its agent", False),
-    "teacher": ("A = log π_teacher − log π", False),
-}
 _BINS = 2_000
 #: Steps of trainings that are listed for a token.
 _STEPS = 60
@@ -93,7 +77,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     facts = facts_of(Path(tokens.experience)) if tokens.experience else {}
     config = facts.get("config") or {}
     estimator = str(config.get("estimator") or "grpo")
-    formula, by_group = FORMULAS.get(estimator, (estimator, False))
+    used = ALL.get(estimator)
     mates = snapshot.where("group_id", str(row["group_id"]))
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
     group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
@@ -109,8 +93,8 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     settings = {key: config[key] for key in _SHAPING if config.get(key) not in (None, False, "none", "outcome", 1.0)}
     return {
         "estimator": estimator,
-        "formula": formula,
-        "by_group": by_group,
+        "formula": f"A = {used.formula}" if used else estimator,
+        "by_group": used is not None and used.standardizes,
         "file": tokens.experience,
         "score": facts.get("score") or "reward",
         "same_rewards": not other_score,
@@ -128,7 +112,9 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
 def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> npt.NDArray[np.float64]:
     """A rollout's advantage from the rewards alone; NaN when the estimator reads more than these, or other ones."""
     unknown = np.full(len(rewards), np.nan)
-    if not len(rewards) or estimator in ("gdpo", "gigpo", "otb", "rae", "teacher"):
+    if not len(rewards) or estimator not in ALL or ALL[estimator].whitens:
+        return unknown
+    if not ALL[estimator].plain and estimator not in ("maxrl", "pass-at-k"):
         return unknown
     try:
         return credit.shape_rewards(rewards, estimator, pass_k=pass_k)

@@ -1,14 +1,24 @@
-"""The guard of SQL: one reading statement, no file outside, a bound on time and on memory."""
+"""The guard of SQL: one reading statement, no file outside, a bound on time and on memory, in a process of its own."""
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from gymdata.errors import UsageError
+from gymdata.errors import GymdataError, UsageError
+from gymdata.query.child import run_query
 from gymdata.query.guard import Limits
-from gymdata.query.run import run_query
+from gymdata.store.reading import DataWarning
 
 RUN = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
+
+
+def result(sql: str, *paths: Path) -> pa.Table:
+    with run_query(sql, *paths) as reader:
+        return reader.read_all()
 
 
 @pytest.mark.parametrize(
@@ -43,11 +53,46 @@ def test_a_statement_over_its_time_is_interrupted(sql: str):
             pass
 
 
-def test_a_statement_over_its_memory_is_an_error():
-    """A result that does not fit ends with DuckDB's error, not with the process."""
-    limits = Limits(memory=64 << 20, threads=1)
+@pytest.mark.parametrize(
+    "sql", ["select list(range) from range(200000000)", "select list_sum(range(2000000000::bigint))"]
+)
+def test_a_statement_over_its_memory_is_an_error(sql: str):
+    """Buffers and list values that do not fit end the statement with an error that names the limit, and no process more
+    than its own."""
     with (
-        pytest.raises(UsageError, match="Out of Memory"),
-        run_query("select list(range) from range(200000000)", RUN, limits=limits) as reader,
+        pytest.raises(GymdataError, match=r"out of memory.* limit of 1\.07 GB") as raised,
+        run_query(sql, RUN, limits=Limits(memory=1 << 30, threads=1)) as reader,
     ):
         reader.read_all()
+    assert raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize("kilobytes", [300_000, 540_000])
+def test_too_little_memory_for_the_process_is_named(kilobytes: int):
+    """Under a low ``ulimit -v`` a query ends with an error about memory, not with a signal, and does not call the file
+    damaged."""
+    words = [sys.executable, "-m", "gymdata", "query", "select count(*) from rollouts", str(RUN)]
+    line = f"ulimit -v {kilobytes}; exec {shlex.join(words)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "out of memory" in done.stderr
+    assert "cut off" not in done.stderr
+
+
+def test_what_is_reported_of_the_data_is_reported_here(tmp_path: Path):
+    """Warnings about the files are raised where the query was called, and errors keep their type, text and hint."""
+    copies = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for copy in copies:
+        copy.write_bytes(RUN.read_bytes())
+    with pytest.warns(DataWarning, match="same bytes"):
+        assert result("select count(*) as n from rollouts", *copies).to_pylist() == [{"n": 48}]
+    with pytest.raises(UsageError, match="rewrd") as raised:
+        result("select rewrd from rollouts", RUN)
+    assert "did you mean 'reward'?" in str(raised.value.hint)
+
+
+def test_types_cross_the_processes():
+    """Nested, dictionary and empty results arrive as DuckDB made them."""
+    sql = "select 'a'::enum('a', 'b') as e, {'x': [1, null]} as s, 1::hugeint as h where "
+    assert result(sql + "true", RUN).to_pylist() == [{"e": "a", "s": {"x": [1, None]}, "h": 1}]
+    assert result(sql + "false", RUN).column_names == ["e", "s", "h"]

@@ -15,6 +15,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.query.saved import SAVED
 from gymdata.query.shell import Shell, completer
+from gymdata.store.tables import broken_parquet
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -72,6 +73,15 @@ def test_backslash_commands(run: Path) -> None:
     assert shown[4:7] == [f"query|SQL: {len(SAVED)}", "whole values are on", f"run full: {SAVED['hardest-tasks']}"]
     assert "saved query: got 'nope'" in shown[7]
     assert len(shown) == 8
+
+
+def test_dot_commands_of_other_prompts(run: Path) -> None:
+    """.help, .tables and .quit do what they do elsewhere; a wrong one is an error, and none swallows the next statement."""
+    shown = session(run, ".tables", ".help", ".nope", "select 1;", ".quit", "select 2;")
+    assert shown[0] == "view|columns: 4"
+    assert "quit (or Ctrl-D)" in shown[1]
+    assert "command: got '.nope'" in shown[2]
+    assert shown[3:] == ["run: select 1"]
 
 
 def test_views_columns_and_saved_queries_are_completed(run: Path) -> None:
@@ -151,3 +161,22 @@ def test_whole_conversations_are_printed(run: Path, capsys: pytest.CaptureFixtur
     assert "      \\x1b[31mred\n" in said
     assert "long " * 199 in said
     assert "  started_at  2026-01-01 00:00:00+00:00" in said
+
+
+def test_csv_on_a_terminal_has_no_escape_sequences(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a terminal would act on is written as text there; a pipe gets the value as it is."""
+    sql = "SELECT chr(27) || ']0;title' || chr(7) AS text"
+    assert main(["query", sql, str(run), "--csv"]) == 0
+    assert capsys.readouterr().out == "text\n\x1b]0;title\x07\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["query", sql, str(run), "--csv"]) == 0
+    assert capsys.readouterr().out == "text\n\\x1b]0;title\\x07\n"
+
+
+def test_memory_that_is_short_is_not_a_damaged_file(run: Path) -> None:
+    """What Arrow cannot allocate while it reads a file is MemoryError, and never advice to write the file again."""
+    error = OSError("Couldn't deserialize thrift: std::bad_alloc")
+    with pytest.raises(MemoryError, match="bad_alloc"):
+        broken_parquet(run / "rollouts.parquet", error)

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "sample_data" / "rollouts" / "broken.jsonl"
+LONG_PATH = "/home/somebody/projects/" + "a-judge-with-a-long-name/" * 3 + "checkpoint-00010"
 SIZES = {"laptop": (1280, 720), "phone": (390, 844)}
+#: Boxes of the page that scroll sideways.
+SCROLLED = """[...document.querySelectorAll(".scroll, .wide")].filter((box) => box.scrollWidth > box.clientWidth)
+    .map((box) => `${box.scrollWidth} > ${box.clientWidth}: ${box.innerText}`)"""
 #: The lowest contrast of ordinary text (WCAG 2.2, AA).
 LEAST = 4.5
 #: What each text of the page has as contrast to what is below it, where that is less than ``least``. Colors are computed by
@@ -121,7 +125,7 @@ def run(tmp_path: Path) -> Path:
             "comparison_id": f"{i}-{j}", "group_id": "group-a", "task_id": "a", "rollout_i": f"a-{i}", "rollout_j": f"a-{j}",
             "response_i": i, "response_j": j, "judge_idx": 0, "score_1": one, "score_2": two,
             "ranking": None if one is None else 3.5, "status": "failed" if one is None else "judged",
-            "raw": "x" * 400, "judge": "a/judge/with/a/long/name@0123456789ab", "run_id": "r",
+            "raw": "x" * 400, "judge": LONG_PATH, "run_id": "r",
         }
         for (i, j), (one, two) in scores.items()
     ]  # fmt: skip
@@ -154,7 +158,7 @@ def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Pat
     pair = page.locator("tr[data-href]").first.get_attribute("data-href")
     shown = ["/", "/?by=group", "/?min=0.5", "/?where=reward+%3E+5", "/?where=rewrd+%3E+1", "/pairs", pair,
              "/group?id=group-a", "/comparisons", "/comparisons?show=half", "/comparison?id=0-3", "/comparison?id=2-0",
-             "/training", "/lineage", "/sql?q=SELECT+*+FROM+rollouts", "/sql?q=SELECT+rewrd+FROM+rollouts", "/nothing",
+             "/training", "/lineage", "/sql?q=SELECT+*+FROM+rollouts", "/nothing",
              "/rollout?id=nobody"]  # fmt: skip
     faulty = ["/", "/?by=group&fault=any", "/code?code=T206", "/training", "/comparisons", "/pairs",
               "/rollout?id=3d3ca74d586f0eea4ffd9720f6a55325", "/rollout?id=f19f962238f9a4dbf67d58d0ae9719cc",
@@ -163,6 +167,12 @@ def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Pat
         page.goto(address)
         assert page.locator("main").count() == 1, address
         is_fit(page, address)
+    for text in ("SELECT * FROM rollouts", "SELECT rewrd FROM rollouts"):
+        page.goto(base + "/sql")
+        page.fill("#sql", text)
+        page.get_by_role("button", name="Run").click()
+        page.wait_for_selector(".sqlrows, .problem")
+        is_fit(page, text)
     page.goto(base + "/lineage")
     for node in page.locator(".node").all():
         node.click()
@@ -214,3 +224,53 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
     page.locator("[data-pick=p0]").click()
     assert page.locator("article:visible .side-chosen .dif").count() == 1
     is_fit(page, "exported pair")
+
+
+def test_a_report_can_be_read_on_a_phone(looked: Any, run: Path, tmp_path: Path) -> None:
+    """A judge of a long path makes the report no wider than the window; no cell is a few letters wide, and a heading stays
+    in its box."""
+    page, target = looked, tmp_path / "x.html"
+    gymdata.report(run, output=target)
+    page.goto(target.as_uri())
+    for name, (width, height) in SIZES.items():
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        narrow = """[...document.querySelectorAll("dd")]
+            .filter((cell) => cell.innerText.length > 20 && cell.clientWidth < 120).map((cell) => cell.innerText)"""
+        assert page.evaluate(narrow) == [], name
+        outside = """[...document.querySelectorAll(".card h3")].filter((title) => title.scrollWidth > title.clientWidth)
+            .map((title) => title.innerText)"""
+        assert page.evaluate(outside) == [], name
+        assert page.evaluate(SCROLLED) == [], name
+    headings = page.locator("h2").all_inner_texts()
+    assert headings.index("Rewards") < headings.index("What was run")
+
+
+def test_comparisons_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
+    """The table of comparisons is not scrolled sideways either."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(serve(run) + "/comparisons")
+    assert page.locator("tr[data-href]").count() == 7
+    assert page.evaluate(SCROLLED) == []
+
+
+def test_labels_of_curves_are_whole(page: Any, serve: Serve, tmp_path: Path) -> None:
+    """The longest label of an axis, such as -1.05e-4, is drawn within the chart, and not across its edge."""
+    (tmp_path / "run.json").write_text('{"stage": "train-rl"}')
+    lines = [json.dumps({"step": n, "learning_rate": -1.05e-4 * n, "num_tokens": 123_456.0 * n}) for n in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    # What a canvas draws is no text of the page: the places of right-aligned labels are kept as they are drawn.
+    page.add_init_script("""
+        const drawn = CanvasRenderingContext2D.prototype.fillText;
+        window.clipped = []; window.labels = 0;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+          if (this.textAlign === "right") {
+            window.labels += 1;
+            if (x - this.measureText(text).width < 0) window.clipped.push(text);
+          }
+          return drawn.call(this, text, x, ...rest);
+        };""")
+    page.goto(serve(tmp_path) + "/training")
+    page.wait_for_selector("#curves[data-drawn]")
+    assert page.evaluate("window.labels") > 4
+    assert page.evaluate("window.clipped") == []

@@ -224,3 +224,24 @@ def test_the_reward_of_a_turn_stands_with_its_message_and_its_tokens(serve: Serv
         shown = re.findall(r'class="earned">reward ([^<]*)<', get(f"{base}/rollout?id={name}")[1])
         found[name] = ([turn["reward"] for turn in data["turns"]], shown)
     assert found == {"a-0": ([pytest.approx(0.2), None], ["0.2"]), "b-0": ([None, 0.0], ["0"])}
+
+
+def test_styles_and_scripts_are_served_through_a_symbolic_link(tmp_path: Path) -> None:
+    """A package that is reached through a link, as in a linked home, has its styles."""
+    package = Path(__file__).parents[2] / "gymdata"
+    (tmp_path / "gymdata").symlink_to(package)
+    write_run(tmp_path / "run", [rollout("plain", 0, 0.0, two_turns(20, 40))])
+    line = """
+import sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from gymdata.view.app import create_app
+from gymdata.view.settings import ViewConfig
+with create_app([Path("run")], ViewConfig()) as app, TestClient(app, base_url="http://localhost") as client:
+    print([client.get(f"/static/{name}").status_code for name in ("view.css", "app.js", "../app.py")])
+"""
+    words = [sys.executable, "-c", line]
+    done = subprocess.run(
+        words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[200, 200, 404]\n"

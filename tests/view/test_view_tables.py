@@ -29,9 +29,9 @@ from tests.view.conftest import Serve
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m'
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -171,6 +171,43 @@ def test_sql_reads_and_does_nothing_else(serve: Serve, run: Path, tmp_path: Path
     ]:
         assert why in sql(base, text), text
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "runs"),
+    [
+        ({}, "", True),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}, "", True),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, "", False),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, "", False),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, "", True),
+        ({"host": "box"}, "", False),
+        ({"host": "box"}, "&run=guessed", False),
+        ({"host": "box"}, "&run={token}", True),
+    ],
+)
+def test_a_statement_of_another_sites_link_is_shown_and_not_run(
+    serve: Serve, run: Path, headers: dict[str, str], query: str, runs: bool
+):
+    """A statement runs when these pages or a program on this machine sent it; else it stands in the box, and its
+    download is refused."""
+    base = serve(run, allow_host=["box"])
+    token = re.findall(r'name="run" value="([^"]+)"', get(base + "/sql")[1])[0]
+    query = "q=SELECT+41%2B1+AS+found" + query.format(token=token)
+    page = get(f"{base}/sql?{query}", headers)[1]
+    assert "SELECT 41+1 AS found</textarea>" in page
+    assert (">42<" in page) == runs
+    assert ("press Run" in page) != runs
+    assert get(f"{base}/sql/download?format=csv&{query}", headers)[0] == (200 if runs else 403)
+
+
+def test_a_statement_that_takes_all_memory_ends_alone(serve: Serve, run: Path):
+    """The list of two billion numbers is an error that names the limit, and the server answers the next request."""
+    base = serve(run, sql_memory=1 << 30, sql_seconds=60)
+    assert "out of memory: the statement needs more than its limit of 1.07 GB" in sql(
+        base, "SELECT list_sum(range(2000000000::BIGINT))"
+    )
+    assert ">1<" in sql(base, "SELECT 1 AS found")
 
 
 def test_sql_shows_so_many_rows_and_downloads_all(serve: Serve, run: Path):

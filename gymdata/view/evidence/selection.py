@@ -8,7 +8,6 @@ numbers are over the whole selection, not its page.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ import pyarrow.compute as pc
 from gymdata.errors import GymdataError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
-from gymdata.filter.expressions import evaluate, is_true
 from gymdata.stats import paired_difference_ci
 from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import Snapshot
@@ -293,7 +291,7 @@ class Selector:
         for expression in expressions:
             conditions.check(expression, columns.kinds, "filter")
         for expression in expressions:
-            kept &= is_true(evaluate(expression, columns.values, len(every)))
+            kept &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
         return np.flatnonzero(kept).astype(np.int32)
 
     def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
@@ -367,4 +365,6 @@ def _number(value: float) -> str:
 
 def _text(value: str) -> str:
     """Text as the language of conditions quotes it."""
-    return json.dumps(value, ensure_ascii=False)
+    # Double quotes need no escape in a shell's single ones, but name a column first.
+    mark = "'" if conditions.may_be_column(value) else '"'
+    return mark + value.replace(mark, mark * 2) + mark

@@ -23,7 +23,7 @@ function draw(data) {
     const short = (value) => (value == null ? "–" : Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toFixed(4))));
     const options = {
       width: panel.clientWidth - 32, height: 190, cursor: { sync: { key: "steps" }, y: false }, scales: { x: { time: false } },
-      axes: [{ ...axis, size: 28 }, { ...axis, values: (_, splits) => splits.map(short) }],
+      axes: [{ ...axis, size: 28 }, { ...axis, values: (_, splits) => splits.map(short), size: (_, values) => 20 + 7 * Math.max(3, ...(values ?? []).map((text) => text.length)) }],
       series: [{ label: "step" }, ...names.map((name, n) => ({ label: name, stroke: css(COLORS[n % COLORS.length]), width: 1.75, spanGaps: true, points: { show: data.steps.length < 40, size: 5 }, value: (_, value) => short(value) }))],
     };
     return new uPlot(options, [data.steps, ...names.map((name) => series[name])], panel);

@@ -1,0 +1,155 @@
+"""One SELECT over files, run by DuckDB in this process: by ``gymdata.query``, and by the child of the commands.
+
+Invariants: the statement can only read, and only the given files; an error in the SQL lists the views and columns that
+exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.query.guard import Limits, check_statement
+from gymdata.query.types import printable
+from gymdata.query.views import Views, find_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Rows that DuckDB collects for one batch.
+_BATCH_ROWS = 122_880
+#: The commands that write the tables that not every run has.
+_WRITERS = {
+    "scores": "gymdata score",
+    "comparisons": "gymdata judge",
+    "pairs": "gymdata pairs",
+    "experiences": "gymdata experience",
+    "audit": "gymdata audit --write-as ref_logprobs",
+    "annotations": "gymdata train-rl --annotate",
+}
+
+
+@contextlib.contextmanager
+def run_statement(
+    sql: str,
+    paths: Sequence[str],
+    *,
+    as_text: bool,
+    limits: Limits = Limits(),
+    clock: Callable[[bool], None] = lambda _: None,
+) -> Iterator[pa.RecordBatchReader]:
+    """The batches of the result. Raises MemoryError for a statement that needs more than ``limits`` allow.
+
+    ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them. ``clock`` is called
+    with True when the files are open, and with False when the statement has failed.
+    """
+    with Views(find_files(paths), limits) as views:
+        try:
+            check_statement(views.con, sql)
+            views.prepare(sql)
+            clock(True)
+            result = views.con.sql(sql)
+            if result is None:
+                raise UsageError("SQL: the statement has no result", hint="query takes one SELECT")
+            names = result.columns
+            reader = (_with_text(views.con, sql, result) if as_text else result).to_arrow_reader(_BATCH_ROWS)
+            try:
+                yield _unique_names(reader, names)
+            finally:
+                reader.close()
+        except duckdb.OutOfMemoryException as error:
+            raise MemoryError(_first_line(error)) from error
+        except duckdb.Error as error:
+            clock(False)
+            raise _explain(error, views) from error
+        except OSError as error:
+            # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
+            # (a closed pipe, a full disk) is not about the SQL.
+            if error.errno is not None:
+                raise
+            if re.search("out of memory|bad_alloc|malloc of", str(error), re.IGNORECASE):
+                raise MemoryError(_first_line(error)) from error
+            raise views.fault or _unread(error, views) or UsageError(f"SQL: {_first_line(error)}") from error
+
+
+def _with_text(con: duckdb.DuckDBPyConnection, sql: str, result: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """``result`` with the columns cast whose types cannot be printed. They are named by position."""
+    casts = printable(result.types)
+    if not any(casts):
+        return result
+    numbered = [f"c{index}" for index in range(len(casts))]
+    shown = ", ".join(
+        name if cast is None else f"CAST({name} AS {cast}) AS {name}"
+        for name, cast in zip(numbered, casts, strict=True)
+    )
+    # A comment may end the statement.
+    return con.sql(f"SELECT {shown} FROM (\n{sql.strip().rstrip(';')}\n) AS t({', '.join(numbered)})")
+
+
+def _unique_names(reader: pa.RecordBatchReader, wanted: Sequence[str]) -> pa.RecordBatchReader:
+    """The columns' names; those of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
+    import pyarrow as pa
+
+    names: list[str] = []
+    for name in wanted:
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
+    if names == reader.schema.names:
+        return reader
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    return pa.RecordBatchReader.from_batches(schema, renamed)
+
+
+def _explain(error: duckdb.Error, views: Views) -> GymdataError:
+    if views.fault is not None:
+        return views.fault
+    message = _first_line(error)
+    if isinstance(error, duckdb.PermissionException):
+        return UsageError(f"SQL: {message}", hint="a query reads only the files that are given after it")
+    if (unread := _unread(error, views)) is not None:
+        return unread
+    if isinstance(error, duckdb.IOException):
+        return DataError(f"SQL: {message}")
+    # The list of views helps with an unknown name, not with a syntax error.
+    if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
+        return UsageError(f"SQL: {message}")
+    try:
+        known = views.columns()
+    except duckdb.Error:
+        # A file whose columns do not fit the views.
+        return UsageError(f"SQL: {message}")
+    missing = re.search(r"(?:named?|column|with name) \"?([\w.]+)\"? ?(?:does not exist|not found|!)", message)
+    name = missing[1].rpartition(".")[2] if missing else ""
+    words = [*known, *(column for columns in known.values() for column in columns)]
+    near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
+    meant = {view: columns for view, columns in known.items() if {view, *columns}.intersection(near)} or known
+    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in meant.items())
+    others = [view for view in known if view not in meant]
+    listing += f"\n  other tables: {', '.join(others)}" if others else ""
+    lead = f"did you mean {near[0]!r}? " if near else ""
+    if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
+        # Written as in conditions.
+        lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
+    if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
+        lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
+    return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")
+
+
+def _unread(error: BaseException, views: Views) -> DataError | None:
+    """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
+    reason."""
+    return views.broken() if "stream" in str(error) or "page" in str(error) else None
+
+
+def _first_line(error: BaseException) -> str:
+    """DuckDB's message without the excerpt of the statement, which the user has just typed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
