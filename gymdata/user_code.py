@@ -6,25 +6,30 @@ hangs there can be left behind and never keeps the process from ending.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import contextvars
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gymdata.errors import UsageError, nearest_beside
 
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
-    """The object that ``path.py:name`` names, and ``file.py:name@hash`` of the file's bytes. Raises UsageError.
+    """The object that ``path.py:name`` names, and its source: ``file.py:name@hash``, with ``+helper.py@hash`` for each
+    module of the file's folder tree that it imports. Raises UsageError.
 
     The file's folder is appended to the import path, so that it can import its neighbours.
     """
@@ -40,8 +45,52 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         # Names that the file imports are not suggested.
         known = [n for n, v in defined.items() if getattr(v, "__module__", None) == module.__name__]
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
-    digest = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
-    return getattr(module, name), f"{file.name}:{name}@{digest}"
+    helpers = sorted(path for path in {*_helpers(file).values(), *_loaded[file.resolve()].values()} if path.is_file())
+    names = [path.relative_to(file.resolve().parent).as_posix() for path in helpers]
+    hashes = "".join(f"+{name}@{_hash(path, 8)}" for name, path in zip(names, helpers, strict=True))
+    return getattr(module, name), f"{file.name}:{name}@{_hash(file, 16)}{hashes}"
+
+
+def spec_and_hash(source: str) -> tuple[str, str]:
+    """``file.py:name`` and the hashes behind it, of a source that ``load_symbol`` or ``in_memory`` returned."""
+    spec, _, hashes = source.partition("@")
+    return spec, hashes
+
+
+def _hash(file: Path, size: int) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=size).hexdigest()
+
+
+def _helpers(file: Path) -> dict[str, Path]:
+    """The modules of the folder tree of ``file`` that it and they import anywhere in their code, by their full name."""
+    folder, helpers, unread = file.resolve().parent, dict[str, Path](), [("", file.resolve())]
+    while unread:
+        package, path = unread.pop()
+        for name in _imported(path, package):
+            parts = name.split(".")
+            for parent in (".".join(parts[:n]) for n in range(1, len(parts) + 1)):
+                base = folder.joinpath(*parent.split("."))
+                choices = (parent, base / "__init__.py"), (parent.rpartition(".")[0], base.with_suffix(".py"))
+                for inside, helper in choices:
+                    if parts[0] != "gymdata" and parent not in helpers and helper != path and helper.is_file():
+                        helpers[parent] = helper
+                        unread.append((inside, helper))
+    return helpers
+
+
+def _imported(path: Path, package: str) -> Iterator[str]:
+    """Names that the import statements of a file could mean as modules."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return  # importing it says why
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join(filter(None, [*above, node.module]))
+            yield from (f"{base}.{alias.name}".removeprefix(".").removesuffix(".*") for alias in node.names)
 
 
 def in_memory(value: Any) -> tuple[str, str]:
@@ -51,13 +100,15 @@ def in_memory(value: Any) -> tuple[str, str]:
     attributes, a closure's variables, a partial's arguments. Values that JSON cannot hold count by their type.
     """
     named = value if hasattr(value, "__name__") else type(value)
-    name = str(named.__name__)
+    name = str(named.__name__).strip("<>")  # of a lambda
     digest = hashlib.blake2b(_code_of(named), digest_size=16)
     digest.update(json.dumps(_held_by(value), sort_keys=True, default=lambda v: type(v).__qualname__).encode())
     return name, f"in memory:{name}@{digest.hexdigest()}"
 
 
 def _code_of(value: Any) -> bytes:
+    if getattr(value, "__name__", None) == "<lambda>":
+        return _lambda_source(value) or _bytecode(value.__code__)
     try:
         return inspect.getsource(value).encode()
     except (OSError, TypeError):
@@ -67,6 +118,20 @@ def _code_of(value: Any) -> bytes:
         return b"".join([value.__qualname__.encode(), *map(_code_of, functions)])
     code = getattr(value, "__code__", None)
     return _bytecode(code) if code is not None else repr(getattr(value, "__qualname__", value)).encode()
+
+
+def _lambda_source(function: Any) -> bytes | None:
+    """A lambda alone, without the rest of its line; None without source."""
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(inspect.findsource(function)[0]))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    starts = [(line, column) for line, _, column, end in code.co_positions() if line and column is not None and end]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and (node.body.lineno, node.body.col_offset) == min(starts, default=None):
+            return ast.unparse(node).encode()
+    return None
 
 
 def _bytecode(code: Any) -> bytes:
@@ -99,10 +164,59 @@ def place_of(function: Any) -> str:
     return f"{from_here(code.co_filename)}:{code.co_firstlineno}" if code is not None else "no Python source"
 
 
+def raised_in_user_code(error: BaseException) -> str | None:
+    """``file.py:12, in name``: where in a file that was loaded here an exception came from; None for any other."""
+    files = {str(path) for path in (*_loaded, *_contents)}
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if str(Path(frame.filename).resolve()) in files
+    ]
+    return f"{from_here(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+
+
+def raised_at(error: BaseException, function: Any, otherwise: str | None = None) -> str:
+    """``file.py:12, in name``: where in the file of ``function``, or of its class, an exception came from."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return place_in(error, getattr(inspect.getmodule(function), "__file__", None)) or otherwise or place_of(function)
+
+
 def from_here(file: str) -> str:
     """``file`` relative to the current folder, if it is below it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+async def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)`` of user code: async functions run in the loop, others in a thread. ``os._exit`` raises."""
+    if not inspect.iscoroutinefunction(function):
+        return await in_thread(function, *arguments)
+    with exit_raises():
+        return await function(*arguments)
+
+
+_calling: contextvars.ContextVar[int | None] = contextvars.ContextVar("gymdata_user_code", default=None)
+_end_process = os._exit
+
+
+@contextlib.contextmanager
+def exit_raises() -> Iterator[None]:
+    """``os._exit`` in a call of user code raises SystemExit, as ``sys.exit`` does. It would silently end the command with
+    the code's exit code. Other threads, and processes that the code forks, end as they always do."""
+    os._exit = _raise_or_exit
+    token = _calling.set(os.getpid())
+    try:
+        yield
+    except SystemExit as error:
+        # The loop would take it for the end of the command.
+        raise RuntimeError(f"SystemExit: {error}").with_traceback(error.__traceback__) from error
+    finally:
+        _calling.reset(token)
+
+
+def _raise_or_exit(status: int) -> NoReturn:
+    if _calling.get() == os.getpid():
+        raise SystemExit(status)
+    _end_process(status)
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -122,9 +236,10 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         result: Any = None
         fault: BaseException | None = None
         try:
-            result = function(*arguments)
-        except (SystemExit, KeyboardInterrupt, StopIteration) as error:
-            # A future cannot hold StopIteration, and the loop would take the others for the end of the command.
+            with exit_raises():
+                result = function(*arguments)
+        except (KeyboardInterrupt, StopIteration) as error:
+            # A future cannot hold StopIteration, and the loop would take the other for the end of the command.
             fault = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
             fault = error
@@ -144,13 +259,60 @@ def _module(file: Path, flag: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _prefer(str(file.resolve().parent))
+    _drop_stale(file)
+    before, writes = set(sys.modules), sys.dont_write_bytecode
+    # Compiled files are compared by whole seconds: an edit within one would be missed.
+    sys.dont_write_bytecode = True
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's file may fail in any way
+        with exit_raises():
+            spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may fail in any way
         at = place_in(error, module.__file__)
         where = f" ({at.partition(',')[0]})" if at else ""
         raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}{where}") from error
+    finally:
+        sys.dont_write_bytecode = writes
+    _loaded[file.resolve()].update(_in_tree(file.resolve().parent, set(sys.modules) - before))
+    _contents.update({path: _hash(path, 8) for path in _loaded[file.resolve()].values()})
     return module
+
+
+#: Folders of user files on the import path, the latest first; the modules that each user file loaded; and the content
+#: of helpers when they were imported.
+_folders: list[str] = []
+_loaded: dict[Path, dict[str, Path]] = {}
+_contents: dict[Path, str] = {}
+
+
+def _prefer(folder: str) -> None:
+    """Put ``folder`` on the import path: behind what was there, before the folders of other user files."""
+    if folder in _folders:
+        _folders.remove(folder)
+        sys.path.remove(folder)
+    if folder not in sys.path:
+        sys.path.insert(next((sys.path.index(other) for other in _folders), len(sys.path)), folder)
+        _folders.insert(0, folder)
+
+
+def _drop_stale(file: Path) -> None:
+    """Forget imported helpers that changed since, or that are another folder's: they are then imported again."""
+    importlib.invalidate_caches()
+    helpers = {**_helpers(file), **_loaded.setdefault(file.resolve(), {})}
+    contents = {path: _hash(path, 8) for path in helpers.values() if path.is_file()}
+    changed = any(_contents.get(path, now) != now for path, now in contents.items())
+    for name in {*helpers, *(name for names in _loaded.values() for name in names)}:
+        path = Path(getattr(sys.modules.get(name), "__file__", None) or "").resolve()
+        if path in _contents and (changed or not path.is_relative_to(file.resolve().parent)):
+            del sys.modules[name]
+    _contents.update(contents)
+
+
+def _in_tree(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Loaded modules, with their files, that lie in the folder tree and are not installed there."""
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        path = Path(file).resolve() if file else Path()
+        parts = path.relative_to(folder).parts if path.is_relative_to(folder) else ("..",)
+        if path.suffix == ".py" and not {"..", "site-packages", "gymdata"} & set(parts):
+            yield name, path

@@ -9,7 +9,7 @@ import pytest
 
 from gymdata.errors import DataError, UsageError
 from gymdata.settings import read_yaml
-from gymdata.user_code import in_thread, load_symbol
+from gymdata.user_code import called, in_thread, load_symbol
 
 
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, StopIteration])
@@ -33,3 +33,73 @@ def test_a_mistyped_file_is_answered_with_its_neighbour(tmp_path: Path):
         read_yaml(tmp_path / "dpoo.yaml")
     with pytest.raises(DataError, match="no such file or folder"):
         read_yaml(tmp_path / "gone" / "dpo.yaml")
+
+
+HELPED = """
+import importlib
+import helper
+from lib import deep
+from json import dumps
+
+late = importlib.import_module("late")
+
+def value():
+    import lazy
+    return [helper.f, deep.f, lazy.f, late.f]
+"""
+
+
+@pytest.mark.parametrize(
+    "changed", ["helper.py", "lib/deep.py", "lib/deeper.py", "lib/__init__.py", "lazy.py", "late.py"]
+)
+def test_the_source_of_a_users_file_covers_its_helpers(tmp_path: Path, changed: str) -> None:
+    """A changed helper of the folder tree, however it is imported, is another source and is what runs; a file that is
+    not imported is not part of it."""
+    (tmp_path / "lib").mkdir()
+    for name in ("helper.py", "lib/deeper.py", "lazy.py", "late.py", "unused.py"):
+        (tmp_path / name).write_text("f = 1.0\n")
+    (tmp_path / "lib" / "__init__.py").write_text("g = 1.0\n")
+    (tmp_path / "lib" / "deep.py").write_text("from .deeper import f\n")
+    (tmp_path / "rw.py").write_text(HELPED)
+    spec = f"{tmp_path / 'rw.py'}:value"
+    value, source = load_symbol(spec, "--reward")
+    assert value() == [1.0] * 4
+    (tmp_path / "unused.py").write_text("f = 2.0\n")
+    assert load_symbol(spec, "--reward")[1] == source
+    text = (tmp_path / changed).read_text()
+    (tmp_path / changed).write_text(text.replace("1.0", "2.0").replace("import f", "import f as f"))
+    _, now = load_symbol(spec, "--reward")
+    assert set(now.split("+")) - set(source.split("+")) == {part for part in now.split("+") if part.startswith(changed)}
+    assert now != source
+
+
+def test_a_changed_helper_is_what_runs_next(tmp_path: Path) -> None:
+    """Loaded again in the same process, a file runs with its helper as it is now, and never with another folder's."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"f = {name!r}\n")
+        (tmp_path / name / "rw.py").write_text("import helper\n\ndef value():\n    return helper.f\n")
+    first, _ = load_symbol(f"{tmp_path}/a/rw.py:value", "--reward")
+    other, _ = load_symbol(f"{tmp_path}/b/rw.py:value", "--reward")
+    (tmp_path / "a" / "helper.py").write_text("f = 'c'\n")
+    again, _ = load_symbol(f"{tmp_path}/a/rw.py:value", "--reward")
+    assert [first(), other(), again()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "line", ["import os; os._exit(0)", "from os import _exit; _exit(0)", "import sys; sys.exit(0)"]
+)
+def test_a_file_that_ends_the_process_cannot_be_imported(tmp_path: Path, line: str) -> None:
+    """It is an error with its line, not the end of the command with exit code 0."""
+    (tmp_path / "quits.py").write_text(f"{line}\n")
+    with pytest.raises(UsageError, match=r"cannot be imported: RuntimeError: SystemExit: 0 \(.*quits\.py:1\)"):
+        load_symbol(f"{tmp_path}/quits.py:f", "--env")
+
+
+def test_a_function_that_was_imported_by_name_does_not_end_the_process(tmp_path: Path) -> None:
+    """``from os import _exit`` in the file is held, too, in a thread and in the loop."""
+    (tmp_path / "quits.py").write_text("from os import _exit\ndef f():\n    _exit(0)\nasync def g():\n    _exit(0)\n")
+    for name in ("f", "g"):
+        function, _ = load_symbol(f"{tmp_path}/quits.py:{name}", "--env")
+        with pytest.raises(RuntimeError, match="SystemExit: 0"):
+            asyncio.run(called(function))

@@ -2,15 +2,18 @@
 
 Invariants: the first prompt is the rendered conversation; every later prompt is the ids that the engine reports to have
 read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered
-here. An engine that takes messages only may render them again; its prompts are kept as breaks, or refused. Prompts are
-kept as the engine reported them, and before a rollout is handed on, its encoded turns are expanded again and compared
-with them. Of a workflow ids and log-probabilities are those of its response; a rollout whose workflow failed has no
-turns and no reward, and stays pending; one without ids is kept as messages, with no token data.
+here. Environments get and give copies: what they change later is not what is saved. An engine that takes messages only may
+render them again; its prompts are kept as breaks, or refused. Prompts are kept as the engine reported them, and before a
+rollout is handed on, its encoded turns are expanded again and compared with them. Of a workflow ids and log-probabilities
+are those of its response; a rollout whose workflow failed has no turns and no reward, and stays pending; one without ids is
+kept as messages, with no token data.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,23 +66,17 @@ class EpisodeConfig:
         with self.spent.on("engine", request.n):
             return await self.sampler.sample(request)
 
-    def first_prompt(self, task: Task, episode: Episode) -> list[int]:
-        """Ids of the episode's opening conversation; rendered once for members whose environment leaves it alone."""
-        known = self.first_prompts.get(task.task_id)
-        # The same objects, not equal ones: comparing conversations could cost more than rendering them.
-        if known is not None and known[0] is episode.messages and known[1] is episode.tools:
-            return known[2]
+    def first_prompt(self, task: Task, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[int]:
+        """Ids of an opening conversation; rendered once for members whose environment leaves it alone."""
+        *rendered, prompt = self.first_prompts.get(task.task_id, (None, None, []))
+        if rendered == [messages, tools]:
+            return prompt
         assert self.chat is not None
-        prompt = list(self.chat.render(episode.messages, episode.tools))
-        self.first_prompts[task.task_id] = (episode.messages, episode.tools, prompt)
+        prompt = list(self.chat.render(messages, tools))
+        self.first_prompts[task.task_id] = (list(messages), tools, prompt)
         if len(self.first_prompts) > _KEPT_PROMPTS:
             del self.first_prompts[next(iter(self.first_prompts))]
         return prompt
-
-    def fewest_tokens(self, episode: Episode) -> int:
-        """Tokens that the opening conversation has at least."""
-        assert self.chat is not None
-        return self.chat.fewest_tokens(episode.messages, episode.tools)
 
     def prompt_after(
         self, held: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
@@ -191,14 +188,15 @@ class Rollout:
         setting = self.setting
         assert setting.environment is not None
         with setting.spent.on("environment"):
-            self._episode = await setting.environment.start(self.task, self.index)
-        self.tools = self._episode.tools
-        self.messages = list(self._episode.messages)
+            self._episode = await setting.environment.start(copy.deepcopy(self.task), self.index)
+        self.tools = copy.deepcopy(self._episode.tools)
+        self.messages = copy.deepcopy(list(self._episode.messages))
         self.produced_by = [None] * len(self.messages)
-        if (n := setting.fewest_tokens(self._episode)) > (setting.limits.max_context or n):
+        assert setting.chat is not None
+        if (n := setting.chat.fewest_tokens(self.messages, self.tools)) > (setting.limits.max_context or n):
             self.failure = ends.no_room_at_start(f"at least {n:,}", setting.limits)
             return
-        self.prompt = setting.first_prompt(self.task, self._episode)
+        self.prompt = setting.first_prompt(self.task, self.messages, self.tools)
         if setting.limits.room(len(self.prompt)) < 1:
             self.failure = ends.no_room_at_start(f"{len(self.prompt):,}", setting.limits)
 
@@ -228,15 +226,15 @@ class Rollout:
             return
         assert self._episode is not None
         with setting.spent.on("environment"):
-            step = await self._episode.step(message)
+            step = await self._episode.step(copy.deepcopy(message))
         _add_reward(turn, step.reward)
-        self.messages = [*before, *step.messages]
+        self.messages = [*before, *copy.deepcopy(step.messages)]
         self.produced_by += [None] * len(step.messages)
         self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
         if self.outcome is not None:
             return
         self.held = [*generation.prompt_token_ids, *generation.token_ids]
-        self.prompt = setting.prompt_after(self.held, before, step.messages, self.tools)
+        self.prompt = setting.prompt_after(self.held, before, self.messages[len(before) :], self.tools)
         if setting.limits.room(len(self.prompt)) < 1:
             self.outcome = ends.NO_ROOM
 
@@ -263,7 +261,9 @@ class Rollout:
         try:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
             with self.setting.spent.on("environment"):
-                verdict = await episode.verdict(self.messages, stop_reason)
+                verdict = await episode.verdict(copy.deepcopy(self.messages), stop_reason)
+            if verdict is not None and verdict.reward is not None:
+                _finite(verdict.reward)
             if verdict is not None and verdict.last_step is not None:
                 _add_reward(self.encoder.turns[-1], verdict.last_step)
             else:
@@ -313,7 +313,13 @@ def _spans(weights: Sequence[tuple[str, int, int]] | None) -> list[WeightSpan] |
 
 def _add_reward(turn: Turn, reward: float | None) -> None:
     if reward is not None:
-        turn["reward"] = float(reward) + (turn["reward"] or 0.0)
+        turn["reward"] = _finite(float(reward) + (turn["reward"] or 0.0))
+
+
+def _finite(reward: float) -> float:
+    if not math.isfinite(reward):
+        raise OutsideError.no_reward("the environment", reward)
+    return reward
 
 
 def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ STEPS = "steps"
 @dataclass(slots=True)
 class Collector:
     """Plays the pending rollouts and journals them; ``done`` … ``empty`` (generations without a token) count what this call
-    did, ``there`` what was there before it."""
+    did: ``failed`` attempts, ``given_up`` rollouts that have no attempt left; ``there`` what was there before it."""
 
     run: Run
     setting: EpisodeConfig
@@ -138,6 +138,7 @@ class Collector:
     there: int = 0
     done: int = 0
     failed: int = 0
+    given_up: int = 0
     reward_faults: int = 0
     tokens: int = 0
     empty: int = 0
@@ -162,11 +163,14 @@ class Collector:
 
     def _fail(self, rollout: Rollout) -> None:
         assert rollout.failure is not None
-        self.failed += 1
-        attempt = self.ledger.attempts(rollout.rollout_id) + 1
-        if not rollout.failure.fatal:
-            attempt = self.ledger.failed(rollout.rollout_id, final=rollout.failure.final)
+        if rollout.failure.fatal:
+            # An outage ends all rollouts in flight and costs none of them an attempt; the loop raises its error once.
+            self.run.fail(failure_record(rollout, self.ledger.attempts(rollout.rollout_id) + 1))
+            return
+        attempt = self.ledger.failed(rollout.rollout_id, final=rollout.failure.final)
         self.run.fail(failure_record(rollout, attempt))
+        self.failed += 1
+        self.given_up += attempt >= self.ledger.max_attempts
         if self.failed <= 3:
             self.progress.message(
                 f"{rollout.task.task_id} rollout {rollout.index}, {rollout.failure.place}: {rollout.failure.message}"
@@ -225,4 +229,4 @@ class Collector:
         }
         if self._scored:
             counts["reward"] = self._reward_sum / self._scored
-        self.progress.update(**counts, failures=self.failed)
+        self.progress.update(**counts, attempts=self.failed, given_up=self.given_up)

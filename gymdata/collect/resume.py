@@ -86,7 +86,7 @@ class AttemptTracker:
     ) -> None:
         self._key = key
         self._num_rollouts = num_rollouts
-        self._max_attempts = max_attempts
+        self.max_attempts = max_attempts
         ids = existing.column("rollout_id").to_pylist()
         self._there = {bytes.fromhex(i) for i in ids}
         self._sample: dict[str, tuple[int, str]] = {}
@@ -108,7 +108,7 @@ class AttemptTracker:
         """Count one more failed attempt, or with ``final`` all that are allowed; returns how many there are now."""
         self._attempts[rollout_id] += 1
         if final:
-            self._attempts[rollout_id] = max(self._attempts[rollout_id], self._max_attempts)
+            self._attempts[rollout_id] = max(self._attempts[rollout_id], self.max_attempts)
         return self._attempts[rollout_id]
 
     def resume_state(self, tasks: Iterable[Task], run: Path) -> ResumeState:
@@ -124,7 +124,7 @@ class AttemptTracker:
                 rollout_id = self._key.rollout_id(task, index)
                 if bytes.fromhex(rollout_id) in self._there:
                     continue
-                if self._attempts[rollout_id] >= self._max_attempts:
+                if self._attempts[rollout_id] >= self.max_attempts:
                     exhausted += 1
                 else:
                     pending += 1
@@ -145,4 +145,4 @@ class AttemptTracker:
                 yield OwedGroup(task, self._key.group_id(task), indexes)
 
     def _is_pending(self, rollout_id: str) -> bool:
-        return bytes.fromhex(rollout_id) not in self._there and self._attempts[rollout_id] < self._max_attempts
+        return bytes.fromhex(rollout_id) not in self._there and self._attempts[rollout_id] < self.max_attempts

@@ -30,9 +30,9 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
 from gymdata.collect.task_files import Shard
 from gymdata.collect.task_shapes import TaskShape
-from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks
+from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
-from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.engines.servers.vllm_server import RUNS_AT_ONCE, ServerSampler
 from gymdata.errors import OutsideError, counted, redacted, redacted_all
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import wrong_argument
@@ -58,22 +58,26 @@ def collect(
     user: Any = None,
     config: CollectConfig | None = None,
     parts: Parts | None = None,
+    dry_run: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
     **settings: Any,
-) -> CollectSummary:
+) -> CollectSummary | CollectPlan:
     """Sample the rollouts of ``tasks`` that are pending and write them to ``output``; returns what the run amounts to.
 
-    ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts, or a Hugging Face
-    ``Dataset``; columns are recognised in all of them, or named by ``map``. ``reward``: names and functions, one or
-    several; a pair (function, weight) weights one. ``env``: ``path.py:Name``, a URL, or a class, an instance (each rollout
-    gets a copy of it) or functions; or a dict of several by the name that a task's ``env`` gives. ``user``: who answers
-    where no tool is called, ``path.py:Name``, a function of (messages, task) or a class. Settings are those of
-    ``CollectConfig``, as a config, keywords, or both (keywords win). Resumes a run that is there.
+    ``tasks``: a file or glob, a folder of ``save_to_disk``, ``hf:NAME[:SPLIT]``, a list of dicts or of questions as text, a
+    data frame of pandas or Polars, or a Hugging Face ``Dataset``; columns are recognised in all of them, or named by
+    ``map``. ``reward``: names and functions, one or several; a pair (function, weight) weights one. ``env``:
+    ``path.py:Name``, a URL, or a class, an instance (each rollout gets a copy of it) or functions; or a dict of several by
+    the name that a task's ``env`` gives. ``user``: who answers where no tool is called, ``path.py:Name``, a function of
+    (messages, task) or a class. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
+    Resumes a run that is there. With ``dry_run`` nothing is started or written: a ``CollectPlan`` says what would be done.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
+    if dry_run:
+        return plan(tasks, reward=reward, env=env, user=user, config=config, **settings)
     config, given = _config(config, tasks, reward, env, user, settings)
     began = time.monotonic()
     read = _tasks(config, tasks)
@@ -85,8 +89,9 @@ def collect(
     seed = _seed(config, folder)
     with contextlib.ExitStack() as stack:
         run = Run.open(
-            folder,
+            folder.absolute(),  # user code may change the current folder
             identity=identity_of(config, parts, seed),
+            defaults=CollectConfig.model_construct().identity(),
             extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
             operation={**config.operation(), "command": list(command)},
             facts=_facts(config, parts, read, digest, command),
@@ -100,7 +105,7 @@ def collect(
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
         stack.push(lambda kind, error, _: run.close("closed" if kind is None else f"{kind.__name__}: {error}"))
-        return _collect(run, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
+        return _collect(run, folder, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
 
 
 def plan(
@@ -130,6 +135,7 @@ def plan(
     Run.check(
         folder,
         identity=identity_of(config, parts, seed),
+        defaults=CollectConfig.model_construct().identity(),
         run_id=config.run_id,
         overwrite=config.overwrite,
         take_over=config.take_over,
@@ -164,6 +170,7 @@ def default_output(config: CollectConfig) -> Path:
 
 def _collect(
     run: Run,
+    shown: Path,
     config: CollectConfig,
     parts: Parts,
     tasks: TaskFile,
@@ -204,7 +211,7 @@ def _collect(
         if reward.function.name in rows["parts"]:
             rows["parts"][reward.function.name].needs = reward.function.needs
     summary = CollectSummary(
-        path=str(run.folder),
+        path=str(shown),
         run_id=run.run_id,
         tasks=count,
         **rows,
@@ -296,7 +303,8 @@ async def _play(
                 for text in parts.sampler.remarks():
                     progress.message(text)
             engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else 1
-            capacity = engines * facts["max_num_seqs"] if facts.get("max_num_seqs") else concurrency
+            # A workflow samples elsewhere: all that is known is how many rollouts it was given.
+            at_once = facts.get("max_num_seqs") or (concurrency if parts.workflow is not None else RUNS_AT_ONCE)
             return _Done(
                 collector.done,
                 collector.failed,
@@ -304,7 +312,7 @@ async def _play(
                 collector.empty,
                 wall,
                 interrupted.is_set(),
-                setting.spent.slowed_by(wall, int(capacity), concurrency),
+                setting.spent.slowed_by(wall, engines * int(at_once), concurrency),
             )
         finally:
             if parts.environment is not None:
@@ -350,7 +358,7 @@ def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
     }
     if given is None or isinstance(given, (str, Path)):
         return TaskFile(config.tasks, **how)
-    return TaskRows(rows=given, **how)
+    return TaskRows(rows=task_rows(given), **how)
 
 
 def _seed(config: CollectConfig, folder: Path) -> int:
@@ -427,10 +435,7 @@ def _text_for(given: Any) -> str:
 
 
 def _rows_name(tasks: Any) -> str:
-    """``IN_MEMORY``. Raises UsageError for text, mappings and data frames, which are iterable but do not yield rows."""
-    frame = hasattr(tasks, "write_parquet") or hasattr(tasks, "iloc")
-    if frame or isinstance(tasks, (bytes, Mapping)) or not isinstance(tasks, Iterable):
-        error = wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or a datasets.Dataset")
-        error.hint = "give its rows: to_dicts(), or to_dict('records') of pandas" if frame else None
-        raise error
+    """``IN_MEMORY``. Raises UsageError for text and mappings, which are iterable but do not yield rows."""
+    if isinstance(tasks, (bytes, Mapping)) or not isinstance(task_rows(tasks), Iterable):
+        raise wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or texts, or a data frame")
     return IN_MEMORY

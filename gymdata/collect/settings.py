@@ -12,8 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
-from gymdata.settings import Config, OnlyWith, Rewards, ServerUrls, one_or_list
-from gymdata.store.objects.places import is_url
+from gymdata.remote.places import is_url
+from gymdata.rewards.setting import RewardSpecs
+from gymdata.settings import Config, OnlyWith, ServerUrls, one_or_list
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
@@ -44,6 +45,16 @@ class CollectConfig(Config):
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {"allow_raw_logprobs", "engine", "replica", "env_args", "result_json_path", "user_sampling", "user_stop"}
 
+    sections: ClassVar[Mapping[str, str]] = {
+        "tasks": "Tasks",
+        "model": "Model",
+        "temperature": "Sampling",
+        "env": "Environment",
+        "reward": "Reward",
+        "output": "Output",
+        "max_attempts": "Failures",
+    }
+
     tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
         default_factory=list,
@@ -55,6 +66,12 @@ class CollectConfig(Config):
     prompt_template: Path | None = pydantic.Field(
         None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
     )
+    limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
+    shard: str | None = pydantic.Field(
+        None, description="Collect only part I of N of the tasks, as 1/8; needs --run-id and --seed."
+    )
+    num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
+    skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
     endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
@@ -82,16 +99,16 @@ class CollectConfig(Config):
     chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     tool_parser: str = pydantic.Field("auto", description="Tool call parser.")
     keep_reasoning: bool = pydantic.Field(True, description="Patch a known chat template that rewrites earlier turns.")
-    output: Path | None = pydantic.Field(
-        None, description="Run folder; resumed if it exists (default: runs/TASKS-TIME)."
+    policy_version: int = pydantic.Field(
+        0, ge=0, description="Policy version; increase it when the served model changes."
     )
-
-    limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
-    shard: str | None = pydantic.Field(
-        None, description="Collect only part I of N of the tasks, as 1/8; needs --run-id and --seed."
-    )
-    num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
+    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    replica: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name.",
+    )
 
     temperature: float = pydantic.Field(
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature; 0 is greedy."
@@ -105,6 +122,9 @@ class CollectConfig(Config):
     presence_penalty: float = pydantic.Field(0.0, description="Presence penalty; other than 0, logprobs are biased.")
     frequency_penalty: float = pydantic.Field(0.0, description="Frequency penalty; other than 0, logprobs are biased.")
     top_logprobs: int = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
+    allow_raw_logprobs: bool = pydantic.Field(
+        False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
+    )
     seed: int | None = pydantic.Field(None, ge=0, lt=2**63, description="Random seed.")
 
     max_tokens: int = pydantic.Field(1024, ge=1, description="Maximum tokens per turn.")
@@ -143,41 +163,34 @@ class CollectConfig(Config):
         None, min_length=1, description="Field of a resource server's tool results that is the step's reward."
     )
     tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call or user function.")
-    reward: Rewards = pydantic.Field(default_factory=list)
+    reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
-
-    run_id: str | None = pydantic.Field(None, min_length=1, max_length=200, description="Run ID (default: random).")
-    policy_version: int = pydantic.Field(
-        0, ge=0, description="Policy version; increase it when the served model changes."
+    output: Path | None = pydantic.Field(
+        None, description="Run folder; resumed if it exists (default: runs/TASKS-TIME)."
     )
-    max_attempts: int = pydantic.Field(3, ge=1, description="Maximum failed attempts per rollout.")
-    give_up: bool = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
-    skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
-    rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
+    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
+    run_id: str | None = pydantic.Field(None, min_length=1, max_length=200, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
+    rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
     spool: Path | None = pydantic.Field(
-        None, description="Local folder for what is on its way to an object store (default: $GYMDATA_SPOOL)."
+        None, description="Local staging folder for uploads to an object store (default: $GYMDATA_SPOOL)."
     )
     upload_every: float = pydantic.Field(
-        300.0, gt=0.0, allow_inf_nan=False, description="Seconds of rows that a lost machine may lose."
+        300.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Upload interval in seconds: what a lost machine loses.",
     )
     take_over: bool = pydantic.Field(False, description="Continue an object store's run whose machine is gone.")
-    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
+
+    max_attempts: int = pydantic.Field(3, ge=1, description="Maximum failed attempts per rollout.")
+    give_up: bool = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
 
     wait_for_server: float = pydantic.Field(
         600.0, ge=0.0, allow_inf_nan=False, description="Seconds to wait for a server that went away while collecting."
     )
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per HTTP request.")
     retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
-    allow_raw_logprobs: bool = pydantic.Field(
-        False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
-    )
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
-    replica: dict[str, Any] = pydantic.Field(
-        default_factory=dict,
-        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
-        "parts) and resources, Ray's own by name.",
-    )
 
     @pydantic.field_validator("map", mode="before")
     @classmethod

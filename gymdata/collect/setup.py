@@ -40,13 +40,14 @@ from gymdata.environments import (
 )
 from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.errors import DataError, OutsideError, UsageError, redacted, require
+from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
 from gymdata.rollouts.messages import Task
+from gymdata.urls import with_scheme
 
 if TYPE_CHECKING:
     from gymdata.engines.chat.template import TransformersChat
@@ -118,7 +119,7 @@ async def _reach(url: str | None, system: str, hint: str) -> None:
     """Connect to ``url`` and hang up: whether anything listens, without a request."""
     if url is None:
         return
-    parts = urlsplit(url)
+    parts = urlsplit(with_scheme(url))
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), _REACH_S)
@@ -370,7 +371,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
 def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, list[str]]:
     """The model's name at the first server that answers, and where its tokenizer is: what was given, else what that server
     says of itself, which is then announced."""
-    from gymdata.engines.servers.vllm_server import served_models
+    from gymdata.engines.servers.vllm_server import not_served, served_models, server_address
 
     known = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
     if config.model is not None and known is not None:
@@ -384,23 +385,25 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
             if config.model is None and url == servers[-1]:
                 raise
             # what is missing here is the tokenizer; that the server is away shows at the start
-    names = [model.name for model in listed]
+    names, shown = [model.name for model in listed], str(server_address(server))
     if config.model is None and len(listed) != 1:
         what = f"serves {len(names)} models: {', '.join(names)}" if names else "lists no models"
-        raise UsageError(f"{redacted(server)} {what}", hint="choose one with -m/--model")
-    found = listed[0] if config.model is None else next((m for m in listed if m.name == config.model), None)
+        raise UsageError(f"{shown} {what}", hint="choose one with -m/--model")
+    found = listed[0] if config.model is None else next((m for m in listed if config.model in (m.name, m.root)), None)
+    if found is None and listed:
+        raise not_served(shown, str(config.model), names)
     name = found.name if found is not None else str(config.model)
     if config.tokenizer is not None:
-        return name, config.tokenizer, [f"{redacted(server)} serves {name}"]
+        return name, config.tokenizer, [f"{shown} serves {name}"]
     folders = [
         folder for folder in (found.root if found is not None else None, name) if folder and Path(folder).is_dir()
     ]
     if not folders:
         raise UsageError(
-            f"{name!r} is served by {redacted(server)} but is no local folder, so its tokenizer is not known",
+            f"{name!r} is served by {shown} but is no local folder, so its tokenizer is not known",
             hint="give a folder or hub name with --tokenizer",
         )
-    return name, folders[0], [f"{redacted(server)} serves {name}; its tokenizer: {folders[0]}"]
+    return name, folders[0], [f"{shown} serves {name}; its tokenizer: {folders[0]}"]
 
 
 def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], given: Given) -> list[Weighted]:

@@ -12,7 +12,7 @@ What = Literal["engine", "environment", "reward"]
 #: What a run can be slow for besides the engine, as a message names it.
 _SLOW: dict[What, str] = {"environment": "environment", "reward": "rewards"}
 #: Shorter runs are mostly start and end.
-_SHORTEST_S = 5.0
+SHORTEST_S = 5.0
 #: Share of the waiting time from which on something counts as what slowed the run down.
 _MOSTLY = 0.5
 #: Below this share of the engine's capacity in flight, the engine was idle.
@@ -49,7 +49,7 @@ class Spent:
         """One line on what slowed a run of ``wall`` seconds down; None when it was too short. ``capacity``: requests
         that the engine takes at once; ``concurrency``: rollouts in flight."""
         total = sum(self.seconds.values())
-        if wall < _SHORTEST_S or not total:
+        if wall < SHORTEST_S or not total:
             return None
         for what, name in _SLOW.items():
             share = self.seconds[what] / total

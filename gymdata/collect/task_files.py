@@ -23,7 +23,7 @@ import orjson
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
-from gymdata.store.objects.fetching import located
+from gymdata.remote.reading import located
 from gymdata.store.paths import BOM
 
 HUB = "hf:"
@@ -194,7 +194,7 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
 def _parquet_rows(file: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
 
-    from gymdata.store.objects.streams import parquet_file
+    from gymdata.remote.reading import parquet_file
 
     try:
         with parquet_file(file) as source:

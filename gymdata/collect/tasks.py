@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ class TaskFile:
     prompt_elsewhere: bool = False
     shape: TaskShape = field(default_factory=TaskShape)
     files: list[Path] = field(init=False)
+    #: Where the paths of the files begin, which user code may leave later.
+    _folder: str = field(default_factory=os.getcwd, init=False)
     _last: _Pass = field(default_factory=_Pass, init=False)
 
     def __post_init__(self) -> None:
@@ -123,8 +126,10 @@ class TaskFile:
         self._last = found
 
     def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        moved = not Path.cwd().samefile(self._folder)
         for file in self.files:
-            for line, row in rows_of(file, functools.partial(self._bad_line, found)):
+            path = Path(self._folder, file) if moved else file
+            for line, row in rows_of(path, functools.partial(self._bad_line, found)):
                 yield file, line, row
 
     def facts(self) -> list[dict[str, Any]]:
@@ -165,9 +170,23 @@ class TaskFile:
 IN_MEMORY = "in memory"
 
 
+def task_rows(tasks: Any) -> Any:
+    """The rows of a data frame (pandas, Polars) or an Arrow table, without what is missing; anything else as it is."""
+    if hasattr(tasks, "collect_schema") and not hasattr(tasks, "to_dicts"):  # a LazyFrame
+        tasks = tasks.collect()
+    rows = None
+    if hasattr(tasks, "iloc") and hasattr(tasks, "to_dict"):
+        rows = tasks.astype(object).where(tasks.notna(), None).to_dict("records")
+    elif hasattr(tasks, "to_dicts"):
+        rows = tasks.to_dicts()
+    elif hasattr(tasks, "to_pylist"):
+        rows = tasks.to_pylist()
+    return tasks if rows is None else [drop_nulls(row) for row in rows]
+
+
 @dataclass
 class TaskRows(TaskFile):
-    """The tasks of a list of dicts, a Hugging Face ``Dataset`` or any other iterable of mappings.
+    """The tasks of a list of dicts or of questions, a Hugging Face ``Dataset`` or any other iterable of mappings.
 
     In messages a row is a line of ``in memory``, counted from 1.
     """
@@ -185,11 +204,13 @@ class TaskRows(TaskFile):
         # A Dataset gives every row all columns; a null means that it was not there.
         columnar = hasattr(self.rows, "column_names")
         for number, row in enumerate(self.rows, 1):
+            if isinstance(row, str):
+                row = {"prompt": row}
             if not isinstance(row, Mapping):
                 expected = f"tasks as rows that are dicts (row {number} is {described(row)})"
                 raise wrong_argument(self.rows, "collect", expected)
             try:
-                plain: dict[str, Any] = orjson.loads(orjson.dumps(dict(row)))
+                plain: dict[str, Any] = orjson.loads(orjson.dumps(dict(row), option=orjson.OPT_SERIALIZE_NUMPY))
             except TypeError as error:
                 got = f"a value that JSON has no form for ({error})"
                 self._bad(found, DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))

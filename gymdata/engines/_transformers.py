@@ -104,6 +104,16 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
     return schema
 
 
+def rendered_chat(template: str, messages: list[Any], tools: Any, generate: bool, special: Mapping[str, Any]) -> str:
+    """The conversation as ``template`` writes it. ``special``: the tokenizer's tokens by name. Raises what jinja2 raises."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        [messages], tools=tools, chat_template=template, add_generation_prompt=generate, **special
+    )
+    return str(rendered[0][0])
+
+
 def writes_conversations_itself(tokenizer: Any) -> bool:
     """Whether the tokenizer renders chats by code of its own instead of a template."""
     from transformers import PreTrainedTokenizerBase

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import ctypes
 import gc
-import importlib
 import json
 import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -71,6 +72,10 @@ _FIXED = {"model": "give -m/--model"}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
+class _StartAbandoned(BaseException):
+    """Raised in the thread that starts an engine; no ``except Exception`` of a library takes it."""
+
+
 class VllmSampler:
     """A ``Sampler`` on vLLM's asynchronous engine.
 
@@ -104,17 +109,16 @@ class VllmSampler:
         # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
         self._starting: asyncio.Future[Any] | None = None
+        #: The thread that starts the engine, and the processes that were there before (None: nothing is started yet).
+        self._start: tuple[int, frozenset[int] | None] | None = None
         self._log = EngineLog()
         self._last_made: tuple[tuple[object, ...], Any] | None = None
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
         set_environment()
-        loop = asyncio.get_running_loop()
-        with needs("engine"):
-            # Takes seconds; in the thread, so that Ctrl-C is handled meanwhile.
-            await loop.run_in_executor(self._thread, importlib.import_module, "vllm")
-        self._starting = loop.run_in_executor(self._thread, self._start_engine)
+        # In the thread, importing vLLM included, so that Ctrl-C is handled meanwhile.
+        self._starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start_engine)
         self._engine = await asyncio.shield(self._starting)
         # Objects that are loaded by now stay, so the garbage collector need not scan them again.
         gc.freeze()
@@ -217,8 +221,7 @@ class VllmSampler:
     async def close(self) -> None:
         """Stop the engine and wait until its processes are gone. Safe to call twice, and while it is starting."""
         if self._starting is not None and self._engine is None:
-            with contextlib.suppress(Exception):  # BLE: a failed start has been reported by start()
-                self._engine = await self._starting
+            await self._end_start(self._starting)
         engine, self._engine, self._starting = self._engine, None, None
         if engine is not None:
             failed = bool(engine.errored)  # which it is for vLLM, too, as soon as the handler is cancelled
@@ -236,6 +239,32 @@ class VllmSampler:
         self._thread.shutdown(wait=True)
         # At exit, libraries report what was never freed.
         gc.unfreeze()
+
+    async def _end_start(self, starting: asyncio.Future[Any]) -> None:
+        """End an engine that is still starting: its thread at its next line of Python, and its processes. Waiting for
+        it to be up would take most of a minute."""
+        if starting.done():
+            return  # a failed start, which start() has reported
+        while not starting.done():
+            self._abandon_start()
+            await asyncio.wait([starting], timeout=0.2)
+        self._engine = starting.result() if starting.exception() is None else None
+        self._log.remove()
+
+    def _abandon_start(self) -> None:
+        """Interrupt the thread that starts the engine, and kill what it has started."""
+        if self._start is None:
+            return
+        thread, others = self._start
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_StartAbandoned))
+        if others is None:
+            return
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in others:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -275,6 +304,17 @@ class VllmSampler:
 
     def _start_engine(self) -> Any:
         """Runs in the engine thread, with SIGINT blocked so that every process it starts ignores Ctrl-C."""
+        self._start = threading.get_ident(), None
+        try:
+            with needs("engine"):
+                import psutil
+                import vllm  # noqa: F401 - takes seconds
+            self._start = threading.get_ident(), frozenset(p.pid for p in psutil.Process().children(recursive=True))
+            return self._started_engine()
+        finally:
+            self._start = None
+
+    def _started_engine(self) -> Any:
         import warnings
         from multiprocessing import resource_tracker
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, re
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message, Task
-from gymdata.user_code import in_memory, in_thread, load_symbol, place_of
+from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
 
 _PLAIN = ("close", "get_reward", "reset")
 _NOT_TOOLS = frozenset({*_PLAIN, "respond", "step_reward"})
@@ -53,6 +54,7 @@ class PythonTools:
         the class itself; ``tools``: whether its public methods are tools. Raises UsageError when it is no use."""
         self.identity = identity
         self.timeout_s = timeout_s
+        self._type = target
         self.factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
         self.responds = self.factory is not None and hasattr(target, "respond")
         if self.factory is not None:
@@ -64,7 +66,8 @@ class PythonTools:
             if not all(callable(tool) for tool in found):
                 raise UsageError.bad_value(f"{identity['spec']}", type(target).__name__, "a class or functions")
             self._names = [tool.__name__ for tool in found]
-        if not found and not self.responds:
+        plays = tools and any(hasattr(target, name) for name in ("reset", "get_reward", "step_reward"))
+        if not found and not self.responds and not plays:
             what = "no public methods, so it gives the policy no tools, and no respond" if tools else "no respond"
             raise UsageError(f"{identity['spec']} has {what}")
         self._functions = dict(zip(self._names, found, strict=True))
@@ -77,7 +80,7 @@ class PythonTools:
     def load(cls, spec: str, *, timeout_s: float, arguments: Mapping[str, Any] | None = None) -> PythonTools:
         """From ``path.py:Name``; ``arguments``: those of the class. Raises UsageError."""
         target, source = load_symbol(spec, "--env")
-        where, _, digest = source.rpartition("@")
+        where, digest = spec_and_hash(source)
         identity: dict[str, Any] = {"name": "python_tools", "spec": where, "file_hash": digest}
         if not arguments:
             return cls(target, identity, timeout_s=timeout_s)
@@ -103,7 +106,7 @@ class PythonTools:
             source = f"in memory:{','.join(names)}@{digest}"
         else:
             _, source = in_memory(target)
-        where, _, digest = source.rpartition("@")
+        where, digest = spec_and_hash(source)
         identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         if inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, (list, tuple)):
             return cls(target, identity, timeout_s=timeout_s)
@@ -117,7 +120,7 @@ class PythonTools:
             instance, greeting = await self.guarded("reset", self._make, task)
             if isinstance(greeting, str) and greeting:
                 last = messages[-1]
-                messages = [*messages[:-1], {**last, "content": (last.get("content") or "") + clean(greeting)}]
+                messages = [*messages[:-1], {**last, "content": (last.get("content") or "") + as_text(greeting)}]
         tools = {n: getattr(instance, n) if instance is not None else f for n, f in self._functions.items()}
         return ToolEpisode(self, instance, tools, messages)
 
@@ -125,13 +128,21 @@ class PythonTools:
 
     def _make(self, task: Task) -> tuple[Any, Any]:
         assert self.factory is not None
-        instance = self.factory()
+        try:
+            instance = self.factory()
+        except Exception as error:  # user code may raise anything
+            raise OutsideError.user_code("__init__", error, raised_at(error, self._type)) from error
         reset = getattr(instance, "reset", None)
-        return instance, reset(**task.row) if reset is not None else None
+        try:
+            return instance, reset(**task.row) if reset is not None else None
+        except Exception as error:
+            raise OutsideError.user_code("reset", error, raised_at(error, reset)) from error
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """One tool call; async tools run in the loop. Raises TimeoutError when it hangs, or what the tool raises."""
-        answer = tool(**arguments) if inspect.iscoroutinefunction(tool) else in_thread(lambda: tool(**arguments))
+        """One tool call, with a copy of its arguments; async tools run in the loop. Raises TimeoutError when it hangs, or
+        what the tool raises."""
+        arguments = copy.deepcopy(arguments)
+        answer = called(functools.partial(tool, **arguments))
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
                 return await answer
@@ -185,7 +196,7 @@ class ToolEpisode:
             return await self.user.reply(message)
         if not self._environment.responds:
             return StepResult(done=True)
-        return user_answer(await self._environment.guarded("respond", self._instance.respond, dict(message)), "respond")
+        return user_answer(await self._environment.guarded("respond", self._instance.respond, message), "respond")
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - the port's
         """``get_reward`` of a rollout that a limit ended (otherwise it was called at the last step); and the attribute
@@ -216,7 +227,7 @@ class ToolEpisode:
         return StepResult(answers, steps[-1].done, plus(*rewards), steps[-1].ended)
 
     async def _rewarded(self, result: StepResult, message: Message) -> StepResult:
-        value = await self._environment.guarded("step_reward", self._instance.step_reward, dict(message))
+        value = await self._environment.guarded("step_reward", self._instance.step_reward, message)
         step = value if isinstance(value, Step) else Step(reward=value)
         if step.content is not None:
             raise OutsideError("environment", "step_reward gave a Step with content, expected a reward alone")
@@ -272,6 +283,11 @@ def _schema(tool: Tool, spec: str) -> dict[str, Any]:
         schema = schema_of(tool)
     except UsageError:
         raise
+    except NameError as error:
+        raise UsageError(
+            f"{spec}: tool {tool.__name__!r}: its type hint {error.name!r} is not defined ({place_of(tool)})",
+            hint="import the type where the tool is defined, or correct its name",
+        ) from error
     except Exception as error:  # its own exception types; all mean that the signature or docstring is not usable
         raise UsageError(
             f"{spec}: no tool schema for {getattr(tool, '__name__', tool)!r}: {error}",

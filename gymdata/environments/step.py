@@ -8,17 +8,17 @@ messages; any other value is the environment's fault and never a message or a re
 from __future__ import annotations
 
 import asyncio
-import inspect
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gymdata.environments.port import StepResult
-from gymdata.environments.tool_error import clean
-from gymdata.errors import OutsideError
+from gymdata.environments.tool_error import as_text
+from gymdata.errors import OutsideError, brief
 from gymdata.rollouts.messages import Message
-from gymdata.user_code import in_thread
+from gymdata.user_code import called, raised_at
 
 #: The stop reason when an environment returns ``done`` without one.
 DONE = "environment_done"
@@ -56,12 +56,16 @@ def as_step(value: Any) -> Step:
 
 
 def reward_of(value: Any, what: str) -> float | None:
-    """A reward as user code gives it: a number, or None or NaN for none. Raises OutsideError."""
+    """A reward as user code gives it: a finite number, or None for none. Raises OutsideError."""
+    if value is None:
+        return None
     try:
-        number = math.nan if value is None else float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise OutsideError("environment", f"{what} gave {value!r}, expected a number or None") from error
-    return None if math.isnan(number) else number
+        raise OutsideError.no_reward(what, value) from error
+    if not math.isfinite(number):
+        raise OutsideError.no_reward(what, value)
+    return number
 
 
 def plus(*rewards: float | None) -> float | None:
@@ -84,27 +88,27 @@ def user_answer(value: Any, what: str) -> StepResult:
 
 def _message(value: Any, what: str) -> Message:
     if isinstance(value, str):
-        return {"role": "user", "content": clean(value)}
+        return {"role": "user", "content": as_text(value)}
     if isinstance(value, Mapping) and value.get("role") in _SPEAKERS and isinstance(value.get("content"), str):
-        return {**value, "content": clean(value["content"])}
-    got = repr(value)
+        return {**copy.deepcopy(dict(value)), "content": as_text(value["content"])}
     raise OutsideError(
         "environment",
-        f"{what} gave {clean(got[:200])}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as text, "
+        f"{what} gave {brief(value)}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as text, "
         "a list of these, gymdata.Step, or None",
     )
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """The result of the environment's user code; any exception, and a hang, is the environment's fault. Async functions
-    run in the loop, others in a thread."""
-    work = function(*arguments) if inspect.iscoroutinefunction(function) else in_thread(function, *arguments)
+    """The result of the environment's user code, which gets a copy of its arguments; any exception, and a hang, is the
+    environment's fault."""
     try:
-        return await asyncio.wait_for(work, timeout_s)
+        return await asyncio.wait_for(called(function, *copy.deepcopy(arguments)), timeout_s)
     except TimeoutError as error:
         raise hung(what, timeout_s) from error
+    except OutsideError:
+        raise
     except Exception as error:  # user code may raise anything
-        raise OutsideError("environment", f"{what} raised {type(error).__name__}: {clean(str(error))}") from error
+        raise OutsideError.user_code(what, error, raised_at(error, function)) from error
 
 
 def hung(what: str, timeout_s: float) -> OutsideError:

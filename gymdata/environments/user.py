@@ -9,7 +9,6 @@ copy, so that nothing already sampled can change under its hands.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
 from gymdata.rollouts.messages import Message, Task
-from gymdata.user_code import in_memory, load_symbol
+from gymdata.user_code import in_memory, load_symbol, spec_and_hash
 
 _FLAG = "--user"
 
@@ -39,7 +38,7 @@ def given_user(target: Any, *, timeout_s: float) -> User:
 
 
 def _user(target: Any, source: str, timeout_s: float) -> User:
-    where, _, digest = source.rpartition("@")
+    where, digest = spec_and_hash(source)
     identity = {"name": "python", "spec": where, "file_hash": digest}
     if inspect.isclass(target):
         return ClassUser(PythonTools(target, identity, timeout_s=timeout_s, tools=False))
@@ -75,8 +74,8 @@ class _FunctionTalk:
     async def reply(self, message: Message) -> StepResult:  # noqa: ARG002 - it is the last of the messages
         user = self._user
         name = str(getattr(user.function, "__name__", type(user.function).__name__))
-        messages, row = copy.deepcopy((list(self._messages), self._task.row))
-        return user_answer(await guarded(name, user.function, messages, row, timeout_s=user.timeout_s), name)
+        answer = await guarded(name, user.function, list(self._messages), self._task.row, timeout_s=user.timeout_s)
+        return user_answer(answer, name)
 
     async def close(self) -> None: ...
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, UsageError
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
+from gymdata.remote.reading import located
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
@@ -43,8 +44,7 @@ from gymdata.signals import run_async
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, files_of, find_run_json, scan_batches
 from gymdata.store.lineage import parent_of
-from gymdata.store.objects.fetching import located
-from gymdata.store.paths import output_file
+from gymdata.store.paths import output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
 
@@ -88,6 +88,15 @@ class ScoreSummary(Report):
     @property
     def ok(self) -> bool:
         return not self.failed
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why each reward function failed, where it did first."""
+        return {name: part.first_error for name, part in self.parts.items() if part.first_error is not None}
+
+    def __repr__(self) -> str:
+        shown = Report.__repr__(self)
+        return f"{shown[:-1]}, failures={self.failures!r})" if self.failures else shown
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "flips": {**self.flips, "flipped": list(self.flips["flipped"])}}
@@ -301,7 +310,7 @@ def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
         return output_file(config.output, "scores.parquet")
     if source is None or source.name != "run.json" or not Path(config.path).is_dir():
         raise UsageError(f"{config.path} is not a run folder, so its scores have no place", hint="give one with -o")
-    return source.parent / f"scores-{name}" / "scores.parquet"
+    return placed_output(source.parent / f"scores-{name}") / "scores.parquet"
 
 
 def _describe(

@@ -9,7 +9,8 @@ from typing import ClassVar, Self
 
 import pydantic
 
-from gymdata.settings import Config, Rewards
+from gymdata.rewards.setting import RewardSpecs
+from gymdata.settings import Config
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
 
 
@@ -20,7 +21,7 @@ class ScoreConfig(Config):
     key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "request_batch", "retries"})
 
     path: str = pydantic.Field(description="Run folder, file or glob of rollouts.")
-    reward: Rewards = pydantic.Field(default_factory=list)
+    reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_model: str | None = pydantic.Field(
         None, description="Reward model folder, as written by `gymdata train-reward`."
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gymdata.errors import RefusedError, UsageError
@@ -156,15 +155,14 @@ class _Loader:
 
     def _find_tokenizer(self) -> Decode | None:
         from gymdata.engines._transformers import load_reader
+        from gymdata.engines.vocabulary import find_tokenizer
         from gymdata.store.lineage import lineage
 
         if self._config.tokenizer is not None:
             return load_reader(self._config.tokenizer).decode
         for facts in lineage(self._config.path):
-            identity, config = facts.get("identity") or {}, facts.get("config") or {}
-            for folder in (config.get("tokenizer"), config.get("model"), identity.get("model")):
-                if isinstance(folder, str) and Path(folder, "tokenizer.json").is_file():
-                    return _checked(folder, identity.get("tokenizer_hash"))
+            if (file := find_tokenizer(facts)) is not None:
+                return _checked(str(file.parent), (facts.get("identity") or {}).get("tokenizer_hash"))
         return None
 
 

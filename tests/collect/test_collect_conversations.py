@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gymdata.environments import ByName, WithUser, load_environment, load_user
 from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.experience.run import experience
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_failures, read_run_json, read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, parts
 
@@ -143,8 +144,9 @@ def test_a_user_that_fails_is_a_failure_and_no_score(tasks: Callable[..., Path],
     made = with_user(tmp_path / "u.py", "u")
     summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", seed=1, max_attempts=1, parts=made)
     assert (summary.rollouts, summary.failures, summary.exhausted) == (0, 2, 2)
-    failure = json.loads((tmp_path / "run" / "failures.jsonl").read_text().splitlines()[0].rpartition("\t")[0])
-    assert (failure["kind"], failure["message"]) == ("environment", "environment: u raised RuntimeError: asleep")
+    failure = json.loads((tmp_path / "run" / "failures.jsonl").read_text().splitlines()[0])
+    assert failure["kind"] == "environment"
+    assert re.fullmatch(r"environment: u raised RuntimeError: asleep \(.*u\.py:2, in u\)", failure["message"])
     assert len(failure["turns"]) == 1
 
 
@@ -281,3 +283,35 @@ def test_a_user_who_never_ends_is_cut_by_max_turns(tasks: Callable[..., Path], u
     (row,) = rows_of(tmp_path / "run")
     assert (row["stop_reason"], row["n_turns"], row["reward"]) == ("max_turns", 3, None)
     assert row["messages"][-1]["content"] == "go on"
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "float('-inf')", "10**400"])
+@pytest.mark.parametrize(
+    "method", ["get_reward(self): return VALUE", "respond(self, m): return Step('b', reward=VALUE)"]
+)
+def test_an_environments_reward_that_is_not_finite_fails_the_attempt(
+    tasks: Callable[..., Path], tmp_path: Path, method: str, value: str
+) -> None:
+    """It is in failures.jsonl, names the method, and leaves no row, scored or unscored."""
+    (tmp_path / "e.py").write_text(
+        f"from gymdata import Step\nclass E:\n    def reset(self, **task): pass\n    def {method.replace('VALUE', value)}\n"
+    )
+    summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=parts(env=f"{tmp_path}/e.py:E"))
+    assert (summary.rollouts, summary.failures, summary.pending, summary.exit_code) == (0, 2, 2, 1)
+    messages = [failure["message"] for failure in read_failures(tmp_path / "run")]
+    assert all(method.partition("(")[0] in message and len(message) < 200 for message in messages)
+
+
+def test_an_environment_may_change_the_current_folder(
+    tasks: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run and its tasks stay where they were named."""
+    (tmp_path / "away").mkdir()
+    (tmp_path / "e.py").write_text(
+        f"import os\nclass E:\n    def reset(self, **task):\n        os.chdir({str(tmp_path / 'away')!r})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = parts(env="e.py:E")
+    summary = collect(tasks=tasks(3).name, output="run", parts=made, concurrency=1)
+    assert (summary.rollouts, summary.path, list((tmp_path / "away").iterdir())) == (3, "run", [])
+    assert len(rows_of(tmp_path / "run")) == 3

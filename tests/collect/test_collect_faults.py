@@ -381,3 +381,19 @@ def test_a_full_disk_loses_nothing_that_was_journaled(tasks: Tasks, tmp_path: Pa
     assert caught.value.exit_code == 3
     assert len(rows_of(tmp_path / "run")) >= 3
     assert collect(tasks=str(tasks(9)), output=tmp_path / "run", parts=parts()).rollouts == 9
+
+
+def test_a_changed_helper_of_user_code_is_refused_by_its_name(tasks: Tasks, tmp_path: Path) -> None:
+    """A run is not resumed with another version of a module that its reward or environment imports."""
+    (tmp_path / "helper.py").write_text("f = 0.0\n")
+    (tmp_path / "rw.py").write_text("import helper\n\ndef fn(completion):\n    return helper.f\n")
+    (tmp_path / "en.py").write_text(
+        'import helper\n\nclass E:\n    def go(self) -> str:\n        """Go."""\n        return ""\n'
+    )
+    for more in ({"rewards": [f"{tmp_path}/rw.py:fn"]}, {"env": f"{tmp_path}/en.py:E"}):
+        (tmp_path / "helper.py").write_text("f = 0.0\n")
+        settings: dict[str, Any] = {"tasks": str(tasks(2)), "output": tmp_path / f"run-{min(more)}"}
+        collect(parts=parts(**more), **settings)
+        (tmp_path / "helper.py").write_text("f = 0.5\n")
+        with pytest.raises(StoreError, match=r"helper\.py"):
+            collect(parts=parts(**more), num_rollouts=2, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import gymdata
 from gymdata.collect.run import collect
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.engines.faulty_answers import FAULTS
 from tests.faulty_server import Settings
@@ -43,6 +44,20 @@ def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
     assert (summary.rollouts, summary.exit_code) == (12, 0)
     assert [r["n"] for r in at.requests if r["n"] > 1] == [3, 3, 3, 3]
     assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
+
+
+def test_a_setting_that_is_newer_than_the_run_had_its_default(server: Any, settings: dict[str, Any]) -> None:
+    """A run.json that lacks sampling settings is resumed with their defaults, and refused with another value."""
+    url = server(Settings())
+    collect(endpoint=url, **{**settings, "num_rollouts": 2})
+    run_json = settings["output"] / "run.json"
+    facts = json.loads(run_json.read_text())
+    for name in ("repetition_penalty", "min_p", "max_turns"):
+        del facts["identity"][name]
+    run_json.write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match=r"min_p: run has 0\.0, now 0\.5"):
+        collect(endpoint=url, min_p=0.5, **settings)
+    assert collect(endpoint=url, **settings).rollouts == 12
 
 
 def test_passing_faults_are_retried(server: Any, settings: dict[str, Any]) -> None:

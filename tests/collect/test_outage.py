@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ def server() -> Iterator[ServerProcess]:
     server = ServerProcess(FAULTY, "--latency", "0.02")
     yield server
     server.kill()
+
+
+def order(server: ServerProcess, mode: str, count: int) -> None:
+    """The next ``count`` answers of the server are of this kind; -1: all."""
+    body = json.dumps({"mode": mode, "count": count}).encode()
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}/fault", body, headers), timeout=30).close()
 
 
 def watching(server: ServerProcess, then: Callable[[], None]) -> Watcher:
@@ -51,6 +60,42 @@ def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings:
     assert told[0] == "server unreachable, retrying for 10 min (--wait-for-server)"
     assert told[1].startswith("server reachable again after ")
     assert len(told) == 2
+
+
+def test_a_dying_engine_behind_a_server_costs_no_attempt(server: ServerProcess, settings: dict[str, Any]) -> None:
+    """While an engine goes down vLLM's API answers that it is dead, between broken and good answers: that is the outage
+    itself. It is announced once, and once when the server is back; every rollout is there and none has a failed attempt."""
+
+    def dies() -> None:
+        order(server, "dead", 12)
+
+    watcher = Watcher((10, dies))
+    summary = gymdata.collect(endpoint=server.url, progress=watcher, max_attempts=1, retries=0, **settings)
+    assert (summary.rollouts, summary.pending, summary.failures, summary.exit_code) == (4 * TASKS, 0, 0, 0)
+    assert failures_of(settings["output"]) == []
+    assert [text[: len("server unreachable")] for text in watcher.said if "reachable" in text] == [
+        "server unreachable", "server reachable a",
+    ]  # fmt: skip
+
+
+def test_an_engine_that_stays_dead_ends_the_run_and_costs_no_attempt(
+    server: ServerProcess, settings: dict[str, Any]
+) -> None:
+    """Exit 3 after the wait; what failed in flight does not count, and is no failed attempt of the bar."""
+    counted: dict[str, float] = {}
+
+    class Counting(Watcher):
+        def update(self, **counts: float) -> None:
+            counted.update(counts)
+            super().update(**counts)
+
+    watcher = Counting((10, lambda: order(server, "dead", -1)))
+    with pytest.raises(OutsideError, match="its engine died") as caught:
+        gymdata.collect(endpoint=server.url, progress=watcher, wait_for_server=0.5, max_attempts=1, **settings)
+    assert caught.value.exit_code == 3
+    assert not any(failure["counts"] for failure in failures_of(settings["output"]))
+    assert (counted["attempts"], counted["given_up"]) == (0, 0)
+    assert [text for text in watcher.said if "turn" in text] == []
 
 
 def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(
@@ -87,6 +132,18 @@ def test_a_server_that_was_never_there_is_not_waited_for(settings: dict[str, Any
     with pytest.raises(OutsideError, match="cannot be reached") as caught:
         gymdata.collect(endpoint="http://127.0.0.1:9", retries=0, **settings)
     assert "is the server up" in str(caught.value.hint)
+
+
+def test_a_model_that_the_server_does_not_serve_is_named_with_what_it_serves(
+    server: ServerProcess, tasks: Any, tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With and without a tokenizer: what is wrong is the name, and nothing else is advised. HOST:PORT is a URL."""
+    words = ["collect", str(tasks(2)), "--endpoint", server.url.removeprefix("http://"), "--max-tokens", "4"]
+    words += ["-o", str(tmp_path / "run")]
+    for more in ([], ["--tokenizer", policy]):
+        assert main([*words, "-m", "wrongname", *more]) == 2
+        assert f"{server.url} serves fake, not wrongname" in capsys.readouterr().err
+    assert main([*words, "-m", "fake", "--tokenizer", policy]) == 0
 
 
 def test_a_served_model_without_a_local_folder_needs_a_tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gymdata.collect import spent
 from gymdata.collect.run import collect
 from gymdata.collect.spent import Spent
 from tests.collect.fake_parts import FakeSampler, parts
+from tests.faulty_server import Settings
 
 Tasks = Callable[..., Path]
 
@@ -46,6 +48,21 @@ def test_a_low_concurrency_is_named() -> None:
     """Where -c is what keeps requests few, that is what to change."""
     line = slowed(80.0, 0.0, 0.0, concurrency=8)
     assert line == "few requests in flight: 8 on average, the engine takes 100; raise -c above 8"
+
+
+@pytest.mark.parametrize("concurrency", [2, 300])
+def test_what_a_server_takes_is_not_taken_from_the_concurrency(
+    server: Callable[[Settings], str], tasks: Tasks, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch,
+    concurrency: int,
+) -> None:  # fmt: skip
+    """A server does not say how many requests it runs at once, vLLM's default is 256: with two in flight, -c is too low."""
+    monkeypatch.setattr(spent, "SHORTEST_S", 0.0)
+    done = collect(
+        tasks=str(tasks(20)), endpoint=server(Settings(latency=0.05)), model="fake", tokenizer=policy,
+        output=tmp_path / "run", num_rollouts=1, max_tokens=4, concurrency=concurrency,
+    )  # fmt: skip
+    hint = "raise -c above 2" if concurrency == 2 else "more tasks or rollouts per task fill it"
+    assert re.fullmatch(rf"few requests in flight: \d+ on average, the engine takes 256; {hint}", str(done.slowed_by))
 
 
 def test_a_short_run_says_nothing() -> None:

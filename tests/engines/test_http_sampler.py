@@ -165,4 +165,4 @@ def test_settings_and_urls_are_checked():
     with pytest.raises(UsageError, match="temperature"):
         ServerSampler("http://x", sampling={"temprature": 1})
     with pytest.raises(UsageError, match="http://localhost"):
-        ServerSampler("localhost:8000")
+        ServerSampler("localhost")

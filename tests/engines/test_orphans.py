@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -72,6 +73,27 @@ def test_a_killed_parent_takes_its_engine_along(ours):
         if child.is_running():
             child.kill()
         parent.stdout.close()
+
+
+@pytest.mark.engine
+def test_ctrl_c_ends_an_engine_that_is_starting(policy: str, tmp_path: Path) -> None:
+    """It is announced as heard, the engine is not waited for, and none of its processes is left."""
+    words = ["collect", "sample_data/tasks/train.jsonl", "-n", "2", "-m", policy, "-o", str(tmp_path / "run")]
+    command = subprocess.Popen([sys.executable, "-m", "gymdata.cli", *words], stderr=subprocess.PIPE, text=True)
+    assert command.stderr is not None
+    said: list[str] = []
+    for line in command.stderr:
+        said.append(line)
+        if line.startswith("starting vLLM"):
+            break
+    started = psutil.Process(command.pid)
+    while command.poll() is None and not (children := started.children(recursive=True)):
+        pass
+    command.send_signal(signal.SIGINT)
+    said += command.stderr
+    assert command.wait() == 130, said
+    assert said[-2:] == ["stopping: what is being started is ended\n", "interrupted\n"]
+    assert all(ends(child.pid, 30) for child in children)
 
 
 @pytest.mark.engine

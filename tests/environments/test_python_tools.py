@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gymdata.rollouts.messages import Task
 
 SOURCE = '''
 import asyncio
+import os
 import threading
 
 class Box:
@@ -45,6 +47,14 @@ class Box:
     def leave(self) -> str:
         """Exit."""
         raise SystemExit(3)
+
+    def quit(self) -> str:
+        """End the process."""
+        os._exit(0)
+
+    async def quits(self) -> str:
+        """End the process later."""
+        os._exit(0)
 
     def late(self) -> str:
         """Wait for another system in vain."""
@@ -92,6 +102,35 @@ class Odd(Box):
 
     def get_reward(self):
         return self.task["reward"]
+
+class Broken:
+    def __init__(self):
+        raise ValueError("no database")
+
+    def go(self) -> str:
+        """Go."""
+        return ""
+
+class Greets:
+    def reset(self, **task):
+        return " hello"
+
+class Speaks:
+    def respond(self, message):
+        return self.state["state"]
+
+    state = {}
+
+class Nothing:
+    pass
+
+def nope(x: "Nope") -> str:
+    """Go.
+
+    Args:
+        x: one
+    """
+    return ""
 
 class Sulks:
     def reset(self, **task):
@@ -158,6 +197,8 @@ def test_no_call_ends_the_episode_with_the_environments_reward(file: Path) -> No
     [
         ("fail", {}, "no such thing"),
         ("leave", {}, "SystemExit: 3"),
+        ("quit", {}, "SystemExit: 0"),
+        ("quits", {}, "SystemExit: 0"),
         ("late", {}, "TimeoutError: no route"),
         ("dropped", {}, "CancelledError: gone"),
         ("nothing", {}, "there is no tool 'nothing'"),
@@ -175,11 +216,21 @@ def test_what_the_policy_does_wrong_is_told_to_it(file: Path, name: str, argumen
 
 
 def test_a_reward_that_is_no_number_is_the_environments_failure(file: Path) -> None:
-    """Whatever get_reward gives, nothing else breaks; NaN is no reward, as of a reward function."""
+    """Whatever get_reward gives that is not a finite number fails the attempt, in a short message; None is no reward."""
     done = {"role": "assistant", "content": "done"}
-    with pytest.raises(OutsideError, match=r"environment: get_reward gave \{\}, expected a number or None"):
-        step(file, done, name="Odd", reward={})
-    assert step(file, done, name="Odd", reward=float("nan")).reward is None
+    for reward, got in (
+        ({}, r"\{\}"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (10**400, r"1000.{0,100}"),
+        (10**5000, "a value"),
+    ):
+        with pytest.raises(
+            OutsideError, match=rf"environment: get_reward gave {got}.*, expected a finite number or None"
+        ) as e:
+            step(file, done, name="Odd", reward=reward)
+        assert len(str(e.value)) < 200
+    assert step(file, done, name="Odd", reward=None).reward is None
 
 
 def test_a_tool_that_hangs_is_the_environments_failure(file: Path) -> None:
@@ -218,7 +269,7 @@ def test_a_greeting_joins_the_last_message(file: Path) -> None:
 
 def test_reset_that_raises_is_the_environments_failure(file: Path) -> None:
     """An environment that cannot start is at fault itself."""
-    with pytest.raises(OutsideError, match="reset raised RuntimeError: not today"):
+    with pytest.raises(OutsideError, match=r"reset raised RuntimeError: not today \(.*box\.py:\d+, in reset\)"):
         step(file, calls(("go", {})), name="Sulks")
 
 
@@ -233,7 +284,20 @@ def test_schemas_come_from_signatures_and_docstrings(file: Path) -> None:
     """Names, types and descriptions are those of the function; reset and get_reward are no tools."""
     environment: Any = load_environment(f"{file}:Box")
     names = [s["function"]["name"] for s in environment.schemas]
-    assert names == ["broken", "data", "dropped", "echo", "fail", "flood", "hang", "late", "later", "leave"]
+    assert names == [
+        "broken",
+        "data",
+        "dropped",
+        "echo",
+        "fail",
+        "flood",
+        "hang",
+        "late",
+        "later",
+        "leave",
+        "quit",
+        "quits",
+    ]
     echo = environment.schemas[names.index("echo")]["function"]
     assert echo["description"] == "Say it."
     assert echo["parameters"]["properties"] == {"text": {"type": "string", "description": "what to say"}}
@@ -250,7 +314,13 @@ def test_a_change_of_the_file_is_another_environment(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Bax", "did you mean 'Box'"), ("undocumented", "no tool schema"), ("threading", "expected a class or functions")],
+    [
+        ("Bax", "did you mean 'Box'"),
+        ("undocumented", "no tool schema"),
+        ("Nothing", "has no public methods"),
+        ("nope", r"tool 'nope': its type hint 'Nope' is not defined \(.*box\.py:\d+\)"),
+        ("threading", "expected a class or functions"),
+    ],
 )
 def test_what_is_no_environment(file: Path, name: str, said: str) -> None:
     """A wrong name, a tool without hints or docstring, and something else altogether are usage errors."""
@@ -271,3 +341,19 @@ def test_an_async_method_that_is_no_tool_is_refused(tmp_path: Path, monkeypatch:
     )
     with pytest.raises(UsageError, match=rf"{name} is async \(e\.py:2\), expected a plain method"):
         load_environment("e.py:Box")
+
+
+def test_the_environments_errors_have_a_place_and_a_next_step(file: Path) -> None:
+    """File, line and method of the user's code, ``__init__`` by its own name; it is no fault of an outside system."""
+    for name, where in (
+        ("Broken", r"__init__ raised ValueError: no database \(.*box\.py:\d+, in __init__\)"),
+        ("Speaks", r"respond raised KeyError: 'state' \(.*box\.py:\d+, in respond\)"),
+    ):
+        with pytest.raises(OutsideError, match=where) as caught:
+            step(file, {"role": "assistant", "content": "hi"}, name=name)
+        assert (caught.value.exit_code, "--overwrite" in str(caught.value.hint)) == (1, True)
+
+
+def test_an_environment_may_only_reset(file: Path) -> None:
+    """Without tools or respond it is over after one answer."""
+    assert step(file, {"role": "assistant", "content": "hi"}, name="Greets").done

@@ -338,3 +338,11 @@ def test_a_servers_reward_that_is_no_number_is_its_fault(server: Server, answer:
     """Never a reward, and never shown to the policy."""
     with pytest.raises(OutsideError, match=r"environment: .*/add: got"):
         test_a_servers_tool_result_may_hold_the_steps_reward(server, answer, "", None, False)
+
+
+def test_a_flood_of_words_is_cut_as_tool_output_is(file: Path) -> None:
+    """Five megabytes that a user says become 64 KiB, and the message says so."""
+    (file.parent / "flood.py").write_text("def flood(messages, task):\n    return 'a' * 5_000_000\n")
+    (result,) = play(WithUser(SingleTurn(), load_user(f"{file.parent}/flood.py:flood", timeout_s=5)), says("a"))
+    ((_, text),) = contents(result)
+    assert text == "a" * 65_536 + "\n[output cut: 5,000,000 bytes, the first 65,536 are shown]"

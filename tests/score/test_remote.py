@@ -14,7 +14,7 @@ from gymdata.errors import OutsideError, UsageError
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.schema import SCORES
 from gymdata.score.run import score
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import PATH, Behaviour, app_of, reward_of
 from tests.threaded_server import serving
@@ -146,7 +146,7 @@ def test_a_path_that_the_server_does_not_have_ends_with_3(run: Path, url: str) -
         quickly(run, url + "/nothing")
 
 
-@pytest.mark.parametrize("given", ["localhost:5000", "ftp://x", "http://me:secret@localhost/x"])
+@pytest.mark.parametrize("given", ["localhost", "ftp://x", "http://me:secret@localhost/x"])
 def test_a_url_that_is_none_is_a_usage_error(run: Path, given: str) -> None:
     """What cannot be asked, or would put a password into files, is refused."""
     with pytest.raises(UsageError, match="URL"):
@@ -168,6 +168,15 @@ def test_the_text_of_the_saved_ids_is_sent(tmp_path: Path, url: str, behaviour: 
     assert body["queries"][0] == "w1w5w10w11w2w30w31w33w2"
     assert body["prompts"][0] == "w1w5"
     assert body["queries"][1].startswith("user: question t")
+
+
+def test_the_tokenizer_of_a_served_policy_is_found_where_the_server_reads_it(
+    run: Path, url: str, behaviour: Behaviour, policy: str
+) -> None:
+    """run.json's ``served_from``, where that folder is on this machine: its texts are sent, not the messages."""
+    write_run_json(run, read_run_json(run) | {"engine": {"served_from": policy}})
+    quickly(run, url)
+    assert not any(query.startswith("user: ") for body in behaviour.requests for query in body["queries"])
 
 
 @pytest.mark.parametrize("by", ["a list", "commas", "the command line"])

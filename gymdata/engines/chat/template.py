@@ -16,7 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gymdata.engines._transformers import generation_eos_ids, load_tokenizer, writes_conversations_itself
+from gymdata.engines._transformers import (
+    generation_eos_ids,
+    load_tokenizer,
+    rendered_chat,
+    writes_conversations_itself,
+)
 from gymdata.engines.chat._parsers import ResponseReader, choose_parser
 from gymdata.engines.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
 from gymdata.engines.model_identity import tokenizer_facts, tokenizer_folder
@@ -280,7 +285,7 @@ class TransformersChat:
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
-        from gymdata.engines.chat.bounded_templates import TemplateLimitError
+        from gymdata.engines.chat.template_proof import TemplateLimitError
 
         shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
         try:
@@ -294,14 +299,14 @@ class TransformersChat:
         except TemplateLimitError as error:
             name = self.tokenizer.name_or_path or "the tokenizer"
             raise DataError(
-                f"{name}: its chat template does not end within what is allowed: {error}",
+                f"{name}: its chat template cannot be used: {error}",
                 hint="give another template with --chat-template FILE",
             ) from error
-        except (TemplateError, KeyError, ValueError, OverflowError) as error:
+        except (TemplateError, KeyError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             raise _refusal(messages, error) from error
 
     def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
-        from gymdata.engines.chat.bounded_templates import chat_template
+        from gymdata.engines.chat.template_proof import CONVERSATIONS, refuse_endless
 
         if writes_conversations_itself(self.tokenizer):
             # A tokenizer that writes conversations by code of its own.
@@ -312,13 +317,10 @@ class TransformersChat:
             )
         if not messages:
             raise ValueError("a conversation without messages")
-        return chat_template(self.tokenizer.chat_template).render(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=generate,
-            **self.tokenizer.special_tokens_map,
-        )
+        template = self.tokenizer.chat_template
+        if known_template(template) is None:
+            refuse_endless(template, CONVERSATIONS)
+        return rendered_chat(template, messages, tools, generate, self.tokenizer.special_tokens_map)
 
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:

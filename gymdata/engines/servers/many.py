@@ -10,9 +10,8 @@ answer is lost or kept twice. A generation names the server that sampled it.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,20 +23,14 @@ from gymdata.engines.servers.vllm_server import server_address
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, counted
 from gymdata.urls import Address
 
-#: Requests that a server gets before it has answered any; twice as many with each answer, until it refuses more.
-_FIRST_LIMIT = 32
-_LEAST_LIMIT = 4
-#: Faults in a row, other than a broken connection, after which a server gets no more requests.
-_STRIKES = 3
-_PAUSE_S = (0.5, 10.0)
-_TICK_S = 0.25
-_READ_S = 2.0
+#: Between two tries to use a lost server again, between two looks whether one is there, and between readings of the list.
+_PAUSE_S, _TICK_S, _READ_S = 0.5, 0.25, 2.0
 #: Rollouts and groups whose server is remembered.
 _KEPT = 200_000
 #: Mean difference of log-probabilities, in nats: more than number formats and kernels explain, and more than kernels alone.
 _OTHER_WEIGHTS, _OTHER_NUMBERS = 0.05, 0.005
-#: A share of the time, and seconds, without a request, from which a server counts as idle.
-_IDLE_SHARE, _IDLE_S = 0.2, 5.0
+#: Answers of a server that has more requests than it can take.
+_BUSY = (429, 503)
 
 
 class Pooled(Protocol):
@@ -157,75 +150,39 @@ class Endpoints:
 
 @dataclass(eq=False)
 class Server(Generic[M]):
-    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``limit``: generations that it may
-    have in flight; ``generations``, ``faults``: so far; ``sampled_as``: generations by the name that they have of it;
-    ``busy_s``: seconds with a request."""
+    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``generations``, ``faults``: so
+    far; ``sampled_as``: generations by the name that they have of it; ``lasting``: it is of another policy, and is not
+    tried again."""
 
     url: str
     given: str
     sampler: M
     up: bool = False
     refused: str | None = None
+    lasting: bool = False
     listed: bool = True
-    limit: float = _FIRST_LIMIT
-    overloaded: bool = False
     in_flight: int = 0
-    strikes: int = 0
     generations: int = 0
     sampled_as: Counter[str] = field(default_factory=Counter)
     faults: int = 0
     outages: int = 0
-    busy_s: float = 0.0
     difference: float | None = None
     last_fault: GymdataError | None = None
     down_since: float = 0.0
-    next_try: float = 0.0
-    pause_s: float = _PAUSE_S[0]
     reviving: asyncio.Task[None] | None = None
-    busy_since: float = 0.0
-    #: When its last good answer came, and whether a message has named it as silent since.
-    answered_at: float = 0.0
-    named: bool = False
 
     @property
     def name(self) -> str:
         """Its name in its answers: a replica has the name of its node as well."""
         return str(getattr(self.sampler, "name", self.url))
 
-    @property
-    def has_room(self) -> bool:
-        """A group may be more than is left: waiting for all of it would leave the rest idle."""
-        return self.in_flight < self.limit
-
-    def begin(self, n: int) -> None:
-        if not self.in_flight:
-            self.busy_since = time.monotonic()
-        self.in_flight += n
-
-    def end(self, n: int) -> None:
-        self.in_flight -= n
-        if not self.in_flight:
-            self.busy_s += time.monotonic() - self.busy_since
-
-    def answered(self, n: int) -> None:
-        """Good answers: it may have more at a time, where it had all that it may have."""
-        self.strikes, self.answered_at, self.named = 0, time.monotonic(), False
-        self.generations += n
-        if self.in_flight + n > self.limit / 2:
-            self.limit += n / self.limit if self.overloaded else n
-
-    def is_full(self) -> None:
-        """It had more requests than it can take."""
-        self.overloaded = True
-        self.limit = max(_LEAST_LIMIT, self.limit / 2)
-
 
 class Pool(Generic[M]):
     """Requests to several servers of one model.
 
     ``places``: where they are, read again while it runs where that may change. ``make``: the member of one of them. A
-    request goes to the server that had the last one with one of its keys, if that has room, else to the one with the fewest
-    in flight, and of these to the one that has answered least; ``retries``: how often another try is made after a fault.
+    request goes to the server that had the last one with one of its keys, else to the one with the fewest in flight, and
+    of these to the one that has answered least; ``retries``: how often another try is made after a fault.
     """
 
     #: Whose fault it is when no server can be reached.
@@ -233,7 +190,7 @@ class Pool(Generic[M]):
     #: Nouns for what they serve and for their answers.
     of_one: ClassVar[str] = "of one run must serve the same policy"
     answers: ClassVar[str] = "generations"
-    #: Seconds without an answer after which a server is not waited for while others answer, or is named while they idle.
+    #: Seconds without an answer after which, at the start, a server is not waited for while others answer.
     late_s: ClassVar[float] = 30.0
 
     def __init__(self, places: Places, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5) -> None:
@@ -245,15 +202,13 @@ class Pool(Generic[M]):
         self._say: Callable[[str], None] = lambda _: None
         self._proof: Fingerprint | None = None
         self._facts: dict[str, Any] = {}
-        self._waiting: deque[tuple[Sequence[str], int, frozenset[str], asyncio.Future[Server[M]]]] = deque()
         #: The samplers that servers had before they were lost.
         self._replaced: list[M] = []
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
-        self._watcher: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._none_since: float | None = None
         #: What was wrong with the list of servers when it was last read.
         self._list_fault: str | None = None
-        self._read_at = self._began = self._ended = 0.0
 
     async def start(self) -> Mapping[str, Any]:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
@@ -274,8 +229,8 @@ class Pool(Generic[M]):
         for server, one in zip(self.servers, found, strict=True):
             if isinstance(one, OutsideError):
                 self._down(server, one)
-        self._read_at = time.monotonic()
-        self._watcher = asyncio.create_task(self._watch())
+        if self.places.may_change:
+            self._reader = asyncio.create_task(self._read_repeatedly())
         return self.facts()
 
     async def _first_proofs(self) -> list[Fingerprint | BaseException]:
@@ -331,7 +286,6 @@ class Pool(Generic[M]):
                 self.answers: server.generations,
                 "faults": server.faults,
                 "outages": server.outages,
-                "busy_s": round(server.busy_s, 3),
                 "logprob_difference": server.difference,
                 **({"sampled_as": dict(server.sampled_as)} if set(server.sampled_as) - {server.url} else {}),
             }
@@ -339,21 +293,10 @@ class Pool(Generic[M]):
         ]
 
     def remarks(self) -> list[str]:
-        """Servers that had nothing to do for much of the time, and those that are away, with numbers."""
-        whole = self._ended - self._began
-        idle = [s for s in self.servers if s.up and whole - s.busy_s > max(_IDLE_S, _IDLE_SHARE * whole)]
-        found = []
-        if idle:
-            shares = ", ".join(f"{s.url} {1 - s.busy_s / whole:.0%} ({s.generations:,} {self.answers})" for s in idle)
-            found.append(
-                f"{len(idle)} of {len(self.servers)} {self._noun}s were without a request for much of the {whole:.0f} s: "
-                f"{shares}"
-            )
-        if away := [s for s in self.servers if s.listed and not s.up]:
-            found.append(f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: " + ", ".join(
-                f"{s.url} ({s.last_fault.message if s.last_fault else 'no answer'})" for s in away
-            ))  # fmt: skip
-        return found
+        """Servers that are away in the end."""
+        away = [s for s in self.servers if s.listed and not s.up]
+        reasons = ", ".join(f"{s.url} ({s.last_fault.message if s.last_fault else 'no answer'})" for s in away)
+        return [f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: {reasons}"] if away else []
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """From now on wait this long when no server can be reached; ``say`` is called for every loss and return."""
@@ -365,13 +308,15 @@ class Pool(Generic[M]):
         return not any(server.up for server in self.servers)
 
     async def ask(self, work: Callable[[M], Awaitable[T]], keys: Sequence[str] = (), n: int = 1) -> tuple[T, Server[M]]:
-        """The result of ``work`` with one server that has room for ``n`` answers, and that server. ``keys``: requests
-        with the same one begin alike, the likest first. Raises OutsideError."""
+        """The result of ``work`` with one server, for ``n`` answers, and that server. ``keys``: requests with the same one
+        begin alike, the likest first. Raises OutsideError."""
         avoid: frozenset[str] = frozenset()
         tries, pause = self._retries + len(self.servers), self._pause_s
         while True:
-            server = await self._turn(keys, n, avoid)
+            while (server := self._choose(keys, avoid)) is None:
+                await self._wait_for_any()
             sampler = server.sampler
+            server.in_flight += n
             try:
                 made = await work(sampler)
             except OutsideError as error:
@@ -383,17 +328,15 @@ class Pool(Generic[M]):
                     pause = min(2 * pause, 30.0)
                 avoid |= {server.url}
             else:
-                server.answered(n)
+                server.generations += n
                 return made, server
             finally:
-                server.end(n)
-                self._ended = time.monotonic()
-                self._dispatch()
+                server.in_flight -= n
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""
-        running = [task for task in (self._watcher, *(s.reviving for s in self.servers)) if task is not None]
-        self._watcher = None
+        running = [task for task in (self._reader, *(s.reviving for s in self.servers)) if task is not None]
+        self._reader = None
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -406,49 +349,35 @@ class Pool(Generic[M]):
 
     # --- which server gets a request --------------------------------------------------------------------------------
 
-    async def _turn(self, keys: Sequence[str], n: int, avoid: frozenset[str]) -> Server[M]:
-        """The server that has room for it, which counts it from now on."""
-        self._began = self._began or time.monotonic()
-        future: asyncio.Future[Server[M]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((keys, n, avoid, future))
-        self._dispatch()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().end(n)
-                self._dispatch()
-            raise
-
-    def _dispatch(self) -> None:
-        """Give what waits to servers that have room, the longest waiting first; what waits for another one is passed by."""
-        kept = []
-        while self._waiting and any(server.up and server.has_room for server in self.servers):
-            keys, n, avoid, future = one = self._waiting.popleft()
-            if future.done():
-                continue
-            if (server := self._choose(keys, avoid)) is None:
-                kept.append(one)
-                continue
-            server.begin(n)
-            future.set_result(server)
-        self._waiting.extendleft(reversed(kept))
-
     def _choose(self, keys: Sequence[str], avoid: frozenset[str]) -> Server[M] | None:
+        """The server for a request; None when none can be reached."""
         up = [server for server in self.servers if server.up]
-        free = [s for s in [s for s in up if s.url not in avoid] or up if s.has_room]
-        if not free:
+        if not up:
             return None
-        known = [key for key in keys if key]
-        before = next((self._sticky[key] for key in known if key in self._sticky), None)
-        server = before if before in free else min(free, key=lambda one: (one.in_flight, one.generations))
+        fit = [server for server in up if server.url not in avoid] or up
+        named = [key for key in keys if key]
+        before = next((self._sticky[key] for key in named if key in self._sticky), None)
+        server = before if before in fit else min(fit, key=lambda one: (one.in_flight, one.generations))
         assert server is not None
-        for key in known:
+        for key in named:
             self._sticky[key] = server
             self._sticky.move_to_end(key)
         while len(self._sticky) > _KEPT:
             self._sticky.popitem(last=False)
         return server
+
+    async def _wait_for_any(self) -> None:
+        """A moment, while no server can be used. Raises OutsideError when that was so for too long, or for good."""
+        now = time.monotonic()
+        if self._none_since is None:
+            self._none_since = now
+            span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
+            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
+        hopeless = not self.places.may_change and all(server.lasting for server in self.servers)
+        if hopeless or now - self._none_since >= self._wait_s:
+            listed = sorted(self.servers, key=lambda server: not server.listed)
+            raise self._none(next((s.last_fault for s in listed if s.last_fault is not None), None))
+        await asyncio.sleep(_TICK_S)
 
     # --- servers that fail, come back, and are added ------------------------------------------------------------------
 
@@ -462,75 +391,23 @@ class Pool(Generic[M]):
         server.faults += 1
         if server.sampler is not sampler or not server.up:
             return True  # it is away already, or back since
-        server.strikes += 1
-        busy = error.status in (429, 503)
-        if busy or isinstance(error.__cause__, TimeoutError):
-            server.is_full()
-        if error.fatal or _broke(error) or (server.strikes >= _STRIKES and not busy):
+        broken = _broke(error) or ((error.status or 0) >= 500 and error.status not in _BUSY)
+        if error.fatal or broken:
             self._down(server, error)
         return True
 
     def _down(self, server: Server[M], error: OutsideError) -> None:
         server.up, server.last_fault, server.down_since = False, error, time.monotonic()
         server.outages += 1
-        server.pause_s = _PAUSE_S[0]
-        server.next_try = server.down_since + server.pause_s
         others = sum(one.up for one in self.servers)
         self._say(
             f"{server.url} is not used until it answers again ({others} of {len(self.servers)} left): {error.message}"
         )
+        self._try_again(server)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now = time.monotonic()
-            if self.places.may_change and now - self._read_at >= _READ_S:
-                self._read_at = now
-                self._read_again()
-            for server in self.servers:
-                due = server.listed and not server.up and server.next_try <= now
-                if due and (server.reviving is None or server.reviving.done()):
-                    server.reviving = asyncio.create_task(self._revive(server))
-            self._name_last(now)
-            self._wait_for_any(now)
-
-    def _wait_for_any(self, now: float) -> None:
-        """Whether servers were lost or are no longer listed: for how long there may be none."""
-        if not self.unreachable:
-            self._none_since = None
-        elif self._none_since is None:
-            self._none_since = now
-            span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
-            self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
-        elif now - self._none_since >= self._wait_s or self._is_hopeless:
-            self._give_up()
-
-    @property
-    def _is_hopeless(self) -> bool:
-        """Whether every server is refused for good."""
-        return not self.places.may_change and all(server.next_try == math.inf for server in self.servers)
-
-    def _name_last(self, now: float) -> None:
-        """Say which server everything waits for, once until it answers."""
-        busy = [server for server in self.servers if server.in_flight]
-        if len(busy) != 1 or len(self.servers) == 1 or busy[0].named:
-            return
-        silent_s = now - max(busy[0].busy_since, busy[0].answered_at)
-        if silent_s >= self.late_s:
-            busy[0].named = True
-            self._say(
-                f"waiting for {busy[0].in_flight:,} {self.answers} of {busy[0].url}, which did not answer for "
-                f"{silent_s:.0f} s; the others have nothing to do"
-            )
-
-    def _give_up(self) -> None:
-        """No server came back in time: everything that waits for one fails."""
-        listed = sorted(self.servers, key=lambda server: not server.listed)
-        last = next((s.last_fault for s in listed if s.last_fault is not None), None)
-        while self._waiting:
-            *_, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(self._none(last))
+    def _try_again(self, server: Server[M]) -> None:
+        if server.reviving is None or server.reviving.done():
+            server.reviving = asyncio.create_task(self._revive(server))
 
     def _none(self, last: GymdataError | None) -> OutsideError:
         """The error when no server can be used. ``last``: what is wrong with one of them."""
@@ -542,66 +419,66 @@ class Pool(Generic[M]):
         )  # fmt: skip
 
     async def _revive(self, server: Server[M]) -> None:
-        """One try to use a server again, or for the first time."""
-        fresh = replace(server, sampler=self._make(server.given))
-        lasting = False
-        try:
-            proof = await self._prove(fresh)
-            if (why := self._unlike(fresh, proof)) is not None:
-                lasting = True
-                raise why
-        except GymdataError as error:
-            await fresh.sampler.close()
-            self._not_yet(server, error, lasting)
-            return
-        except asyncio.CancelledError:
-            await fresh.sampler.close()
-            raise
-        if not server.listed:
-            await fresh.sampler.close()
-            return
-        # Its other connections may be sound, with requests on their way: they are closed in the end.
-        self._replaced.append(server.sampler)
-        server.sampler, server.difference = fresh.sampler, fresh.difference
-        server.up, server.strikes, server.limit, server.overloaded = True, 0, _FIRST_LIMIT, False
-        server.refused = None
-        away = f" after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
-        self._say(f"{server.url} is used{' again' if server.outages else ''}{away} ({sum(s.up for s in self.servers)} of "
-                  f"{len(self.servers)})")  # fmt: skip
-        self._dispatch()
+        """Compare a server with the first until it can be used: again, or for the first time."""
+        while server.listed and not server.up and not server.lasting:
+            fresh = replace(server, sampler=self._make(server.given))
+            try:
+                proof = await self._prove(fresh)
+                if (why := self._unlike(fresh, proof)) is not None:
+                    server.lasting = True
+                    raise why
+            except GymdataError as error:
+                await fresh.sampler.close()
+                self._not_yet(server, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            except asyncio.CancelledError:
+                await fresh.sampler.close()
+                raise
+            if not server.listed:
+                await fresh.sampler.close()
+                return
+            # Its other connections may be sound, with requests on their way: they are closed in the end.
+            self._replaced.append(server.sampler)
+            server.sampler, server.difference = fresh.sampler, fresh.difference
+            server.up, server.refused, self._none_since = True, None, None
+            away = f" again after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
+            self._say(f"{server.url} is used{away} ({sum(s.up for s in self.servers)} of {len(self.servers)})")
 
-    def _not_yet(self, server: Server[M], error: GymdataError, lasting: bool) -> None:
-        """A server cannot be used. What it lacks may come (a model that is loaded later), unless that is ``lasting``: it is
-        of another policy."""
+    def _not_yet(self, server: Server[M], error: GymdataError) -> None:
+        """A server cannot be used. What it lacks may come (a model that is loaded later), unless that is ``lasting``."""
         refused = None if isinstance(error, OutsideError) else error.message
         if refused is not None and refused != server.refused:
-            until = "" if lasting else " until that changes"
+            until = "" if server.lasting else " until that changes"
             self._say(f"{server.url} is refused{until}: {refused}")
         server.refused, server.last_fault = refused or server.refused, error
-        server.pause_s = min(2 * server.pause_s, _PAUSE_S[1])
-        server.next_try = math.inf if lasting else time.monotonic() + server.pause_s
 
-    def _read_again(self) -> None:
-        """Read the list of servers again: new servers are checked first, removed ones get no more requests."""
-        try:
-            urls = self.places.read()
-        except (DataError, UsageError) as error:
-            # The file may be incomplete while it is written.
-            if self._list_fault != error.message:
-                self._say(f"the list of servers stays as it was: {error.message}")
-            self._list_fault = error.message
-            return
-        self._list_fault = None
-        known = {server.url: server for server in self.servers}
-        for url, given in urls.items():
-            if url not in known:
-                self.servers.append(Server(url, given, self._make(given)))
-            elif not known[url].listed:
-                known[url].listed, known[url].next_try, known[url].refused = True, 0.0, None
-        for url, server in known.items():
-            if server.listed and url not in urls:
+    async def _read_repeatedly(self) -> None:
+        """Read the list of servers again and again: new servers are checked first, removed ones get no more requests."""
+        while True:
+            await asyncio.sleep(max(_READ_S, _TICK_S))
+            try:
+                urls = self.places.read()
+            except (DataError, UsageError) as error:
+                # The file may be incomplete while it is written.
+                if self._list_fault != error.message:
+                    self._say(f"the list of servers stays as it was: {error.message}")
+                self._list_fault = error.message
+                continue
+            self._list_fault = None
+            self._take_list(urls)
+
+    def _take_list(self, urls: Mapping[str, str]) -> None:
+        present = {server.url: server for server in self.servers}
+        self.servers += [Server(url, given, self._make(given)) for url, given in urls.items() if url not in present]
+        for server in self.servers:
+            if not server.listed and server.url in urls:
+                server.listed, server.lasting, server.refused = True, False, None
+            elif server.listed and server.url not in urls:
                 server.listed = server.up = False
-                self._say(f"{url} is no longer listed and gets no more requests")
+                self._say(f"{server.url} is no longer listed and gets no more requests")
+            if server.listed and not server.up:
+                self._try_again(server)
 
     # --- the proof that a server is like the first --------------------------------------------------------------------
 

@@ -29,8 +29,6 @@ from gymdata.signals import together
 T = TypeVar("T")
 #: Facts about the model that a server does not report.
 UNKNOWN = "as served"
-#: Sequences that are prepared at a time: the servers' limits decide how many of them are in flight.
-_AHEAD = 512
 _IDS = 2**31
 
 
@@ -136,7 +134,7 @@ class ServedPolicy:
         return self._servers.account()
 
     def remarks(self) -> list[str]:
-        """Servers that had nothing to do for much of the time, and those that are away, with numbers."""
+        """Servers that are away in the end."""
         return self._servers.remarks()
 
     def close(self) -> None:
@@ -182,7 +180,7 @@ class ServedPolicy:
                 if progress is not None:
                     progress.update(done=done, total=len(given))
 
-        await together(worker() for _ in range(min(_AHEAD, len(given))))
+        await together(worker() for _ in range(min(self._servers.default_concurrency, len(given))))
 
 
 async def _score(member: Member, ids: Sequence[int]) -> list[float]:

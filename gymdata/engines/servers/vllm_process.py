@@ -16,6 +16,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gymdata.engines.parent_death import ENGINE_OF, dies_with
@@ -23,7 +24,7 @@ from gymdata.errors import OutsideError
 
 #: ``vllm serve`` of the CPU build looks for metadata of another package and crashes; the module is the same server.
 MODULE = "vllm.entrypoints.openai.api_server"
-_POLL_S, _STOP_S, _HEALTH_S = 0.25, 15.0, 5.0
+_POLL_S, _STOP_S, _HEALTH_S = 0.25, 5.0, 5.0
 _QUIET = {
     "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
@@ -62,24 +63,34 @@ def shell_line(words: Sequence[str], environment: Mapping[str, str], width: int 
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The server as a process, which is gone afterwards with all of its own. Its log goes to stderr."""
+def running(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The server as a process, which is gone afterwards with all of its own. ``log`` gets what it prints, and stays when it
+    ended by itself."""
     parent = os.getpid()
-    process = subprocess.Popen(
-        [sys.executable, "-m", MODULE, *words],
-        # What the user set wins over what keeps the log short.
-        env={**_QUIET, **os.environ, **environment, ENGINE_OF: str(parent)},
-        stdout=sys.stderr.fileno(),
-        start_new_session=True,
-        preexec_fn=dies_with(parent),
-    )
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, *words],
+            # What the user set wins over what keeps the log short.
+            env={**_QUIET, **os.environ, **environment, ENGINE_OF: str(parent)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=dies_with(parent),
+        )
+    stopped = True
     try:
         yield process
+    except OutsideError:
+        stopped = False
+        raise
     finally:
         _stop(process)
+        if stopped:
+            log.unlink(missing_ok=True)
 
 
-def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     """Return when the server answers. Raises OutsideError("engine") when it ends before."""
     while process.poll() is None:
         with contextlib.suppress(OSError):
@@ -87,14 +98,14 @@ def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
-    raise ended(process)
+    raise ended(process, log)
 
 
-def ended(process: subprocess.Popen[bytes]) -> OutsideError:
+def ended(process: subprocess.Popen[bytes], log: Path) -> OutsideError:
     """The server ended by itself."""
     code = process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    hint = "its log above says why. Too little memory? Lower engine.gpu_memory_utilization or engine.max_model_len"
+    hint = f"{log} says why. Too little memory? Lower engine.gpu_memory_utilization or engine.max_model_len"
     return OutsideError("engine", f"the vLLM server {how}", hint=hint, fatal=True)
 
 

@@ -80,6 +80,13 @@ class ServedModel(NamedTuple):
     root: str | None
 
 
+def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
+    """The error for a server that serves ``names`` and not ``model``."""
+    served = ", ".join(names)
+    hint = "give one of them with -m/--model" if len(names) > 1 else f"leave -m out, or give -m {served}"
+    return UsageError(f"{server} serves {served}, not {model}", hint=hint).at("-m/--model", model, served)
+
+
 def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
     """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be reached."""
     return [model.name for model in served_models(endpoint, timeout_s)]
@@ -155,9 +162,11 @@ _ADVICE = Advice(
 #: the prompt; and the prompt's ids where a server makes it and does not say how many it reads.
 _ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
 
-#: Twice the sequences that a vLLM server runs at once by default: what waits in its queue fills the places that a whole
-#: group frees together. With as many as it runs, the engine idles between an answer and the next request.
-DEFAULT_CONCURRENCY = 512
+#: Sequences that a vLLM server runs at once by default; it does not tell how many it was started with.
+RUNS_AT_ONCE = 256
+#: Twice as many: what waits in its queue fills the places that a whole group frees together. With as many as it runs, the
+#: engine idles between an answer and the next request.
+DEFAULT_CONCURRENCY = 2 * RUNS_AT_ONCE
 
 
 def server_address(endpoint: str) -> Address:
@@ -372,7 +381,7 @@ class ServerSampler:
                 raise UsageError(
                     f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="choose one with -m/--model"
                 )
-            raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
+            raise not_served(self.base, self.model, names)
         self.model, self.model_found = str(card["id"]), True
         parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
         limit = card.get("max_model_len") or parent.get("max_model_len")

@@ -1,0 +1,249 @@
+"""``check --reward``: a reward tried on saved rollouts, or on tasks before the first collect. Nothing is written.
+
+Of a task the reference answer is scored, which must score above an empty answer and above another task's.
+
+Invariants: every rollout is scored by itself, so that its time is its own; a reward that fails on a rollout is shown with
+file and line, and never as a value; a reward server that was never reached ends the check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gymdata.collect.task_files import rows_of, task_files
+from gymdata.collect.tasks import TaskFile
+from gymdata.errors import DataError, UsageError
+from gymdata.progress import NullProgress, Progress
+from gymdata.public import Report, Row, path_of
+from gymdata.rewards import Rewards, given_rewards, load_rewards
+from gymdata.rewards.scheduler import (
+    PartTally,
+    RewardScheduler,
+    Scored,
+    View,
+    Weighted,
+    saved_view,
+    tallies,
+    total,
+    unreadable,
+    view_of,
+)
+from gymdata.rollouts.messages import Task
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import files_of, find_run_json, scan_batches
+from gymdata.user_code import in_thread
+
+#: Rollouts that are tried unless a limit is given.
+TRIED = 20
+#: The answers of a task that are tried.
+ANSWERS = ("reference", "empty", "wrong")
+_COLUMNS = ["rollout_id", "task_id", "rollout_index", "status", "messages", "tools", "task", "extra", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRollout:
+    """What the rewards gave one rollout. ``reward``: the weighted sum; None where a function failed or none applies.
+
+    ``parts``: value by name; ``turns``: one number per turn by name, for functions that score turns; ``faults``: why
+    a function failed, by name, with file and line.
+    """
+
+    rollout_id: str
+    task_id: str
+    rollout_index: int
+    reward: float | None
+    parts: dict[str, float | None]
+    turns: dict[str, list[float | None]]
+    faults: dict[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RewardCheck(Report):
+    """A reward on saved rollouts. ``mean``, ``lowest``, ``highest``: of the rollouts with a reward. Times are seconds per
+    rollout."""
+
+    path: str
+    tried: int
+    scored: int
+    failed: int
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+    seconds_mean: float
+    seconds_max: float
+    parts: dict[str, PartTally]
+    rollouts: list[TriedRollout]
+    #: Of tasks: the mean reward of each of ``ANSWERS``, the reference first; None where nothing was scored.
+    answers: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and self.scored > 0 and self.tells_right is not False
+
+    @property
+    def tells_right(self) -> bool | None:
+        """Whether the reference answers score above all others; None where there are none, or nothing was scored."""
+        reference, *others = (self.answers.get(answer) for answer in ANSWERS)
+        compared = [value for value in others if value is not None]
+        return None if reference is None or not compared else reference > max(compared)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+    def rows(self) -> list[Row]:
+        values = "–" if self.mean is None else f"{self.mean:.4g}, from {self.lowest:.4g} to {self.highest:.4g}"
+        flat = self.scored > 1 and self.lowest == self.highest
+        lowest = {True: "", False: ": the reference answers do not score above the others", None: ""}[self.tells_right]
+        answers = [(f"{answer} answer, mean", "–" if mean is None else f"{mean:.4g}{lowest if answer == ANSWERS[0] else ''}")
+                   for answer, mean in self.answers.items()]  # fmt: skip
+        return [
+            ("answers" if self.answers else "rollouts", self.tried),
+            ("scored", self.scored if self.scored or self.failed else "0: the reward applies to none of them"),
+            ("failed", self.failed),
+            *(line for part in self.parts.values() for line in part.lines()),
+            *answers,
+            ("reward, mean", values + (": all are equal, nothing to learn from" if flat else "")),
+            ("time per rollout", f"{seconds(self.seconds_mean)}, at most {seconds(self.seconds_max)}"),
+        ]
+
+
+def check_reward(
+    data: str | Path, reward: Rewards, *, limit: int = TRIED, timeout: float = 300.0, progress: Progress | None = None
+) -> RewardCheck:
+    """Score the first ``limit`` rollouts of ``data`` (run folder, file or glob) with ``reward``; nothing is written. Where
+    ``data`` is a file of tasks, their reference, empty and wrong answers are scored instead.
+
+    ``reward``: as ``gymdata.score`` takes it. ``timeout``: seconds per rollout. Raises UsageError for an unknown reward,
+    DataError for a path that is not there or has no rollouts, OutsideError for a reward server that was never reached.
+    """
+    path = str(path_of(data, "check_reward"))
+    specs, functions = given_rewards(reward)
+    if not specs:
+        raise UsageError("no reward given", hint="gymdata check --reward SPEC --data RUN")
+    if limit < 1:
+        raise UsageError.bad_value("limit", limit, "1 or more")
+    tasks = _tasks(path)
+    if tasks is None:
+        files_of(path)  # a missing path is reported at once
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(specs, None, functions)]
+    parts = tallies(rewards)
+    rows = _answered(tasks, limit) if tasks is not None else _saved(path, limit)
+    tried = asyncio.run(_try_all(rows, rewards, parts, timeout, progress or NullProgress()))
+    if not tried:
+        raise DataError.empty(path, "rollouts to score")
+    kinds = dict.fromkeys(
+        answer for answer in ANSWERS for one in tried if tasks is not None and one.rollout_id == answer
+    )
+    values = [one.reward for one in tried if one.reward is not None]
+    times = [one.seconds for one in tried]
+    return RewardCheck(
+        path=path,
+        tried=len(tried),
+        scored=len(values),
+        failed=sum(bool(one.faults) for one in tried),
+        mean=float(np.mean(values)) if values else None,
+        lowest=min(values, default=None),
+        highest=max(values, default=None),
+        seconds_mean=float(np.mean(times)),
+        seconds_max=max(times),
+        parts=parts,
+        rollouts=tried,
+        answers={kind: _mean([one.reward for one in tried if one.rollout_id == kind]) for kind in kinds},
+    )
+
+
+def _mean(rewards: list[float | None]) -> float | None:
+    values = [reward for reward in rewards if reward is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _tasks(path: str) -> TaskFile | None:
+    """The tasks of a path that holds tasks; None for rollouts, and for what is not there."""
+    if find_run_json(path) is not None:
+        return None
+    try:
+        first = next(iter(rows_of(task_files(path)[0], lambda *_: None)), None)
+    except (DataError, UsageError):
+        return None
+    rollouts = {"turns", "rollout_id", "response", "trajectories", "episode"}
+    return TaskFile(path) if first is not None and not rollouts & first[1].keys() else None
+
+
+def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any], View]]:
+    """Each task with its reference answer, with an empty answer, and with another task's."""
+    first = list(islice(tasks, limit))
+    answers = [_answer(task) for task in first]
+    for task, answer in zip(first, answers, strict=True):
+        wrong = next((other for other in answers if other not in (None, answer)), "I do not know.")
+        for index, (kind, text) in enumerate(zip(ANSWERS, (answer, "", wrong), strict=True)):
+            if text is not None:
+                messages = [*task.messages, {"role": "assistant", "content": text}]
+                produced_by = [*[None] * len(task.messages), 0]
+                view = view_of(messages=messages, produced_by=produced_by, task=task.row, tools=task.tools, turns=[],
+                               status="completed")  # fmt: skip
+                yield {"rollout_id": kind, "task_id": task.task_id, "rollout_index": index}, view
+
+
+def _answer(task: Task) -> str | None:
+    answer = task.row.get("answer")
+    answer = answer[0] if isinstance(answer, list) and answer else answer
+    return None if answer is None or isinstance(answer, (list, dict)) else str(answer)
+
+
+def _saved(path: str, limit: int) -> Iterator[tuple[dict[str, Any], View | DataError]]:
+    batches = scan_batches(path, ROLLOUTS, _COLUMNS, batch_size=min(limit, 64))
+    for row in islice((row for batch in batches for row in batch.to_pylist()), limit):
+        try:
+            yield row, saved_view(row)
+        except DataError as error:
+            yield row, error
+
+
+async def _try_all(
+    rows: Iterable[tuple[dict[str, Any], View | DataError]],
+    rewards: list[Weighted],
+    parts: dict[str, PartTally],
+    timeout: float,
+    progress: Progress,
+) -> list[TriedRollout]:
+    queue, tried = RewardScheduler(rewards, in_thread, timeout), list[TriedRollout]()
+    for row, view in rows:
+        began = time.perf_counter()
+        scored = unreadable(rewards, view) if isinstance(view, DataError) else await queue.score(view)
+        for reward in rewards:
+            if (fault := reward.function.useless) is not None and reward.function.source.startswith("url:"):
+                raise fault
+        tried.append(_tried(row, scored, time.perf_counter() - began))
+        for part in scored.parts:
+            parts[part.name].add(part.value, scored.faults.get(part.name))
+        progress.update(done=len(tried))
+    return tried
+
+
+def _tried(row: Mapping[str, Any], scored: Scored, took: float) -> TriedRollout:
+    return TriedRollout(
+        rollout_id=row["rollout_id"],
+        task_id=row["task_id"],
+        rollout_index=row["rollout_index"],
+        reward=None if scored.faults else total(scored.parts),
+        parts={part.name: part.value for part in scored.parts},
+        turns={part.name: list(part.steps) for part in scored.parts if part.steps is not None},
+        faults={name: fault.removeprefix("reward: ") for name, fault in scored.faults.items()},
+        seconds=took,
+    )
+
+
+def seconds(value: float) -> str:
+    """A time for people: 340 µs, 12 ms, 2.1 s."""
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.1f} s"

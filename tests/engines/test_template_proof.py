@@ -1,0 +1,90 @@
+"""A template or prompt file that does not end is refused by name, and an ordinary one is rendered by transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gymdata.cli.main import main
+from gymdata.engines.chat import template_proof
+from gymdata.engines.chat.template import TransformersChat, shipped_templates
+from gymdata.engines.chat.template_proof import CONVERSATIONS, TemplateLimitError, refuse_endless
+from gymdata.errors import DataError
+
+pytestmark = pytest.mark.torch
+
+LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
+GROWING = "{% set ns = namespace(s='ab', n=3) %}{% for i in range(99) %}"
+SLOW = {
+    "nested loops that write nothing": LOOP * 3 + END * 3,
+    "loops that filter all": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
+    "squares": GROWING + "{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "a power": "{{ (10 ** (10 ** 8)) % 7 }}",
+}
+LARGE = {
+    "text without end": LOOP * 3 + "y" * 9000 + END * 3,
+    "doubling by +": GROWING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "a product": "{{ 'x' * 10**12 }}",
+    "a width": "{{ 'x'|center(10000000000) }}",
+}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_proof, "CPU_S", 1)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_template_that_does_not_end_is_ended(name: str) -> None:
+    """Also in the middle of one long operation of the interpreter."""
+    with pytest.raises(TemplateLimitError, match="it does not end within 1 s"):
+        refuse_endless(SLOW[name], CONVERSATIONS)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_template_that_fills_the_memory_is_ended(name: str) -> None:
+    """This process never holds what it makes."""
+    with pytest.raises(TemplateLimitError, match=r"needs more than 2 GiB of memory|does not end within 1 s"):
+        refuse_endless(LARGE[name], CONVERSATIONS)
+
+
+def test_an_ordinary_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with it otherwise is not this check's: an undefined name, a refusal, a syntax error."""
+    tried: list[str] = []
+    start = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda words, **how: (tried.append(words[-1]), start(words, **how))[1])
+    for template in ("{{ a.b.c }}{{ 1 / 0 }}", "{{ raise_exception('no') }}", "{% if %}", LOOP + "x" + END):
+        for _ in range(3):
+            refuse_endless(template, CONVERSATIONS)
+    assert len(tried) == 4
+
+
+@pytest.mark.parametrize("name", sorted(shipped_templates()))
+def test_known_templates_pass(name: str) -> None:
+    """Every shipped template ends with every conversation that is tried."""
+    refuse_endless(shipped_templates()[name], CONVERSATIONS)
+
+
+def test_each_file_of_a_template_is_named(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """check, collect and judge: exit 2, the flag or file, and what is wrong, where it took minutes."""
+    file, tasks, run = tmp_path / "endless.jinja", tmp_path / "tasks.jsonl", "sample_data/rollouts/clean.jsonl"
+    file.write_text(SLOW["nested loops that write nothing"])
+    tasks.write_text(json.dumps({"prompt": "q"}) + "\n")
+    for words in (
+        ["check", policy, "--chat-template", str(file)],
+        ["collect", str(tasks), "-m", policy, "--prompt-template", str(file), "-o", str(tmp_path / "run")],
+        ["judge", run, "--endpoint", "http://127.0.0.1:9", "-m", "j", "--judge-prompt", str(file)],
+    ):
+        assert main(words) == 2, words
+        assert "it does not end within 1 s" in capsys.readouterr().err
+
+
+def test_a_conversation_that_a_template_cannot_end_is_an_error_of_the_template(policy: str) -> None:
+    """A recursion without end is Python's own limit, and the error names the conversation."""
+    chat = TransformersChat.load(policy)
+    chat.tokenizer.chat_template = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
+    with pytest.raises(DataError, match=r"the chat template refuses a conversation of \(user\)"):
+        chat.render([{"role": "user", "content": "q"}], None)
