@@ -90,6 +90,7 @@ class Experience:
             total_length=self.info["total_length"],
             labels=self.labels,
             references=self.references,
+            pad_len=None if self.packed_seq_lens is None else 0,
         )
 
     def _actions(self) -> int | None:
@@ -101,7 +102,8 @@ class Samples:
     """Tokens of a batch, padded or packed, in the shapes of ``Experience``.
 
     num_actions: A, or packed the responses' lengths (B,); response_length: trained tokens per row, (B,); total_length: (B,).
-    prompts, labels, references: texts per row, and pad_len: padding of a packed batch; None unless the caller sets them.
+    prompts, labels, references: texts per row, None unless the caller sets them; pad_len:
+    padding of a packed batch, which ``load_experiences`` makes without any.
     """
 
     sequences: torch.Tensor

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
+from gymdata.credit.estimators import ALL
 from gymdata.engines.port import Critic, PolicyModel
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.experience import group_rewards
@@ -23,7 +24,7 @@ from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped, ShapeSettings
 from gymdata.experience.scalars import Scalars
 from gymdata.experience.sequences import CreditSettings
-from gymdata.experience.settings import COMPARING, NOT_RETURNS, ExperienceConfig
+from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
 from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
 from gymdata.progress import Progress
@@ -31,15 +32,16 @@ from gymdata.public import Report, Row
 from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
+from gymdata.scores.chosen import unscored_hint
 from gymdata.store import scan_batches
-from gymdata.store.lineage import keys_of, unscored_hint, vocabulary
+from gymdata.store.lineage import keys_of, vocabulary
 
 #: Rollouts whose tokens are in memory at a time.
 BATCH_ROWS = 4_096
 #: The name under which ``collect`` stores the sum of a rollout's step rewards.
 SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
-_REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group")
+_REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group", "no_baseline")
 
 
 @dataclass(slots=True, repr=False)
@@ -98,17 +100,19 @@ class Crediting:
         score: str,
         max_new: int | None = None,
         parts: Mapping[str, np.ndarray] | None = None,
+        baselines: np.ndarray | None = None,
     ) -> None:
         self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
         self.scores, self.max_new, self.parts = scores, max_new, parts
+        #: What each rollout's reward is compared with, NaN for nothing.
+        self.baselines = baselines
         self.groups, self.group_ids = rollouts.groups, rollouts.group_ids
-        self.comparing = config.estimator in COMPARING
+        self.comparing = ALL[config.estimator].compares
         settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
         taught = config.teacher is not None or config.estimator == "teacher"
         self.settings = replace(
             settings,
-            # The sums of gdpo's parts are normalized over the batch in its source.
-            whiten=settings.whiten or config.estimator == "gdpo",
+            whiten=settings.whiten or ALL[config.estimator].whitens,
             teacher_coef=config.teacher_coef if taught else 0.0,
         )
         self.evidence: Mapping[str, pa.ListArray] = {}
@@ -149,6 +153,9 @@ class Crediting:
             has = np.bincount(owner[np.isfinite(steps)], minlength=len(why)) > 0
             why[(why == 0) & ~has & (outcome is None)] = 1
             why[infinite] = 2
+        if self.baselines is not None and outcome is not None:
+            outcome -= self.baselines
+            why[(why == 0) & np.isnan(self.baselines)] = 6
         truncated = rollouts.truncated
         if config.truncated == "drop":
             why[(why == 0) & truncated] = 3
@@ -161,7 +168,7 @@ class Crediting:
         self._refuse_nothing(why, generated)
         shaped = group_rewards.shape(
             self.groups, self._shape_settings(), outcome=outcome, penalty=self._overlong(generated), steps=steps,
-            step_owner=owner, parts=self.parts,
+            step_owner=owner, parts=self.parts, lengths=generated,
         )  # fmt: skip
         why[(why == 0) & ~shaped.kept] = 5
         shaped.kept &= why == 0
@@ -174,7 +181,8 @@ class Crediting:
             "groups_dropped": sum(map(len, shaped.dropped.values())), "rollouts_used": int(shaped.kept.sum()),
         }  # fmt: skip
         if not shaped.kept.any():
-            raise _all_dropped(report, len(rollouts))
+            rewards = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
+            raise _all_dropped(report, len(rollouts), float(rewards[0]) if len(rewards) == 1 else None)
         cut = int((shaped.kept & truncated).sum())
         if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):
             report.notes.append(f"{cut:,} truncated rollouts count as ended: no value is known after their last token")
@@ -341,7 +349,7 @@ class Crediting:
 
     @property
     def _undisturbed(self) -> bool:
-        return self.config.estimator not in NOT_RETURNS | {"otb"} and not self.settings.teacher_coef
+        return ALL[self.config.estimator].returns and self.config.estimator != "otb" and not self.settings.teacher_coef
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """The moments of the advantages of kept rollouts, of ``target_agents`` where they are named, if they are
@@ -418,7 +426,7 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
     """Token columns for every rollout, in order. Of an audit's folder, its columns are meant."""
     if path.is_dir():
         path = path / f"{AUDIT.name}.parquet"
-    from gymdata.store.objects.streams import parquet_file
+    from gymdata.remote.reading import parquet_file
 
     if not path.exists():
         raise DataError.missing_path(path, "a Parquet table for --token-columns")
@@ -439,10 +447,13 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
     return {name: column.take(place) for name, column in lists.items()}
 
 
-def _all_dropped(report: ExperiencesReport, rollouts: int) -> RefusedError:
+def _all_dropped(report: ExperiencesReport, rollouts: int, every: float | None) -> RefusedError:
+    """``every``: the reward of all rollouts, where they have the same."""
     why = "; ".join(f"{len(groups):,} {reason.replace('_', ' ')}" for reason, groups in report.dropped_groups.items())
     return RefusedError(
         f"nothing is left of {counted(rollouts, 'rollout')}: all groups are dropped ({why})",
         code="R503",
-        hint="collect more rollouts per task at a higher temperature, or --zero-variance keep",
+        hint="collect more rollouts per task at a higher temperature, or --zero-variance keep"
+        if every is None
+        else f"every reward is {every:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another",
     )

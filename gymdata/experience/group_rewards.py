@@ -54,13 +54,15 @@ def shape(
     steps: Array | None = None,
     step_owner: Array | None = None,
     parts: Mapping[str, Array] | None = None,
+    lengths: Array | None = None,
 ) -> Shaped:
     """Zero-variance filter on raw rewards, then overlong penalty, group shaping, running norm and clip.
 
     ``groups``: a code from 0 for each rollout; ``outcome``: its raw reward (NaN: none); ``penalty``: added to it after the
     filter. ``steps``: the raw reward of every turn (NaN: none), ``step_owner``: its rollout's row. Step rewards are shaped
     against all step rewards of the group ("process supervision" of Shao et al. 2024), rloo against those of other rollouts.
-    ``parts``: the named rewards that ``outcome`` is the sum of, each compared on its own (gdpo).
+    ``parts``: the named rewards that ``outcome`` is the sum of, each compared on its own (gdpo); ``lengths``: generated
+    tokens of each rollout (opo).
     """
     n = len(groups)
     n_groups = int(groups.max()) + 1 if n else 0
@@ -89,7 +91,9 @@ def shape(
         shaped_outcome = _limited(credit.gdpo(mine, groups), settings)
     elif outcome is not None:
         total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
-        shaped_outcome = _limited(credit.shape_rewards(total, settings.estimator, groups, settings.pass_k), settings)
+        shaped_outcome = _limited(
+            credit.shape_rewards(total, settings.estimator, groups, settings.pass_k, lengths), settings
+        )
     if steps is not None and step_owner is not None:
         own = np.where(kept[step_owner], steps, np.nan)
         shaped_steps = _limited(_shape_steps(own, groups, step_owner, settings.estimator), settings)

@@ -26,9 +26,10 @@ from gymdata.experience.settings import ExperienceConfig
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.scores.chosen import default_score, scores_of
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, changed_rollouts, parent_of, run_folder, scores_of
-from gymdata.store.paths import output_file
+from gymdata.store.lineage import Paths, changed_rollouts, parent_of, refuse_replaced, run_folder
+from gymdata.store.paths import output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.workers.tuning import ahead
 
@@ -53,11 +54,17 @@ def experience(
     config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
     notes = changed_rollouts(sources)
+    if config.token_columns is not None:
+        refuse_replaced(config.token_columns, sources)
+    if config.estimator not in ("gdpo", "teacher"):
+        reward, note = default_score(sources, config.reward)
+        config = config.model_copy(update={"reward": reward})
+        notes += [note] if note else []
     target = _target(sources, output, config)
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         made = "experiences that were made"
-        out.refuse_other("config", config.model_dump(mode="json"), made, parents=[parent_of(p) for p in sources])
+        out.refuse_other("config", config, made, parents=[parent_of(p) for p in sources])
         return _build(sources, out, target, config, notes, command, progress or NullProgress())
 
 
@@ -81,6 +88,7 @@ def _build(
         score,
         None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources),
         parts,
+        _baselines(sources, config.baseline),
     )
     report = ExperiencesReport(target, config.estimator, score, notes=notes)
     models = _models(config)
@@ -98,6 +106,8 @@ def _build(
     }
     if config.token_columns is not None:
         facts["parents"].append(parent_of(config.token_columns))
+    if config.baseline is not None:
+        facts["parents"].append(parent_of(config.baseline))
     facts |= models
     facts["parents"] += [parent_of(model["path"]) for model in models.values()]
     out.finish(facts)
@@ -126,6 +136,23 @@ def _scores(
         parts[name] = pc.fill_null(values, np.nan).to_numpy()
         files += scored_by
     return " + ".join(named), np.sum(list(parts.values()), axis=0), files, parts
+
+
+def _baselines(sources: Sequence[str | Path], baseline: str | None) -> np.ndarray | None:
+    """The mean reward in the run ``baseline`` of each rollout's task, NaN for a task without one. Raises RefusedError for a
+    run that was not sampled greedily."""
+    if baseline is None:
+        return None
+    table = pa.Table.from_batches(scan_batches(baseline, ROLLOUTS, ("task_id", "reward", "temperature")))
+    if bool(pc.any(pc.greater(table["temperature"], 0)).as_py()):
+        raise RefusedError(
+            f"--baseline {baseline}: its rollouts were sampled, and remax compares with greedy ones",
+            hint="`gymdata collect … --temperature 0 -n 1` collects them",
+        )
+    known = table.filter(pc.is_finite(table["reward"])).group_by("task_id").aggregate([("reward", "mean")])
+    tasks = pa.chunked_array([b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("task_id",))])
+    means = known["reward_mean"].take(pc.index_in(tasks, value_set=known["task_id"].combine_chunks()))
+    return np.array(pc.fill_null(means, np.nan).to_numpy())
 
 
 def _write(
@@ -207,7 +234,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
     run = run_folder(sources[0])
     if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
         raise UsageError("-o/--output is required unless the input is a single run folder")
-    return run / f"experiences-{config.estimator}" / "experiences.parquet"
+    return placed_output(run / f"experiences-{config.estimator}") / "experiences.parquet"
 
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from gymdata.store import scan_batches
 from gymdata.store.lineage import keys_of, refuse_repeats
 
 _COLUMNS = ("rollout_id", "group_id", "status", "reward", "temperature", "n_generated_tokens")
-_NAMED = ("rollout_id", "rewards")
+_NAMED = ("rollout_id", "reward", "rewards")
 
 
 @dataclass(slots=True)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
+from gymdata.credit.estimators import ALL, DEFAULT
 from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
 
-#: Estimators that compare the rollouts of a group: a group with equal rewards gives no signal.
-COMPARING = frozenset(
-    {"grpo", "rloo", "reinforce-baseline", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo", "otb"}
-)
-#: Estimators that read rewards of rollouts only, not of turns.
-OF_OUTCOMES = frozenset({"maxrl", "pass-at-k", "gdpo", "teacher"})
-#: Estimators whose advantages are not discounted sums over tokens.
-NOT_RETURNS = frozenset({"gigpo", "rae", "teacher"})
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal.__getitem__(tuple(ALL))
 
 
 def _reads_rewards(c: Any) -> bool:
@@ -25,7 +22,7 @@ def _reads_rewards(c: Any) -> bool:
 
 
 def _discounts(c: Any) -> bool:
-    return bool(c.estimator not in NOT_RETURNS or c.kl_coef > 0)
+    return bool(ALL[c.estimator].returns or c.kl_coef > 0)
 
 
 _CLIP = "a number above 0, or a lower and an upper bound: 5 or -1,1"
@@ -43,11 +40,12 @@ class ExperienceConfig(Config):
            for name in ("device", "dtype", "batch_tokens")},
         "pass_k": ("--estimator pass-at-k", lambda c: c.estimator == "pass-at-k"),
         "reward_parts": ("--estimator gdpo", lambda c: c.estimator == "gdpo"),
+        "baseline": ("--estimator remax", lambda c: c.estimator == "remax"),
         "step_weight": ("--estimator gigpo", lambda c: c.estimator == "gigpo"),
         "baseline_decay": ("--estimator rae", lambda c: c.estimator == "rae"),
         "teacher_coef": ("--teacher", lambda c: c.teacher is not None or c.estimator == "teacher"),
         "reward": ("an --estimator of one reward: not gdpo or teacher", lambda c: c.estimator not in ("gdpo", "teacher")),
-        "rewards": ("an --estimator that reads rewards of turns", lambda c: c.estimator not in OF_OUTCOMES),
+        "rewards": ("an --estimator that reads rewards of turns", lambda c: not ALL[c.estimator].of_outcomes),
         "overlong_buffer": ("an --estimator of one reward: not gdpo or teacher",
                             lambda c: c.estimator not in ("gdpo", "teacher")),
         **dict.fromkeys(("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
@@ -56,14 +54,24 @@ class ExperienceConfig(Config):
                   lambda c: c.estimator == "gigpo" or _discounts(c)),
         "discount_unit": ("--kl-coef, or an --estimator of discounted returns: not gigpo, rae or teacher", _discounts),
     }  # fmt: skip
+    sections: ClassVar[Mapping[str, str]] = {
+        "estimator": "Estimator",
+        "kl_coef": "KL",
+        "reward_norm": "Rewards",
+        "whiten": "Advantages",
+        "zero_variance": "Rollouts",
+        "token_columns": "Models and columns",
+    }
     key_only: ClassVar[Set[str]] = frozenset(
         {"clip_filter_eps", "clip_filter_lamda", "step_weight", "baseline_decay", "teacher_coef"}
     )
 
-    estimator: Literal[
-        "grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo", "maxrl", "pass-at-k", "gdpo", "gigpo",
-        "otb", "rae", "teacher",
-    ] = pydantic.Field("grpo", description="Advantage estimator; with --teacher alone: teacher.")  # fmt: skip
+    estimator: EstimatorName = pydantic.Field(
+        DEFAULT, description="Advantage estimator; with --teacher alone: teacher."
+    )
+    baseline: str | None = pydantic.Field(
+        None, description="Scored greedy run (temperature 0) whose reward of the same task is the baseline, for remax."
+    )
     pass_k: int = pydantic.Field(4, ge=1, description="Attempts of which one must succeed, for pass-at-k.")
     reward_parts: Names = pydantic.Field(
         (), description="Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward)."
@@ -78,7 +86,8 @@ class ExperienceConfig(Config):
         0.95, ge=0.0, lt=1.0, description="Decay of the running baseline of each agent, in rae."
     )
     reward: str | None = pydantic.Field(
-        None, description="Named reward or re-scoring to use (default: the total reward)."
+        None,
+        description="Named reward or re-scoring to use; after a re-scoring the newest (default: the total reward).",
     )
     rewards: Literal["outcome", "steps", "steps+outcome"] = pydantic.Field(
         "outcome",
@@ -199,6 +208,8 @@ class ExperienceConfig(Config):
             raise ValueError("whiten and normalize_cross_batch are two forms of one thing: choose one")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs a kl_coef above 0 to begin with: it is multiplied")
+        if self.estimator == "remax" and self.baseline is None:
+            raise ValueError("estimator remax needs a baseline: a scored run of the same tasks with temperature 0")
         if self.estimator == "teacher" and self.teacher is None and self.token_columns is None:
             raise ValueError("estimator teacher needs a teacher model, or token_columns with teacher_logprobs")
         return self

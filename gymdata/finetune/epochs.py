@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gymdata.errors import GymdataError, OutsideError, RefusedError, counted
+from gymdata.errors import OutsideError, RefusedError, counted
 from gymdata.finetune import figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
@@ -34,7 +34,7 @@ class EpochLoop:
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
         """Run or resume; returns the content of result.json."""
         adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
-        state = State.open(plan.output, plan.identity, plan.loop.run_id, overwrite=plan.overwrite)
+        state = State.open(plan.output, plan.identity, plan.loop.run_id, plan.defaults, overwrite=plan.overwrite)
         try:
             return _Run(plan, builder, adapter, watch, state).run()
         except KeyboardInterrupt:
@@ -42,7 +42,7 @@ class EpochLoop:
             state.end("interrupted", "interrupted")
             watch.message(f"{plan.output}: stopped{at}; rerun the same command to resume")
             raise
-        except GymdataError as error:
+        except Exception as error:  # user code may raise anything
             state.end("failed", str(error))
             raise
         finally:

@@ -1,7 +1,4 @@
-"""The JSON Schema of ``gymdata finetune``'s file, for editors; ``gymdata.store.json_schema`` writes it to ``schemas/``.
-
-Invariants: it is made from the classes that check the file.
-"""
+"""The JSON Schema of ``gymdata finetune``'s file, for editors, made from the classes that check it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from gymdata.finetune.settings import IGNORED_KEYS, JUDGE_KEYS, KINDS, CollectBu
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
 
-NAME = "finetune.config.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -145,7 +145,8 @@ class Validation:
 @dataclass(frozen=True)
 class Plan:
     """``start``: folder of the first policy, which training starts from. ``served``: rollouts come from an endpoint that
-    keeps serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content."""
+    keeps serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content;
+    ``defaults``: of its settings, for a run that is too old to have them."""
 
     output: Path
     tasks: str
@@ -165,6 +166,7 @@ class Plan:
     #: Makes the endpoint serve a model as a version: (model, version, log, progress).
     deploy: Callable[[Path, int, Path, Progress], None] | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     overwrite: bool = False
 

@@ -156,7 +156,9 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         kind = points[part.type_].load()
     if not callable(kind) or inspect.iscoroutinefunction(kind):
         got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
-        raise UsageError(f"{flag}: got {got}, expected a class", hint="gymdata/ports says what it must be able to do")
+        raise UsageError(
+            f"{flag}: got {got}, expected a class", hint="gymdata/finetune/port.py says what it must be able to do"
+        )
     keys = part.keys()
     try:
         parameters = inspect.signature(kind).parameters
@@ -182,7 +184,7 @@ def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
     awaited."""
     missing = [name for name in names if not callable(getattr(made, name, None))]
     if missing:
-        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/ports says what they do")
+        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/finetune/port.py says what they do")
     for name in names:
         method = getattr(made, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
@@ -381,6 +383,7 @@ def plan_of(
         "validation": _identity(own) if own is not None else None,
         "config_version": 1,
     }
+    defaults = {"sections": config.defaults(), "validation": own.defaults() if own is not None else None}
     resolved = config.model_dump(mode="json", by_alias=True)
     plan = Plan(
         output=local_output(output_dir(config)).absolute(), tasks=tasks, start=start, served=served, reward=reward,
@@ -389,6 +392,7 @@ def plan_of(
         trainer=_epochs_of(trainer, beside), validation=validation,
         commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),
         deploy=_deploy(loop.deploy) if loop.deploy is not None else None, identity=identity,
+        defaults=defaults,
         facts={"config": resolved, "command": list(command), "config_file": str(file.absolute()),
                "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None},
         overwrite=overwrite,

@@ -273,7 +273,10 @@ class FinetuningSection(Config):
     @pydantic.model_validator(mode="after")
     def _honoured(self) -> FinetuningSection:
         if self.target_functions != ["<workflow>"]:
-            raise ValueError("target_functions cannot be honoured: every turn of a rollout is trained ([<workflow>])")
+            raise ValueError(
+                "target_functions cannot be honoured: every turn of a rollout is trained ([<workflow>]); "
+                "target_agents in the sft or kto section of the trainer adapter chooses turns by agent"
+            )
         lag = max(self.collect_every - 1, 0)
         if lag > self.max_policy_lag:
             raise ValueError(

@@ -33,7 +33,15 @@ class State:
         self.folder, self._held, self._facts = folder, held, facts
 
     @classmethod
-    def open(cls, folder: Path, identity: Mapping[str, Any], run_id: str | None, *, overwrite: bool = False) -> State:
+    def open(
+        cls,
+        folder: Path,
+        identity: Mapping[str, Any],
+        run_id: str | None,
+        defaults: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+    ) -> State:
         """Start or resume. Raises StoreError when the folder belongs to something else, is in use, or was begun with
         other settings."""
         refuse_other_kind(folder / RUN_JSON, "finetune")
@@ -60,7 +68,7 @@ class State:
                 made._write()
                 log_to(folder, once=STATE)
                 return made
-            changed = differences(known["identity"], plain(identity))
+            changed = differences(known["identity"], identity, defaults)
             if run_id is not None and run_id != known["run_id"]:
                 changed.append(("run_id", known["run_id"], run_id))
             if changed:

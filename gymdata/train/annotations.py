@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import RefusedError, StoreError
+from gymdata.remote.places import is_url, mirrored, url_of
 from gymdata.rollouts.ragged import Ints, Ragged, offsets_of
 from gymdata.rollouts.schema import ANNOTATIONS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
 from gymdata.store.lineage import ancestry, parent_of, parent_paths
-from gymdata.store.objects.places import is_url, mirrored, url_of
 from gymdata.store.paths import RUN_JSON, read_facts, refuse_unwritable, resolve
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import write_table

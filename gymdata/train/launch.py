@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata import errors
 from gymdata.progress import Progress
+from gymdata.settings import read_yaml
 from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
 from gymdata.store.reading import child_environment
 from gymdata.train.trainer_settings import reported_to
@@ -106,14 +107,9 @@ def machine_rank(config: TrainConfig) -> int:
 
 
 def _accelerate(config: TrainConfig) -> dict[str, Any]:
-    import yaml
-
     assert config.accelerate_config is not None
-    try:
-        found = yaml.safe_load(config.accelerate_config.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise errors.UsageError(f"{config.accelerate_config} is not YAML: {error}") from error
-    if not isinstance(found, dict):
+    found = read_yaml(config.accelerate_config)
+    if not found:
         raise errors.UsageError(
             f"{config.accelerate_config} holds no settings of accelerate",
             hint="`accelerate config --config_file FILE` writes them",

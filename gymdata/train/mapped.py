@@ -102,23 +102,3 @@ class Texts(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         return self.lists[range(len(self))[index]].tobytes().decode("utf-8", "surrogatepass")
-
-
-class TextPairs(Sequence[tuple[str, str]]):
-    """Pairs of texts, stored side by side."""
-
-    def __init__(self, texts: Texts) -> None:
-        self.texts = texts
-
-    def __len__(self) -> int:
-        return len(self.texts) // 2
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, str]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, str]]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        i = range(len(self))[index]
-        return self.texts[2 * i], self.texts[2 * i + 1]

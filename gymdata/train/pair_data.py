@@ -9,7 +9,7 @@ depends on its id, the share and the seed alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -224,10 +224,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class TrainingPairs:
-    """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side; the rest has one row a pair."""
+    """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
+    has one row per pair."""
 
     pair_ids: Sequence[str]
-    rollout_ids: Sequence[tuple[str, str]]
+    rollout_ids: Sequence[str]
     sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
@@ -241,7 +242,7 @@ class TrainingPairs:
         return {"pairs": len(self)}
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
-        return list(dict.fromkeys(rollout for row in rows for rollout in self.rollout_ids[row]))
+        return list(dict.fromkeys(self.rollout_ids[2 * row + side] for row in rows for side in (0, 1)))
 
 
 def training_pairs(
@@ -277,16 +278,16 @@ def training_pairs(
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
-    _check_numbers(pairs, ids, where, first_row)
+    check_numbers(pairs, {"margin": -np.inf, "weight": 0.0}, lambda row: f"pair {ids[row]}", where, first_row)
     kept, cost = _cut(whole, ids, max_length)
     sides = np.stack([2 * kept.rows, 2 * kept.rows + 1], axis=1).ravel()
-    chosen, rejected = (pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES)
+    rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
     return TrainingPairs(
         pair_ids=[ids[i] for i in kept.rows],
-        rollout_ids=[(chosen[i], rejected[i]) for i in kept.rows],
+        rollout_ids=[rollouts[side][i] for i in kept.rows for side in (0, 1)],
         sequences=kept.sequences.take(sides),
-        margin=_numbers(pairs, "margin")[kept.rows],
-        weight=_numbers(pairs, "weight")[kept.rows],
+        margin=numbers(pairs, "margin")[kept.rows],
+        weight=numbers(pairs, "weight")[kept.rows],
         cost=cost,
     )
 
@@ -394,19 +395,24 @@ def pair_twice(pair: str, where: str) -> DataError:
     return DataError(f"{where}: pair {pair} is there more than once", hint="are the same pairs given twice?")
 
 
-def _check_numbers(pairs: pa.Table, ids: list[str], where: str, first_row: int) -> None:
-    """A margin or weight that is not finite, or a weight below 0, would spoil every step that it is part of."""
-    for name, least in (("margin", -np.inf), ("weight", 0.0)):
-        values = _numbers(pairs, name)
+def check_numbers(
+    table: pa.Table, least_of: Mapping[str, float], named: Callable[[int], str], where: str, first_row: int
+) -> None:
+    """Raises DataError for a number of the columns ``least_of`` that is not finite or below its least: it would spoil every
+    step that it is part of. ``named``: what a row is called."""
+    for name, least in least_of.items():
+        values = numbers(table, name)
         odd = np.flatnonzero(~np.isfinite(values) | (values < least))
         if len(odd):
             expected = "a finite number" + (" of at least 0" if least == 0.0 else "")
             raise DataError(
-                f"{where}, row {first_row + odd[0]}, pair {ids[odd[0]]}: {name}: got {values[odd[0]]}, expected {expected}"
+                f"{where}, row {first_row + odd[0]}, {named(odd[0])}: {name}: got {values[odd[0]]}, expected {expected} "
+                f"({counted(len(odd), 'such row')})",
+                hint="correct these rows, or leave them out",
             )
 
 
-def _numbers(table: pa.Table, name: str) -> np.ndarray:
+def numbers(table: pa.Table, name: str) -> np.ndarray:
     return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
 
 

@@ -11,39 +11,34 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from gymdata.engines.model_identity import ModelFacts, check_tokenizer
-from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError, counted
-from gymdata.experience.settings import COMPARING
+from gymdata.engines.model_identity import ModelFacts
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
-from gymdata.rollouts.logprobs import sampling_biases, truncations
-from gymdata.rollouts.schema import PAIRS, SCORES
+from gymdata.remote.reading import located
+from gymdata.rollouts.schema import SCORES
+from gymdata.scores.chosen import default_score
 from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
-from gymdata.store.lineage import lineage
+from gymdata.store.lineage import lineage, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
-from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
+from gymdata.train.data_checks import check
 from gymdata.train.launch import machine_rank
-from gymdata.train.losses import LOSSES
-from gymdata.train.mapped import chunks, part_of
-from gymdata.train.pair_data import TrainingData
-from gymdata.train.parts import distinct
 from gymdata.train.prepared import DATA, prepare
-from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import (
     LAUNCHING,
     TRAINERS,
+    RolloutsConfig,
     TrainConfig,
     TrainDpoConfig,
     TrainKtoConfig,
@@ -61,12 +56,10 @@ from gymdata.engines.model_identity import model_facts
 SUCCESS = "SUCCESS"
 JOB = "job"
 CHECKPOINTS = "checkpoints"
-#: Prepares the data below a training's folder; returns its job, and what run.json begins with.
-Prepared = Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
 #: Keys of run.json that are fields of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training", "annotations")
+_REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
 
@@ -76,8 +69,8 @@ class TrainReport(Report):
     """The result of a training in ``output``; of a dry run, its checks. ``trained_tokens``: the token checksum of the
     file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens per second; ``annotations``: the file of what its steps saw of each token, and its rows;
-    ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens per second; ``learned``: whether any weight was changed by a gradient; ``annotations``: the file
+    of what its steps saw of each token, and its rows; ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -86,6 +79,7 @@ class TrainReport(Report):
     trained_tokens: dict[str, Any]
     run_json: dict[str, Any]
     steps: int | None = None
+    learned: bool | None = None
     heldout: dict[str, Any] | None = None
     ratio: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
@@ -102,6 +96,10 @@ class TrainReport(Report):
             **{name: facts[name] for name in _REPORTED if name in facts},
         )
 
+    @property
+    def ok(self) -> bool:
+        return self.learned is not False
+
     def to_dict(self) -> dict[str, Any]:
         return self.run_json
 
@@ -115,6 +113,7 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
+        rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient")]
         if self.annotations:
             rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
@@ -301,6 +300,11 @@ def train(
     # The cheap checks, before torch is loaded.
     source = located(source)
     _refuse_no_rows(source, settings.table)
+    if isinstance(settings, RolloutsConfig):
+        reward, note = default_score([source], settings.reward)
+        settings = settings.model_copy(update={"reward": reward})
+        if note:
+            (progress or NullProgress()).message(note)
     _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
     facts = train_resolved(
@@ -313,7 +317,13 @@ def train(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    return TrainReport.of(facts)
+    report = TrainReport.of(facts)
+    if not report.ok:
+        (progress or NullProgress()).message(
+            f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient. "
+            "Look at the advantages and weights of the data, learning_rate and max_grad_norm"
+        )
+    return report
 
 
 def _refuse_no_rows(source: str | Path, table: Table) -> None:
@@ -335,84 +345,20 @@ def train_resolved(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Train ``config.model`` on a file; returns run.json's content (of a dry run: what it would begin).
+    """Start, resume or find finished the training of ``config.model`` on a file; ``overwrite`` starts again. Returns
+    run.json's content (of a dry run: what it would begin).
 
     Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
     """
-    source, loss = str(source), config.facts()
-    out = local_output(config.output)
-    run = _annotated_run(config, source, out)
-    scored_by = [str(folder) for folder in config.scored_by(source)]
-    read = [*resolve(source, config.table), *(found for folder in scored_by for found in resolve(folder, SCORES))]
-    job = {
-        **config.own(),
-        **({"rollouts": str(run)} if run else {}),
-        **({"loss_facts": loss["loss"]} if loss else {}),
-        "trainer": config.algorithm,
-        "data": absolute(source),
-        "data_xxh3": [hash_file(found.path) for found in read],
-        "model": absolute(config.model),
-        "policy_hash": model.policy_hash,
-        "output": str(out.resolve()),
-        "settings": config.trainer,
-        **config.launching(),
-        "own_keys": sorted(type(config).model_fields),
-        "dry_run": dry_run,
-    }
-    begun = {
-        "stage": f"train-{config.algorithm}",
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        **loss,
-        "parents": [parent_of(path) for path in (source, *scored_by)],
-        "model": vars(model),
-    }
-
-    def prepared(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(job, begun), whole, with the data prepared in ``folder`` and checked."""
-        data = prepare(folder / JOB / DATA, config.parts(source), {**_identity(config), "data": job["data_xxh3"]})
-        check(config, data, list(lineage(source)), model, source, progress)
-        if cost := data.cost.text():
-            progress.message(cost)
-        expected = data.sequences.trained()
-        known = {"counts": {**data.counts, "trained_tokens": expected.count}, "length_limit": data.cost.as_json()}
-        return {**job, "trained_tokens": expected.as_json()}, {**begun, **known}
-
-    if machine_rank(config):
-        return _helped(prepared, run_job, progress)
-    return run_training(out, job, begun, prepared, run_job, progress, overwrite=overwrite, dry_run=dry_run)
-
-
-def _identity(config: TrainConfig) -> dict[str, Any]:
-    """The settings that determine what is trained of a source, and what is held out."""
-    return {**config.own(), "trainer": config.algorithm, "seed": config.trainer.get("seed", 0)}
-
-
-def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
-    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
-    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
-        return None
-    run = run_behind(source)
-    place_of(run, out)
-    return run
-
-
-def run_training(
-    out: Path,
-    job: dict[str, Any],
-    begun: dict[str, Any],
-    prepared: Prepared,
-    run_job: Runner,
-    progress: Progress,
-    *,
-    overwrite: bool,
-    dry_run: bool,
-) -> dict[str, Any]:
-    """Start, resume or find finished the training in ``out``; ``overwrite`` starts again. ``prepared``: see there."""
-    _refuse_place(out, str(begun["stage"]))
-    found = _found(out, job, overwrite=overwrite)
-    if dry_run:
-        return _dry_run(prepared, run_job, progress)
+    source, out = str(source), local_output(config.output)
+    refuse_replaced(source)
+    job, begun = _described(source, config, model, out, command, dry_run=dry_run)
+    helps = machine_rank(config) > 0
+    if not helps:
+        _refuse_place(out, str(begun["stage"]))
+        found = _found(out, job, config.defaults(), overwrite=overwrite)
+    if helps or dry_run:
+        return _temporary(source, config, model, run_job, progress, job, begun, helps=helps)
     if found == "finished":
         progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
         if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
@@ -424,11 +370,11 @@ def run_training(
         lock = Lock(out)
     failed_at_once = begins = False
     try:
-        job, begun = prepared(out)
+        _prepare(out, source, config, model, job, begun, progress)
         begins = True
         if overwrite and not fresh:
             _clear(out, keep=DATA)
-        _found(out, job, overwrite=overwrite)
+        _found(out, job, config.defaults(), overwrite=overwrite)
         _write(out / JOB / "job.json", json.dumps(plain(job), indent=2))
         write_run_json(out, {**begun, "status": "running"})
         log_to(out)
@@ -458,6 +404,95 @@ def run_training(
         if made and (failed_at_once or not begins):
             with contextlib.suppress(OSError):
                 out.rmdir()
+
+
+def _described(
+    source: str, config: TrainConfig, model: ModelFacts, out: Path, command: list[str], *, dry_run: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(job, what run.json begins with) as far as they are known without the data."""
+    loss, run = config.facts(), _annotated_run(config, source, out)
+    scored_by = [str(folder) for folder in config.scored_by(source)]
+    read = [*resolve(source, config.table), *(file for folder in scored_by for file in resolve(folder, SCORES))]
+    job = {
+        **config.own(),
+        **({"rollouts": str(run)} if run else {}),
+        **({"loss_facts": loss["loss"]} if loss else {}),
+        "trainer": config.algorithm,
+        "data": absolute(source),
+        "data_xxh3": [hash_file(file.path) for file in read],
+        "model": absolute(config.model),
+        "policy_hash": model.policy_hash,
+        "output": str(out.resolve()),
+        "settings": config.trainer,
+        **config.launching(),
+        "own_keys": sorted(type(config).model_fields),
+        "dry_run": dry_run,
+    }
+    begun = {
+        "stage": f"train-{config.algorithm}",
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        **loss,
+        "parents": [parent_of(path) for path in (source, *scored_by)],
+        "model": vars(model),
+    }
+    return job, begun
+
+
+def _prepare(
+    folder: Path,
+    source: str,
+    config: TrainConfig,
+    model: ModelFacts,
+    job: dict[str, Any],
+    begun: dict[str, Any],
+    progress: Progress,
+) -> None:
+    """Prepare the data in ``folder`` and check it; ``job`` and ``begun`` get what is known of it."""
+    data = prepare(folder / JOB / DATA, config.parts(source))
+    check(config, data, list(lineage(source)), model, source, progress)
+    if cost := data.cost.text():
+        progress.message(cost)
+    expected = data.sequences.trained()
+    job["trained_tokens"] = expected.as_json()
+    begun |= {"counts": {**data.counts, "trained_tokens": expected.count}, "length_limit": data.cost.as_json()}
+
+
+def _temporary(
+    source: str,
+    config: TrainConfig,
+    model: ModelFacts,
+    run_job: Runner,
+    progress: Progress,
+    job: dict[str, Any],
+    begun: dict[str, Any],
+    *,
+    helps: bool,
+) -> dict[str, Any]:
+    """A dry run, which is everything up to the first step, or this machine's processes (``helps``) of a training that the
+    first machine reports: in a folder that is gone afterwards."""
+    if helps:
+        progress.message("worker node: output is written by rank 0")
+    with tempfile.TemporaryDirectory(prefix="gymdata-train-") as folder:
+        _prepare(Path(folder), source, config, model, job, begun, progress)
+        job_file = Path(folder) / JOB / "job.json"
+        job_file.write_text(json.dumps(plain({**job, **({"helps": True} if helps else {"output": folder})}), indent=2))
+        announced = run_job(job_file, progress)
+    if helps:
+        proof = {"file": job["trained_tokens"], "batches": None, "equal": None}
+        return {**begun, "status": "took part", "trained_tokens": proof}
+    proven = {name: announced.get("proof", {}).get(name) for name in ("file", "batches", "equal")}
+    steps = announced.get("plan", {}).get("steps")
+    return {**begun, "status": "dry run", "trained_tokens": proven, "steps": steps, **_announced(announced)}
+
+
+def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
+    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
+    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
+        return None
+    run = run_behind(source)
+    place_of(run, out)
+    return run
 
 
 def _drop_prepared(out: Path) -> None:
@@ -505,7 +540,9 @@ def _is_training(out: Path) -> bool:
     return (out / JOB / "job.json").is_file() or (out / RUN_JSON).is_file()
 
 
-def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
+def _found(
+    out: Path, job: dict[str, Any], defaults: Mapping[str, Any], *, overwrite: bool
+) -> Literal["nothing", "resumable", "finished"]:
     """The existing state of this training in ``out``. Raises StoreError when it holds another one.
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
@@ -523,7 +560,8 @@ def _found(out: Path, job: dict[str, Any], *, overwrite: bool) -> Literal["nothi
         ) from error
     # The token counts come last, and follow from the rest.
     ignored = (*_OPERATION, *({"trained_tokens"} - job.keys()))
-    changed = differences(*({k: v for k, v in side.items() if k not in ignored} for side in (was, job)))
+    recorded, requested = ({k: v for k, v in side.items() if k not in ignored} for side in (was, job))
+    changed = differences(recorded, requested, defaults)
     if changed:
         raise StoreError.other_identity(out, changed)
     return "finished" if finished else "resumable"
@@ -536,35 +574,6 @@ def _checkpoints(out: Path) -> bool:
 def _write(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text)
-
-
-def _dry_run(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str, Any]:
-    """Everything up to the first step, in a folder that is gone afterwards."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="gymdata-dry-run-") as folder:
-        job_file = Path(folder) / JOB / "job.json"
-        job, begun = prepared(Path(folder))
-        job_file.write_text(json.dumps(plain({**job, "output": folder}), indent=2))
-        announced = run_job(job_file, progress)
-    proof = announced.get("proof", {})
-    proven = {k: proof.get(k) for k in ("file", "batches", "equal")}
-    steps = announced.get("plan", {}).get("steps")
-    return {**begun, "status": "dry run", "trained_tokens": proven, "steps": steps, **_announced(announced)}
-
-
-def _helped(prepared: Prepared, run_job: Runner, progress: Progress) -> dict[str, Any]:
-    """This machine's processes of a training that the first machine reports, in a folder that is gone afterwards."""
-    import tempfile
-
-    progress.message("this machine takes part; the first one writes the output and reports")
-    with tempfile.TemporaryDirectory(prefix="gymdata-machine-") as folder:
-        job_file = Path(folder) / JOB / "job.json"
-        job, begun = prepared(Path(folder))
-        job_file.write_text(json.dumps(plain({**job, "helps": True}), indent=2))
-        run_job(job_file, progress)
-    proof = {"file": job["trained_tokens"], "batches": None, "equal": None}
-    return {**begun, "status": "took part", "trained_tokens": proof}
 
 
 def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
@@ -593,156 +602,3 @@ def parent_of(source: str) -> dict[str, Any]:
 
 def absolute(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
-
-
-def check(
-    config: TrainConfig,
-    data: TrainingData,
-    runs: list[dict[str, Any]],
-    model: ModelFacts,
-    source: str,
-    progress: Progress,
-) -> None:
-    """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
-    data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.extent, model, source)
-    check_tokenizer(runs, model, source, progress)
-    if isinstance(config, TrainDpoConfig) and config.ref == "saved":
-        _check_reference(source, runs, model)
-    if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
-        _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
-    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
-        _check_teacher(data, runs, source, progress)
-        if data.policy_hashes == {model.policy_hash}:
-            progress.message(
-                f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
-                "--distill teaches it nothing; give -m the student"
-            )
-    if isinstance(config, TrainSftConfig) and config.pack_length is not None:
-        _check_pack_length(config.pack_length, data, source)
-    if isinstance(config, TrainValueConfig):
-        _check_returns(runs, source, progress)
-    _warn_of_nothing(config, data, source, progress)
-
-
-def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
-    """Raises UsageError for sequences that a packed row cannot hold."""
-    lengths, names = data.sequences.lengths, data.sequences.names
-    order = np.argsort(-lengths, kind="stable")
-    longer = int((lengths > length).sum())
-    if longer:
-        shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in order[: min(longer, 4)])
-        more = f" and {longer - 4:,} more" if longer > 4 else ""
-        raise UsageError(
-            f"--pack-length {length}: {longer:,} of {counted(len(lengths), 'sequence')} of {source} have more "
-            f"tokens: {shown}{more}",
-            hint=f"--pack-length {lengths.max()} holds them all; --max-length {length} cuts them and prints what that costs",
-        ).at("--pack-length", length, f"at least {lengths.max()}")
-
-
-def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
-    """Warn of settings and data with which nothing would be trained."""
-    keys = config.trainer
-    if keys.get("num_train_epochs") == 0 and (keys.get("max_steps") or 0) <= 0:
-        progress.message("warning: num_train_epochs is 0: nothing is trained, and the model is saved as it was")
-    if keys.get("learning_rate") == 0:
-        progress.message("warning: learning_rate is 0: no step changes the model")
-    loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
-    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero and not _has_advantage(data):
-        progress.message(
-            f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
-            "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
-            "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
-        )
-
-
-def _has_advantage(data: TrainingExperiences) -> bool:
-    mask = data.sequences.loss_mask
-    return any(
-        ((part_of(data.advantages, rows).values != 0) & (part_of(mask, rows).values != 0)).any()
-        for rows in chunks(mask.offsets)
-    )
-
-
-def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """Warn that the returns of estimators that compare rollouts are relative to the group's mean."""
-    made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
-    for estimator in sorted(COMPARING.intersection(made)):
-        progress.message(
-            f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a task: "
-            "a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
-        )
-
-
-def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
-    """Raises RefusedError (T206) for an id that the model has no embedding of; ``ids``: the lowest and the highest among
-    them."""
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
-        raise RefusedError(
-            f"{source}: token id {low if low < 0 else high} is not in the vocabulary of {model.path} "
-            f"(0 to {model.vocab_size})",
-            code="T206",
-            hint="these tokens were sampled with another tokenizer",
-        )
-
-
-def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
-    """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
-    rendered, policies, temperatures = (
-        distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
-    )
-    reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
-    reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
-    reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
-    identities = [identity for run in runs if (identity := run.get("identity"))]
-    if not identities:
-        reasons.append("no run.json says how they were sampled")
-    for identity in identities:
-        reasons += truncations(identity)
-    if reasons:
-        raise RefusedError(
-            f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
-            code="L304",
-            hint="--ref model computes the reference with the model",
-        )
-
-
-def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """Refuse distributions that are truncated, or not at the temperature of their rows: they are not the teacher's."""
-    identities = [identity for run in runs if (identity := run.get("identity"))]
-    temperatures = set(data.temperature.tolist())
-    reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
-    if not identities:
-        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
-    if reasons:
-        raise RefusedError(
-            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
-            code="L304",
-            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
-            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
-        )
-
-
-def _check_logprobs(
-    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, allowed: bool, progress: Progress
-) -> None:
-    """The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from."""
-    identities = [identity for run in runs if (identity := run.get("identity"))]
-    temperatures = set(data.temperature.tolist())
-    reasons = [reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)]
-    if not identities:
-        progress.message(
-            f"warning: {source} does not lead back to a run: how its log-probabilities were made is not known"
-        )
-    if not reasons:
-        return
-    why = "; ".join(sorted(set(reasons)))
-    if not allowed:
-        raise RefusedError(
-            f"{source}: the saved log-probabilities are biased: {why}",
-            code="L304",
-            hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
-            "--allow-biased-logprobs trains all the same",
-        )
-    progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")

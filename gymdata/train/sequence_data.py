@@ -23,9 +23,9 @@ from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_r
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.scores.chosen import unscored_hint
 from gymdata.stats import unit_of
-from gymdata.store.lineage import unscored_hint
-from gymdata.train.pair_data import NamedSequences, refuse_too_long
+from gymdata.train.pair_data import NamedSequences, check_numbers, numbers, refuse_too_long
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
@@ -188,7 +188,13 @@ def training_experiences(
     given = logprobs.like(np.where(whole.is_trained, logprobs.values, 0))
     trained = Lists("trained token", unless_rendered(given, is_rendered(table)))
     refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
+    if reference is not None:
+        checked = reference.like(np.where(whole.is_trained, reference.values, 0))
+        refuse_unsound(
+            (Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where
+        )
     _refuse_not_finite("advantages", advantages, whole, where)
+    check_numbers(table, {"weight": 0.0, "temperature": 0.0}, lambda row: f"sequence {names[row]}", where, first_row)
     weights = _weights(table, whole, where, first_row)
     return _cut(whole, advantages, reference, weights, table, max_length)
 
@@ -260,8 +266,8 @@ def _cut(
         rollout_ids=[rollouts[i] for i in rows],
         advantages=advantages.first(lengths).take(rows),
         ref_logprobs=None if reference is None else reference.first(lengths).take(rows),
-        weight=np.asarray(table["weight"].to_numpy(), dtype=np.float64)[rows],
-        temperature=np.asarray(table["temperature"].to_numpy(), dtype=np.float64)[rows],
+        weight=numbers(table, "weight")[rows],
+        temperature=numbers(table, "temperature")[rows],
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
         cost=cost,
         weights={name: ragged.first(lengths).take(rows) for name, ragged in weights.items()},

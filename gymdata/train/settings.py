@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,12 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
+from gymdata.registry import shared_fields
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
+from gymdata.scores.chosen import scores_of
 from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
-from gymdata.store.lineage import scores_of
-from gymdata.train.losses import LOSSES, with_setting
+from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
 from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
 from gymdata.train.sequence_data import (
@@ -47,6 +48,7 @@ from gymdata.user_code import load_symbol
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
 #: Settings of how the processes are started, which do not affect what is trained.
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
+_Kind = TypeVar("_Kind", bound="TrainConfig")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 
 
@@ -57,7 +59,7 @@ class TrainConfig(Config):
     """
 
     key_only: ClassVar[Set[str]] = frozenset(
-        ["trainer", "pair_weights", "margin_scale", "reward_scale", "sequence_mask", *LOSS_SETTINGS]
+        ["trainer", "pair_weights", "margin_scale", "reward_scale", "sequence_mask", "loss_constant", *LOSS_SETTINGS]
     )
 
     #: Name of the command after ``train-``, and of the adapter's module.
@@ -95,7 +97,8 @@ class TrainConfig(Config):
         False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
     )
     prefix_sharing: Literal["auto", "on", "off"] = pydantic.Field(
-        "auto", description="Run what the sequences of a batch begin with once, and batch rollouts of a task together."
+        "auto",
+        description="Compute shared prefixes once per batch, and group rollouts of a task (auto: on CPUs, in random order).",
     )
     trainer: dict[str, Any] = pydantic.Field(
         default_factory=dict,
@@ -206,16 +209,20 @@ def _annotate() -> Any:
     )
 
 
-def _of_loss(default: str, description: str, **limits: Any) -> Any:
-    """A setting of some losses; left out, it has the loss's own default."""
-    return pydantic.Field(None, description=f"{description} (default: {default}).", **limits)
-
-
 def _belongs(setting: str) -> Callable[[Any], bool]:
     """Does the chosen loss have the setting?"""
     return lambda config: setting in config.own_settings
 
 
+def _with_loss_settings(kind: type[_Kind]) -> type[_Kind]:
+    """The class with a field for each setting of the losses; left out, a setting has the loss's own default."""
+    fields = shared_fields({name: loss.options for name, loss in LOSSES.items()}, "the loss's own")
+    return pydantic.create_model(
+        kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
+    )
+
+
+@_with_loss_settings
 class TrainRlConfig(TrainConfig):
     """``gymdata train-rl``. The losses and their settings are those of ``gymdata.train.losses``."""
 
@@ -226,6 +233,7 @@ class TrainRlConfig(TrainConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         **{name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS},
+        "loss_constant": ("--loss-aggregation constant", lambda c: c.loss_aggregation == "constant"),
     }
 
     loss: str = pydantic.Field(
@@ -242,19 +250,17 @@ class TrainRlConfig(TrainConfig):
         gt=0.0,
         description="With any loss, leave out tokens with A < 0 of sequences whose mean of saved − new logprob is above.",
     )
-    clip_low: float | None = _of_loss(
-        "the loss's own", "Lower bound of what the loss limits: 1 − this for ratios", ge=0.0, le=1.0
+    loss_aggregation: Aggregation | None = pydantic.Field(
+        None,
+        description="Mean of the loss over the global batch: of all tokens (token), of the sums or means of sequences, "
+        "or of their sums divided by loss_constant (default: as published for the loss).",
     )
-    clip_high: float | None = _of_loss(
-        "the loss's own", "Upper bound of what the loss limits: 1 + this for ratios", ge=0.0
+    loss_constant: float | None = pydantic.Field(
+        None,
+        gt=0.0,
+        description="What loss_aggregation constant divides the sum of each sequence by (default: the trained tokens of the "
+        "longest sequence of the file).",
     )
-    tis_cap: float | None = _of_loss("2, dppo 20", "Cap of the importance weight", gt=0.0)
-    mis_level: Literal["token", "sequence"] | None = _of_loss("sequence", "Whose importance weight mis looks at")
-    tau_positive: float | None = _of_loss("1", "Temperature of sapo's gate where A > 0", gt=0.0)
-    tau_negative: float | None = _of_loss("1.05", "Temperature of sapo's gate elsewhere", gt=0.0)
-    baseline_shift: float | None = _of_loss("-0.1", "What asymre adds to the baseline of the advantages")
-    tau: float | None = _of_loss("1, oapl 0.001", "Strength of the regularization in opmd, dro, oapl and awr", gt=0.0)
-    weight_max: float | None = _of_loss("20", "Cap of awr's weight", gt=0.0)
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
@@ -282,6 +288,11 @@ class TrainRlConfig(TrainConfig):
             return name
         raise PydanticCustomError("literal_error", "a loss", {"expected": ", ".join(LOSSES)})
 
+    @pydantic.field_validator("loss_aggregation", mode="before")
+    @classmethod
+    def _names_of_verl(cls, name: Any) -> Any:
+        return AGGREGATIONS.get(name, name) if isinstance(name, str) else name
+
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         for first_row, part in experience_parts(source, self.columns, rows):
             if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
@@ -301,7 +312,8 @@ class RolloutsConfig(RenderedConfig):
     table = ROLLOUTS
 
     reward: str | None = pydantic.Field(
-        None, description="Named reward or re-scoring to choose by (default: the total reward)."
+        None,
+        description="Named reward or re-scoring to choose by; after a re-scoring the newest (default: the total reward).",
     )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")
@@ -320,7 +332,9 @@ class RolloutsConfig(RenderedConfig):
         return table.set_column(table.schema.get_field_index("reward"), "reward", self._scores(source)[0])
 
     def _scores(self, source: str) -> tuple[pa.ChunkedArray, list[Path]]:
-        _, values, made = scores_of([source], read_table(source, self.table, ("rollout_id", "rewards")), self.reward)
+        _, values, made = scores_of(
+            [source], read_table(source, self.table, ("rollout_id", "reward", "rewards")), self.reward
+        )
         return values, made
 
     def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -87,11 +88,27 @@ def check_settings(
         if find_spec(module) is None:
             raise UsageError.missing_extra(module, "train")
     _check_services(reported_to(values), called("report_to"))
+    fields = _source_fields(algorithm)
+    if all(fields.values()):  # else the training process checks them, a little later
+        sort_settings(values, fields, own, called)
+
+
+def _source_fields(algorithm: str) -> dict[str, Fields]:
+    """The fields of the classes that a trainer's keys are of, by their source; empty where that does not show them."""
     classes = {"trainer": (f"gymdata.train.trainers.{algorithm}", "CONFIG"), "model": _MODEL}
-    fields = {name: source_fields(*place) for name, place in classes.items()}
-    known = {name: found for name, found in fields.items() if found is not None}
-    if len(known) == len(classes):  # else the training process checks them, a little later
-        sort_settings(values, known, own, called)
+    return {name: source_fields(*place) or {} for name, place in classes.items()}
+
+
+def instead_of_flag(algorithm: str, flag: str, value: str | None, keys: Set[str]) -> str | None:
+    """What to give in place of a flag that the command does not have: a setting of the trainer, or one of ``keys``, that has
+    its name. ``value``: what was given with the flag; None for a switch."""
+    key = flag.lstrip("-").replace("-", "_")
+    if key in RESERVED:
+        return RESERVED[key]
+    if key in keys or any(key in fields for fields in _source_fields(algorithm).values()):
+        setting = f"{key}={'true' if value is None else value}"
+        return f"--set {shlex.quote(setting)}"
+    return None
 
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:

@@ -185,6 +185,35 @@ def test_pass_at_k_and_maxrl_from_files(tmp_path: Path) -> None:
     assert [found[f"a-{i}"][0] for i in range(4)] == pytest.approx([3, -1, -1, -1], abs=1e-4)
 
 
+def test_opo_and_reinforce_plus_plus_from_files(tmp_path: Path) -> None:
+    """opo weighs the baseline by generated tokens (4, 6 and 6); reinforce++ whitens the rewards of all tokens."""
+    rows = [rollout("a", 0, 1.0, SHORT), rollout("a", 1, 0.0, LONG), rollout("a", 2, 0.0, LONG)]
+    run = write_run(tmp_path / "run", rows)
+    found = advantages(run, "opo", estimator="opo")
+    assert [found[f"a-{i}"][0] for i in range(3)] == pytest.approx([0.75, -0.25, -0.25])
+    found = advantages(run, "plus", estimator="reinforce++")
+    tokens = np.repeat([1.0, 0.0, 0.0], [4, 6, 6])
+    white = (tokens - tokens.mean()) / tokens.std(ddof=1)
+    np.testing.assert_allclose(np.concatenate([found[f"a-{i}"] for i in range(3)]), white, atol=1e-6)
+
+
+def test_remax_subtracts_the_greedy_reward(tmp_path: Path) -> None:
+    """r less the reward that the greedy rollout of the task had; a task without one is left out and counted; a run that was
+    not greedy is refused."""
+    run = write_run(
+        tmp_path / "run", [rollout("a", 0, 1.0, SHORT), rollout("a", 1, 0.0, LONG), rollout("b", 0, 1.0, SHORT)]
+    )
+    greedy = write_run(tmp_path / "greedy", [rollout("a", 0, 0.25, SHORT, temperature=0.0)])
+    found = advantages(run, estimator="remax", baseline=str(greedy))
+    assert {name: values[0] for name, values in found.items()} == pytest.approx({"a-0": 0.75, "a-1": -0.25})
+    report = gymdata.experience(run, tmp_path / "again", estimator="remax", baseline=str(greedy))
+    assert report.left_out == {"no_baseline": 1}
+    with pytest.raises(RefusedError, match="were sampled, and remax compares with greedy ones"):
+        gymdata.experience(run, tmp_path / "sampled", estimator="remax", baseline=str(run))
+    with pytest.raises(UsageError, match="estimator remax needs a baseline"):
+        gymdata.experience(run, tmp_path / "none", estimator="remax")
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [

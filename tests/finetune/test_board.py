@@ -72,3 +72,11 @@ def test_a_mistake_stands_below_no_table(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr()
     assert said.err.startswith("error: ")
     assert "epoch" not in said.err + said.out
+
+
+def test_without_a_terminal_stages_and_their_progress_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of a finetuning says which stage began, and how far it is, before its first epoch has ended."""
+    with LiveTable() as board:
+        board.stage(1, "collect")
+        board.update(done=0, total=100)
+        assert capsys.readouterr().err.splitlines()[0] == "epoch 1: collect"

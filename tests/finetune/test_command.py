@@ -284,3 +284,19 @@ def test_an_async_part_is_a_clear_error(
     said = capsys.readouterr().err
     assert f"theirs.py:Part: {name} is async" in said
     assert "asyncio.run" in said
+
+
+def test_a_part_that_raises_at_work_is_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An adapter of the user's that raises while it is used is an error of its file and line, never a defect."""
+    (tmp_path / "parts.py").write_text(
+        "class Raises:\n    def data(self, algorithm):\n        raise LookupError('no such data')\n"
+        "    submit = status = wait = cancel = lambda self, *a: None\n"
+    )
+    values = yaml.safe_load(config.read_text())
+    values["trainer_adapters"]["t"] = {"_type": "parts.py:Raises"}
+    config.write_text(yaml.safe_dump(values))
+    assert main(["finetune", str(config)]) == 1
+    shown = capsys.readouterr().err
+    assert "LookupError: no such data" in shown
+    assert "parts.py:3, in data" in shown
+    assert "defect" not in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from gymdata.finetune.run import plan_of
 from tests.finetune.config_files import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
-SCHEMAS = ROOT / "schemas"
 
 
 def test_the_published_names_are_read(tmp_path: Path) -> None:
@@ -215,11 +213,10 @@ def test_the_shipped_file_is_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert Path(plan.validation.tasks).name == "heldout.jsonl"
 
 
-def test_the_schema_is_fresh_and_says_what_is_read() -> None:
-    """schemas/finetune.config.json is what this code generates, takes the shipped file and refuses a misspelt one."""
+def test_the_schema_says_what_is_read() -> None:
+    """The JSON Schema takes the shipped file and refuses a misspelt one."""
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((SCHEMAS / json_schema.NAME).read_text())
-    assert schema == json_schema.schema()
+    schema = json_schema.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     assert check.is_valid(MINIMAL)

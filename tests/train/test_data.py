@@ -36,7 +36,7 @@ def test_sides_are_interleaved_with_their_prompt() -> None:
     assert masks == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 1], [0, 1], [0, 1, 0, 1, 1]]
     assert pairs.sequences.trained().count == 2 + 3 + 1 + 3
     assert pairs.sequences.logprob_sums().tolist() == [-0.75, -3.0, -2.0, -3.0]
-    assert pairs.rollout_ids == [("c0", "r0"), ("c1", "r1")]
+    assert pairs.rollout_ids == ["c0", "r0", "c1", "r1"]
 
 
 def test_slices_and_chunks_read_the_same() -> None:

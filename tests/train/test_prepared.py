@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table, write_table
-from gymdata.train import prepared
 from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
-from gymdata.train.prepared import PREPARED, opened
+from gymdata.train.prepared import opened, prepare
 from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.train.experience_table import experiences
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.
@@ -49,10 +48,6 @@ def one_part(config: Any, source: str) -> Any:
     return data
 
 
-def prepare(folder: Path, parts: Iterable[Any], identity: dict[str, Any]) -> Any:
-    return prepared.prepare(folder, parts, identity)
-
-
 def plain(value: Any) -> Any:
     """Data as nested lists and dictionaries, whatever holds them."""
     if isinstance(value, Ragged):
@@ -75,7 +70,7 @@ def test_prepared_files_are_the_sequences_of_the_table(
     """In parts of any size: ids, masks, numbers beside them, names, counts, checksums and costs of the whole table."""
     config, source = config_of(algorithm, max_length=60), str(sources[algorithm])
     whole = one_part(config, source)
-    found = prepare(tmp_path / "data", config.parts(source, rows), {})
+    found = prepare(tmp_path / "data", config.parts(source, rows))
     assert plain(found) == plain(whole)
     assert found.sequences.trained() == whole.sequences.trained()
     assert [a.tolist() for a in found.sequences.by_sequence] == [a.tolist() for a in whole.sequences.by_sequence]
@@ -85,22 +80,6 @@ def test_prepared_files_are_the_sequences_of_the_table(
     assert not found.sequences.token_ids.values.flags.writeable
 
 
-def experiences(folder: Path, rows: list[dict[str, Any]]) -> str:
-    """Experiences of the given columns, the others filled in."""
-    full = [
-        {
-            "run_id": "run", "task_id": f"t{i // 2}", "group_id": f"g{i // 2}", "rollout_id": f"r{i}", "sequence_index": 0,
-            "input_ids": [5, 6, 7 + i], "loss_mask": [0, 1, 1], "logprobs": [0.0, -1.0, -1.0],
-            "advantages": [0.0, 1.0, 1.0], "returns": [0.0, 1.0, 1.0], "turn_starts": [1], "reward": 1.0, "weight": 1.0,
-            "temperature": 1.0, "policy_hash": f"policy-{i % 2}", "policy_version": 0, **row,
-        }
-        for i, row in enumerate(rows)
-    ]  # fmt: skip
-    names = {name for row in full for name in row}
-    schema = pa.schema([field for field in EXPERIENCES.schema if field.name in names])
-    return str(write_table(pa.Table.from_pylist(full, schema=schema), folder / "experiences.parquet", EXPERIENCES))
-
-
 RL: Any = TrainRlConfig.load(None, {"model": "model", "output": "out"})
 
 
@@ -108,9 +87,9 @@ def test_a_column_that_one_row_lacks_is_in_none(tmp_path: Path) -> None:
     """ref_logprobs of all rows but one are no reference, whichever part that row is in; of all rows they are kept."""
     given = {"ref_logprobs": [0.0, -2.0, -2.0]}
     source = experiences(tmp_path, [given, given, {}, given])
-    assert prepare(tmp_path / "three", RL.parts(source, 1), {}).ref_logprobs is None
+    assert prepare(tmp_path / "three", RL.parts(source, 1)).ref_logprobs is None
     source = experiences(tmp_path, [given, given, given])
-    assert prepare(tmp_path / "all", RL.parts(source, 1), {}).ref_logprobs[2].tolist() == [0.0, -2.0, -2.0]
+    assert prepare(tmp_path / "all", RL.parts(source, 1)).ref_logprobs[2].tolist() == [0.0, -2.0, -2.0]
 
 
 def test_parts_without_a_trained_token_say_nothing_of_columns(tmp_path: Path) -> None:
@@ -118,7 +97,7 @@ def test_parts_without_a_trained_token_say_nothing_of_columns(tmp_path: Path) ->
     weight = {"rl_weight": [0.0, 0.0, 0.0]}
     source = experiences(tmp_path, [{"loss_mask": [0, 0, 0], **weight}, {"rl_weight": [0.0, 1.0, 2.0]},
                                     {"loss_mask": [0, 0, 0], **weight}])  # fmt: skip
-    found = prepare(tmp_path / "data", RL.parts(source, 1), {})
+    found = prepare(tmp_path / "data", RL.parts(source, 1))
     assert plain(found.weights) == {"rl_weight": [[0.0, 1.0, 2.0]]}
     assert (found.cost.sequences, list(found.cost.nothing_trained)) == (3, ["r0/0", "r2/0"])
     assert found.policy_hashes == {"policy-0", "policy-1"}
@@ -128,13 +107,13 @@ def test_what_only_the_whole_file_shows_is_refused(tmp_path: Path) -> None:
     """In parts of one row: a sequence that is there twice, a weight that 2 of 3 rows have, the number of a bad row."""
     source = experiences(tmp_path, [{}, {}, {"rollout_id": "r0"}])
     with pytest.raises(DataError, match="holds a sequence more than once"):
-        prepare(tmp_path / "data", RL.parts(source, 1), {})
+        prepare(tmp_path / "data", RL.parts(source, 1))
     given = {"ce_weight": [0.0, 1.0, 1.0]}
     for rows in ([given, given, {}], [{}, given, given]):
         with pytest.raises(DataError, match="ce_weight is missing in 1 of 3 rows"):
-            prepare(tmp_path / "data", RL.parts(experiences(tmp_path, rows), 1), {})
+            prepare(tmp_path / "data", RL.parts(experiences(tmp_path, rows), 1))
     with pytest.raises(RefusedError, match=r"row 2 \(r2/0\): advantages has 1 entries"):
-        prepare(tmp_path / "data", RL.parts(experiences(tmp_path, [{}, {}, {"advantages": [1.0]}]), 1), {})
+        prepare(tmp_path / "data", RL.parts(experiences(tmp_path, [{}, {}, {"advantages": [1.0]}]), 1))
 
 
 def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
@@ -149,7 +128,7 @@ def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
         file = write_table(pa.concat_tables([rows.slice(0, 3), rows.slice(1, 1)]), tmp_path / name, table)
         config = config_of(algorithm, **({"select": "all"} if algorithm == "sft" else {}))
         with pytest.raises(DataError, match=says):
-            prepare(tmp_path / "data", config.parts(str(file), 1), {})
+            prepare(tmp_path / "data", config.parts(str(file), 1))
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "kto"])
@@ -162,7 +141,7 @@ def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[s
     for settings in ({}, {"keep_duplicates": True}):
         config = config_of(algorithm, **settings, **({"select": "all"} if algorithm == "sft" else {}))
         whole = one_part(config, source)
-        found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4), {})
+        found = prepare(tmp_path / f"data-{len(settings)}", config.parts(source, 4))
         assert plain(found) == plain(whole)
         assert (found.counts["left_out_duplicate"] >= len(found)) == (not settings)
 
@@ -182,7 +161,7 @@ def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: P
         list(config_of(algorithm).parts(str(run)))
     config = config_of(algorithm, reward="second")
     assert config.scored_by(str(run)) == [Path(made.path)]
-    found = prepare(tmp_path / "data", config.parts(str(run), 2), {})
+    found = prepare(tmp_path / "data", config.parts(str(run), 2))
     assert plain(found) == plain(one_part(config, str(run)))
     assert list(found.rollout_ids) == (["t-1"] if algorithm == "sft" else ["t-0", "t-1", "t-2"])
     with pytest.raises(UsageError, match=r"--reward: got 'third', which is no score of these rollouts[^$]*second"):
@@ -194,7 +173,7 @@ def test_an_agent_or_a_model_that_no_rollout_has_is_refused_in_parts(sources: di
     for settings, says in (({"target_agents": ["judge"]}, "no turn is of agent judge"),
                            ({"target_model": "other"}, "no rollout is of model other")):  # fmt: skip
         with pytest.raises(RefusedError, match=says):
-            prepare(tmp_path / "data", config_of("sft", **settings).parts(str(sources["sft"]), 4), {})
+            prepare(tmp_path / "data", config_of("sft", **settings).parts(str(sources["sft"]), 4))
 
 
 def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:
@@ -202,59 +181,38 @@ def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:
     source = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]} for _ in range(8)])
     config: Any = TrainValueConfig.load(None, {"model": "model", "output": "out", "split": 0.4, "value_clip": 0.2})
     whole = one_part(config, source)
-    found = prepare(tmp_path / "data", config.parts(source, 2), {})
+    found = prepare(tmp_path / "data", config.parts(source, 2))
     assert len(set(found.heldout_tasks)) == 2
     assert plain(found) == plain(whole)
     lacking = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]}, {}] * 4)
     with pytest.raises(UsageError, match="--value-clip needs the values"):
-        prepare(tmp_path / "none", config.parts(lacking, 2), {})
+        prepare(tmp_path / "none", config.parts(lacking, 2))
 
 
-def counted(parts: Iterable[Any], made: list[int]) -> Iterator[Any]:
-    for part in parts:
-        made.append(len(part))
-        yield part
-
-
-def test_files_are_used_again_while_they_are_the_same(tmp_path: Path) -> None:
-    """Of the same identity and byte for byte as they were written; otherwise, or cut short, they are made again."""
-    source, data, made = experiences(tmp_path, [{}, {}]), tmp_path / "data", list[int]()
-    first = plain(prepare(data, counted(RL.parts(source), made), {"data": "a"}))
-    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "a"})) == first
-    assert made == [2]
-    prepare(data, counted(RL.parts(source), made), {"data": "b"})
-    assert made == [2, 2]
-    ids = data / "sequences.token_ids"
-    ids.write_bytes(ids.read_bytes()[::-1])
-    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "b"})) == first
-    (data / PREPARED).unlink()
-    ids.write_bytes(b"")
-    assert plain(prepare(data, counted(RL.parts(source), made), {"data": "b"})) == first
-    assert made == [2, 2, 2, 2]
-
-
-def test_a_process_opens_whole_files_only(tmp_path: Path) -> None:
-    """Without prepared.json, or with a file that is shorter than it says, nothing is opened."""
+def test_another_process_opens_what_was_prepared(sources: dict[str, Path], tmp_path: Path) -> None:
+    """All but what a length limit cost; an earlier preparation is replaced, and an incomplete one is refused."""
     data = tmp_path / "data"
-    prepare(data, RL.parts(experiences(tmp_path, [{}])), {})
-    ids = data / "sequences.token_ids"
-    ids.write_bytes(ids.read_bytes()[:-1])
-    with pytest.raises(StoreError, match="is not there whole"):
+    data.mkdir()
+    (data / "sequences.token_ids").write_bytes(b"half")
+    with pytest.raises(StoreError, match="is not complete"):
         opened(data)
-    (data / PREPARED).unlink()
-    with pytest.raises(StoreError, match="is not there whole"):
-        opened(data)
+    for algorithm in TRAINERS:
+        prepared = prepare(data, config_of(algorithm).parts(str(sources[algorithm]), 4))
+        expected, found = plain(prepared), plain(opened(data))
+        for side in (expected, found, expected.get("heldout") or {}, found.get("heldout") or {}):
+            side.pop("cost", None)
+        assert found == expected
 
 
 def test_the_count_of_the_file_is_not_that_of_the_prepared_ids(tmp_path: Path) -> None:
     """An id that was written wrong does not change what the file is known to hold."""
     data = tmp_path / "data"
-    expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}])), {}).sequences.trained()
+    expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}]))).sequences.trained()
     ids = np.fromfile(data / "sequences.token_ids", "<i4")
     ids[2] += 1
     ids.tofile(data / "sequences.token_ids")
     assert opened(data).sequences.trained() == expected
-    assert json.loads((data / PREPARED).read_text())["files"]["sequences.token_ids"]["bytes"] == 24
+    assert ids.nbytes == (data / "sequences.token_ids").stat().st_size == 24
 
 
 def test_mapped_numbers_are_let_go_of_unchanged(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import MeanOverRows, nameless_weights, pad_id
-from gymdata.train.trainers.losses import reward_distance
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = DPOConfig
@@ -77,9 +76,11 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self.reward_scale = reward_scale
         #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
         self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
-        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own)
+        # TRL's sigmoid has no smoothing: cDPO is computed here.
+        smoothed = ["sigmoid with label_smoothing"] if args.label_smoothing and "sigmoid" in args.loss_type else []
+        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own and not smoothed)
         if not self.uniform:
-            _refuse_unweighable(args, self.own)
+            _refuse_unweighable(args, [*self.own, *smoothed])
         with nameless_weights(dpo_trainer):
             super().__init__(
                 args=args,
@@ -200,7 +201,8 @@ def pair_losses(
 ) -> torch.Tensor:
     """The loss of each pair, shape (B,); ``logps``, ``reference`` and ``lengths`` (2·B,), chosen sides first.
 
-    With a margin of 0 the mean is what TRL computes for the same loss types (``sft``: the batch's mean over tokens). The
+    With a margin of 0 the mean is what TRL computes for the same loss types, but for ``sigmoid`` with ``label_smoothing`` ε:
+    −(1 − ε)·log σ(d) − ε·log σ(−d) (cDPO, Mitchell 2023), which TRL leaves out (``sft``: the batch's mean over tokens). The
     margin m asks for β·(difference of log-ratios) ≥ m: sigmoid and robust use it as in DPO with an offset
     (arXiv:2402.10571), hinge raises its corner by it, ipo its target. Raises KeyError for a loss not in ``WEIGHABLE``.
 
@@ -220,7 +222,7 @@ def pair_losses(
     mean_tokens = lengths[:pairs].sum().clamp(min=1) / pairs if tokens is None else max(tokens, 1.0)
     apart, given = beta * (chosen - rejected), torch.zeros_like(chosen) if rewards is None else rewards
     formulas = {
-        "sigmoid": lambda: -F.logsigmoid(offset),
+        "sigmoid": lambda: -(1 - label_smoothing) * F.logsigmoid(offset) - label_smoothing * F.logsigmoid(-offset),
         "hinge": lambda: torch.relu(1 - offset),
         "ipo": lambda: (chosen_mean - rejected_mean - (1 + 2 * margin) / (2 * beta)) ** 2,
         "robust": lambda: (
@@ -235,6 +237,17 @@ def pair_losses(
         "sft": lambda: -logps[:pairs] / mean_tokens,
     }
     return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))
+
+
+def reward_distance(target: torch.Tensor, scores: torch.Tensor, kind: str) -> torch.Tensor:
+    """The distance of σ(scores) from σ(target), each (B,): ``fwd_kl`` KL(σ(scores) ‖ σ(target)), ``bwd_kl`` the other way,
+    ``sq`` (scores − target)². Reward-aware preference optimization, Nemotron-4 340B, arXiv 2406.11704; which KL is called
+    which follows NeMo-Aligner."""
+    if kind == "sq":
+        return (scores - target) ** 2
+    ours, theirs = (F.logsigmoid(torch.stack([each, -each])) for each in (scores, target))
+    first, second = (ours, theirs) if kind == "fwd_kl" else (theirs, ours)
+    return (torch.exp(first) * (first - second)).sum(dim=0)
 
 
 def _refuse_unweighable(args: DPOConfig, own: Sequence[str]) -> None:

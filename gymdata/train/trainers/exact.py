@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from gymdata.train.trainers.batches import (
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Folder of a checkpoint with the parts of a sharded optimizer.
 OPTIMIZER_PARTS = "optimizer"
 
@@ -94,6 +95,9 @@ class Exact:
     step_batches: tuple[np.ndarray, ...] = ()
     #: Steps that the loss scaling of fp16 left out.
     steps_skipped: int = 0
+    #: Whether a step had a gradient, and the weights before the first one (``weight_sums``).
+    had_gradient: bool = False
+    weights_before: Sequence[int] = ()
     #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -325,6 +329,7 @@ class Exact:
         zero, and not clipped it makes the weights NaN."""
         own: Any = super()
         norm, batches, self.step_batches = own._get_grad_norm(*given, **named), self.step_batches, ()
+        self.had_gradient |= norm is None or bool(norm)
         if norm is None or math.isfinite(norm):
             return norm
         if self.args.fp16:  # whose loss scaling leaves such steps out and lowers the scale
@@ -352,6 +357,14 @@ class Exact:
             raise OutsideError("trainer", text, hint=way)
         if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
             event("note", text=f"warning: {text}")
+
+    def remember_weights(self) -> None:
+        self.weights_before = weight_sums(self.model)
+
+    def weights_changed(self) -> bool:
+        """Whether the training changed any weight, on any process."""
+        changed = torch.tensor([weight_sums(self.model) != self.weights_before], device=self.accelerator.device)
+        return bool(self.accelerator.gather(changed.int()).any())
 
     def measure(self) -> dict[str, Any]:
         """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
@@ -401,6 +414,17 @@ class Exact:
 
     def _rollouts_of(self, rows: np.ndarray) -> str:
         return ", ".join(self.data.rollouts_of(rows[rows < len(self.data)]))
+
+
+def weight_sums(model: Any) -> list[int]:
+    """The sum of the bits, read as integers, of each trained weight or of this process's part of it."""
+    sums = []
+    for weight in model.parameters():
+        if weight.requires_grad:
+            mine = getattr(weight, "ds_tensor", weight).detach()  # DeepSpeed's part
+            mine = (mine.to_local() if isinstance(mine, DTensor) else mine).contiguous().view(-1)
+            sums.append(int(mine.view(_INTEGERS[mine.element_size()]).sum(dtype=torch.int64)))
+    return sums
 
 
 def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id
-from gymdata.train.trainers.losses import PolicyLoss, k3
 from gymdata.train.trainers.metrics import event
+from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
@@ -67,7 +67,10 @@ def build(
 ) -> BatchRLTrainer:
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
-    made = BatchRLTrainer(data=data, loss=PolicyLoss.of(config), kl_beta=config.kl_beta, model=model, **trainer)
+    longest = int(data.sequences.by_sequence[0].max())
+    made = BatchRLTrainer(
+        data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **trainer
+    )
     on_policy = data.policy_hashes == {job["policy_hash"]}
     made.when_sharded(lambda: made.compare(refuse=on_policy and not config.allow_biased_logprobs))
     return made
@@ -150,8 +153,8 @@ class BatchRLTrainer(Exact, Trainer):
     where the loss needs one.
 
     The loss is the sum of ``components``, each Σ w·ℓ / Σ [w ≠ 0] over the trained tokens of the global batch with the
-    weights of its column (1 where there is none): ``rl`` the policy loss, which counts sequences where it is one of
-    sequences, ``ce`` −log π, ``ref_kl`` the KL to the reference (k3).
+    weights of its column (1 where there is none): ``rl`` the policy loss, whose mean is its aggregation's, ``ce``
+    −log π, ``ref_kl`` the KL to the reference (k3).
     """
 
     data: TrainingExperiences
@@ -218,12 +221,9 @@ class BatchRLTrainer(Exact, Trainer):
         """Tokens, or sequences, that each component of a batch is a mean over, (components,)."""
         if batch is None:
             return torch.zeros(len(self.components), dtype=torch.int64)
+        tokens = {name: weighed(batch, name) != 0 for name in self.components}
         return torch.stack(
-            [
-                (tokens.any(dim=1) if name == "rl" and self.policy_loss.aggregation == "sequence" else tokens).sum()
-                for name in self.components
-                for tokens in (weighed(batch, name) != 0,)
-            ]
+            [self.policy_loss.count(mask) if name == "rl" else mask.sum() for name, mask in tokens.items()]
         )
 
     def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:

@@ -22,8 +22,9 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
@@ -43,6 +44,9 @@ from gymdata.train.trainers.metrics import (
     event,
     summary,
 )
+
+if TYPE_CHECKING:
+    from gymdata.engines._shared_prefixes import Mode
 
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
@@ -105,21 +109,26 @@ def train(job: dict[str, Any]) -> int:
             event("plan", steps=steps)
         trainer.end()
         return 0
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir))
+    main = trainer.is_world_process_zero()
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir), lambda text: event("note", text=text) if main else None)
     if checkpoint is not None:
         witness.restore(checkpoint)
+    trainer.when_sharded(trainer.remember_weights)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stopper.stopped:
         trainer.end()
         return EXIT_INTERRUPTED
     trainer.report_skipped()
-    measured = trainer.measure()
+    changed, measured = trainer.weights_changed(), trainer.measure()
     save_model(trainer, job, out)
     if trainer.is_world_process_zero():
         draw_curve(out)
+        metrics = read_metrics(out / METRICS)
         result = {
             **measured,
-            "training": summary(read_metrics(out / METRICS)),
+            # Weight decay changes weights without a gradient; before a resume only the metrics know.
+            "learned": changed and (trainer.had_gradient or any(row.get("grad_norm") for row in metrics)),
+            "training": summary(metrics),
             "trained_tokens": witness.as_json(),
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
@@ -152,7 +161,7 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
         data,
         job,
         witness=witness,
-        sharing=config.prefix_sharing,
+        sharing=_sharing(config.prefix_sharing, args),
         args=args,
         model=_model(job, args),
         peft_config=peft,
@@ -165,6 +174,11 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     return trainer, witness, stopper
 
 
+def _sharing(mode: Mode, args: Any) -> Mode:
+    """Left to itself, prefix sharing is for CPUs, where it was measured, and for an order that the user did not choose."""
+    return "off" if mode == "auto" and not (args.use_cpu and args.train_sampling_strategy == "random") else mode
+
+
 def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
     """The writer of this process's annotations, if requested."""
     if not job.get("annotate"):
@@ -173,17 +187,18 @@ def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter 
     return AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, rank)
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was saved whole and still is, or None. Without its optimizer a training would silently
-    continue to other weights."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/gymdata_proof.json") if _is_whole(path)]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def last_checkpoint(folder: Path, note: Callable[[str], None] = lambda _: None) -> Path | None:
+    """The newest checkpoint that was saved completely and whose files still have the content that was saved, or None: with
+    any other file a training would silently continue to other weights."""
+    from gymdata.train.trainers.token_check_callback import MARKER, damaged_file
 
-
-def _is_whole(proof: Path) -> bool:
-    # Checkpoints of earlier versions have no sizes.
-    files: dict[str, int] = json.loads(proof.read_text()).get("files", {})
-    return all((path := proof.parent / name).is_file() and path.stat().st_size == size for name, size in files.items())
+    saved = [marker.parent for marker in folder.glob(f"checkpoint-*/{MARKER}")]
+    for checkpoint in sorted(saved, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        damaged = damaged_file(checkpoint)
+        if damaged is None:
+            return checkpoint
+        note(f"warning: {checkpoint}: {damaged} is not as it was saved; this checkpoint is skipped for the one before")
+    return None
 
 
 def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:

@@ -15,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from transformers import TrainerCallback
 
 from gymdata.errors import OutsideError, counted
+from gymdata.store import hash_file
 from gymdata.train.pair_data import NamedSequences
 from gymdata.train.token_checksum import TrainedTokens, trained_tokens
 from gymdata.train.trainers.batches import ROWS, SEGMENTS
 
-#: Written last into a checkpoint: a checkpoint without it was interrupted while being saved.
+#: Written last into a checkpoint: a checkpoint without it was interrupted while being saved. It has the hash of every
+#: file, and of itself.
 MARKER = "gymdata_proof.json"
 
 
@@ -80,9 +83,8 @@ class TokenChecksumCallback(TrainerCallback):
         """Continue from the counts in a checkpoint."""
         held = json.loads((checkpoint / MARKER).read_text())
         self.epochs = held["epochs"]
-        # Checkpoints of earlier versions do not have it.
-        if (tokens := held.get("num_tokens")) is not None:
-            self._trainer._total_train_tokens = tokens
+        if held["num_tokens"] is not None:
+            self._trainer._total_train_tokens = held["num_tokens"]
         if held["rows"] == self.rows:
             self._close_epoch(TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"]), self.rows)
         elif self._accelerator.is_main_process:
@@ -94,12 +96,13 @@ class TokenChecksumCallback(TrainerCallback):
         if not self._accelerator.is_main_process:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        (folder / MARKER).unlink(missing_ok=True)
+        files = {str(path.relative_to(folder)): hash_file(path) for path in folder.rglob("*") if path.is_file()}
         held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
         # TRL's count of num_tokens in metrics.jsonl, which its own checkpoints forget.
         held["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
         temporary = folder / f".{MARKER}"
-        temporary.write_text(json.dumps(held))
+        temporary.write_text(json.dumps({**held, "xxh3": _hash_of(held)}))
         temporary.replace(folder / MARKER)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -152,6 +155,28 @@ class TokenChecksumCallback(TrainerCallback):
             hint="nothing that was trained this way can be trusted; this is a defect in gymdata or in a library below "
             "it, please report it with the versions in run.json",
         )
+
+
+def damaged_file(checkpoint: Path) -> str | None:
+    """The first file of a checkpoint that is not as it was saved; None where all are."""
+    try:
+        held = json.loads((checkpoint / MARKER).read_text())
+        if held.pop("xxh3") != _hash_of(held):
+            return MARKER
+        files: dict[str, str] = held["files"]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return MARKER
+    for name, xxh3 in files.items():
+        try:
+            if hash_file(checkpoint / name) != xxh3:
+                return name
+        except OSError:
+            return name
+    return None
+
+
+def _hash_of(held: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(held, sort_keys=True).encode())
 
 
 def _summed(

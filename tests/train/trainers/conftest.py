@@ -171,7 +171,7 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
     with FileLock(out / ".preparing"):
         if "RANK" not in os.environ:
             shutil.rmtree(out / "job" / DATA, ignore_errors=True)
-        expected = prepare(out / "job" / DATA, config.parts(str(file)), {}).sequences.trained()
+        expected = prepare(out / "job" / DATA, config.parts(str(file))).sequences.trained()
     trainer, witness, _ = run.assemble(
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),

@@ -96,21 +96,55 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     assert int(before.name.removeprefix("checkpoint-")) < int(last.name.removeprefix("checkpoint-"))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(begin: Begin, tmp_path: Path) -> None:
-    """Its proof has neither the sizes of its files nor the count of tokens that TRL logs."""
+def test_a_checkpoint_with_flipped_bits_is_skipped_for_the_one_before(begin: Begin, tmp_path: Path) -> None:
+    """200 bytes changed in any file of a checkpoint, its proof and state too: the file is named, and the training resumes
+    from the earlier checkpoint to the weights of the training that was not stopped."""
+    import torch
+
     from gymdata.train.trainers.run import last_checkpoint
 
-    _, witness = begin("sft")
-    folder = tmp_path / "checkpoints" / "checkpoint-2"
-    folder.mkdir(parents=True)
-    epoch = {"count": 3, "checksum": "00000000000000ff", "rows": 2, "whole": True, "equal": True}
-    nothing = {"count": 0, "checksum": "0000000000000000"}
-    (folder / "gymdata_proof.json").write_text(
-        json.dumps({"seen": nothing, "due": nothing, "rows": 0, "epochs": [epoch]})
-    )
-    assert last_checkpoint(tmp_path / "checkpoints") == folder
-    witness.restore(folder)
-    assert witness.as_json()["epochs"] == [epoch]
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    trainer, _ = begin("sft", "whole", settings)
+    trainer.train()
+    whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    broken, _ = begin("sft", "broken", settings)
+    broken.add_callback(Crash(5))
+    with pytest.raises(RuntimeError, match="crash"):
+        broken.train()
+    checkpoints = tmp_path / "broken" / "checkpoints"
+    files = [path for path in sorted((checkpoints / "checkpoint-4").rglob("*")) if path.is_file()]
+    assert {"model.safetensors", "optimizer.pt", "trainer_state.json", "gymdata_proof.json"} <= {f.name for f in files}
+    for file in files:
+        saved, notes = file.read_bytes(), list[str]()
+        file.write_bytes(flipped(saved))
+        assert last_checkpoint(checkpoints, notes.append) == checkpoints / "checkpoint-2"
+        assert f"checkpoint-4: {file.name} is not as it was saved" in notes[0]
+        if file is not files[-1]:
+            file.write_bytes(saved)
+    resumed, witness = begin("sft", "broken", settings)
+    witness.restore(checkpoints / "checkpoint-2")
+    resumed.train(resume_from_checkpoint=str(checkpoints / "checkpoint-2"))
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
+    assert last_checkpoint(checkpoints) == checkpoints / "checkpoint-6"
+    (checkpoints / "checkpoint-6" / "gymdata_proof.json").unlink()
+    assert last_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
+
+
+def flipped(content: bytes) -> bytes:
+    """With 200 bytes in the middle, or all of fewer, changed."""
+    begin = max(0, len(content) // 2 - 100)
+    return content[:begin] + bytes(byte ^ 0x15 for byte in content[begin : begin + 200]) + content[begin + 200 :]
+
+
+def test_a_checkpoint_that_names_no_hashes_is_not_resumed(tmp_path: Path) -> None:
+    """One of an earlier version, or one whose proof is no longer JSON: nothing shows that its files are those saved."""
+    from gymdata.train.trainers.run import last_checkpoint
+
+    folder = tmp_path / "checkpoint-2"
+    folder.mkdir()
+    for text in ('{"seen": {}, "files": {"model.safetensors": 12}}', "{", "[]"):
+        (folder / "gymdata_proof.json").write_text(text)
+        assert last_checkpoint(tmp_path) is None
 
 
 def test_the_group_of_processes_is_gone_after_the_end(begin: Begin) -> None:
@@ -193,6 +227,33 @@ def test_steps_that_loss_scaling_leaves_out_are_counted(
     else:
         with pytest.raises(OutsideError, match=f"{steps} of {steps} steps changed nothing"):
             trainer.report_skipped()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"learning_rate": 0.0}, {}),
+        ({"max_grad_norm": 1e-40}, {}),
+        ({"max_steps": -1, "num_train_epochs": 0}, {}),
+        ({"weight_decay": 0.1}, {"advantages": 0.0}),
+    ],
+    ids=["learning rate", "clipped", "no steps", "no advantages"],
+)
+def test_a_training_that_learned_nothing_ends_with_1(
+    policy: Path, tmp_path: Path, settings: dict[str, Any], rows: dict[str, float]
+) -> None:
+    """No weight was changed by a gradient: a warning and exit code 1, also of the same command again; run.json has it."""
+    made = [
+        {**row, **{name: [value] * len(row["input_ids"]) for name, value in rows.items()}}
+        for row in experience_rows(policy)
+    ]
+    words = ["train-rl", write(tmp_path, made), "-m", policy, "-o", tmp_path / "out", "--json"]
+    words += [word for name, value in {"max_steps": 2, **settings}.items() for word in ("--set", f"{name}={value}")]
+    done = gymdata(*words)
+    assert (done.returncode, "nothing was learned" in done.stderr) == (1, True), done.stderr
+    assert json.loads(done.stdout)["learned"] is False
+    again = gymdata(*words)
+    assert (again.returncode, "nothing was learned" in again.stderr) == (1, True), again.stderr
 
 
 @pytest.mark.parametrize("algorithm", EVERY)

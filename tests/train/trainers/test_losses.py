@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,7 +44,18 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "oapl": {"tau": 0.6},
     "awr": {"tau": 0.5, "weight_max": 3.0},
     "filtered_bc": {},
+    "gpg": {},
+    # A share of 1: all with a covariance within the bounds, so nothing is drawn at random.
+    "clip_cov": {"clip_low": 0.2, "clip_high": 0.3, "cov_ratio": 1.0, "cov_low": 0.2, "cov_high": 1.5},
+    "kl_cov": {"cov_ratio": 0.1, "kl_weight": 0.7},
 }
+#: Losses that compare the tokens of a batch: with other sequences beside it, a sequence's loss is another.
+OVER_BATCH = ("clip_cov", "kl_cov")
+ALONE = sorted(set(LOSSES) - set(OVER_BATCH))
+#: With ratio 1 everywhere these are REINFORCE.
+ON_POLICY = (
+    "ppo_clip", "cispo", "tis_reinforce", "tis_sequence", "mis", "icepop", "gspo", "gmpo", "dppo_tv", "sapo", "topr", "gpg"
+)  # fmt: skip
 CASES = [*CHOSEN.items(), ("mis", {"tis_cap": 1.2, "mis_level": "token"})]
 
 
@@ -63,10 +75,13 @@ def batch(seed: int = 0, rows: int = 16, width: int = 9, constant: bool = False)
 
 
 def by_hand(name: str, at: dict[str, Any], s: dict[str, Any]) -> Any:
-    """Σ over the batch, one token at a time, with torch scalars where there is a gradient."""
+    """Σ over the batch of each sequence's number (the sum over its tokens; their mean where that is published), one token at
+    a time, with torch scalars where there is a gradient."""
     import torch
 
     total = torch.zeros((), dtype=torch.float64)
+    if name in OVER_BATCH:
+        return covariances_by_hand(name, at, s)
     for i in range(len(at["mask"])):
         tokens = [t for t in range(at["mask"].shape[1]) if at["mask"][i, t]]
         if not tokens:
@@ -88,6 +103,29 @@ def each(token: Callable[..., Any]) -> Callable[..., Any]:
                    for x, o, a in zip(lp, old, adv, strict=True))  # fmt: skip
 
     return whole
+
+
+def covariances_by_hand(name: str, at: dict[str, Any], s: dict[str, Any]) -> Any:
+    """Clip-Cov and KL-Cov over all tokens of the batch."""
+    import torch
+
+    tokens = [
+        (at["logprobs"][i, t], float(at["saved"][i, t]), float(at["advantages"][i, t])) for i, t in at["mask"].nonzero()
+    ]
+    n = len(tokens)
+    logp, adv = sum(float(x.detach()) for x, _, _ in tokens) / n, sum(a for _, _, a in tokens) / n
+    covariances = [(float(x.detach()) - logp) * (a - adv) for x, _, a in tokens]
+    largest = sorted(covariances, reverse=True)[max(int(s["cov_ratio"] * n), 1) - 1]
+    total = torch.zeros((), dtype=torch.float64)
+    for (x, o, a), covariance in zip(tokens, covariances, strict=True):
+        ratio = torch.exp(x - o)
+        if name == "kl_cov":
+            total = total - ratio * a + (s["kl_weight"] * abs(x - o) if covariance >= largest else 0.0)
+        else:  # what the clip limits already is not drawn, and keeps its constant
+            limited = float((surrogate(ratio, a, s) + ratio * a).detach()) > 0
+            drawn = s["cov_low"] < covariance < s["cov_high"] and not limited
+            total = total + (0.0 if drawn else surrogate(ratio, a, s))
+    return total
 
 
 def clip(x: Any, low: float, high: float) -> Any:
@@ -171,7 +209,8 @@ SEQUENCE: dict[str, Callable[..., Any]] = {
     "icepop": each(lambda x, r, _o, a, s, _w: -r * a * x if 1 - s["clip_low"] <= r <= 1 + s["clip_high"] else 0 * x),
     "dppo_tv": each(total_variation),
     "dppo_kl": each(binary_kl),
-    "sapo": each(soft_gate),
+    "sapo": lambda lp, old, adv, ref, s: each(soft_gate)(lp, old, adv, ref, s) / len(lp),
+    "gpg": each(lambda x, _r, _o, a, _s, _w: -a * x),
     "opmd": each(lambda x, _r, _o, a, s, _w: -a * x / (1 + s["tau"])),
     "awr": each(lambda x, _r, _o, a, s, _w: -min(math.exp(a / s["tau"]), s["weight_max"]) * x),
     "filtered_bc": each(lambda x, _r, _o, a, _s, _w: -x if a > 0 else 0 * x),
@@ -184,10 +223,12 @@ SEQUENCE: dict[str, Callable[..., Any]] = {
 }
 
 
-def values(name: str, at: dict[str, Any], s: dict[str, Any]) -> tuple[Any, Any]:
-    from gymdata.train.trainers.losses import FUNCTIONS
+def values(name: str, at: dict[str, Any], s: dict[str, Any], **more: Any) -> tuple[Any, Any]:
+    """Loss and limited tokens, with the aggregation as published unless ``more`` has another."""
+    from gymdata.train.trainers.policy_loss import PolicyLoss
 
-    return FUNCTIONS[name](at["logprobs"], at["saved"], at["advantages"], at["mask"], at["reference"], **s)
+    loss = PolicyLoss(LOSSES[name].function, s, **{"aggregation": LOSSES[name].aggregation, **more})
+    return loss(at["logprobs"], at["saved"], at["advantages"], at["mask"], at["reference"])
 
 
 def gradient_of(total: Any, at: dict[str, Any]) -> Any:
@@ -201,7 +242,7 @@ def gradient_of(total: Any, at: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("seed", range(3))
 def test_value_and_gradient_are_those_of_the_formula(name: str, chosen: dict[str, Any], seed: int) -> None:
     """Sum over the batch and gradient at every token, to 1e-12 in float64; each batch has limited tokens and others."""
-    at = batch(seed, constant=LOSSES[name].aggregation == "sequence")
+    at = batch(seed, constant=LOSSES[name].aggregation.startswith("sequence"))
     at["logprobs"].requires_grad_()
     loss, limited = values(name, at, chosen)
     expected = by_hand(name, at, chosen)
@@ -213,19 +254,78 @@ def test_value_and_gradient_are_those_of_the_formula(name: str, chosen: dict[str
         assert 0 < int(limited.sum()) < int(at["mask"].sum())
 
 
-def test_the_table_is_what_is_computed() -> None:
-    """Every name of the table has a function with exactly its settings, is tested here, and names its source in words."""
-    import inspect
-
-    from gymdata.train.trainers.losses import FUNCTIONS
-
-    assert list(FUNCTIONS) != []
-    assert set(FUNCTIONS) == set(LOSSES) == set(CHOSEN)
+def test_every_loss_is_tested_and_has_a_source() -> None:
+    """Each registered loss is among the cases here with exactly its settings, and its source is a paper's number."""
+    assert set(LOSSES) == set(CHOSEN)
     for name, loss in LOSSES.items():
-        parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
-        assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == set(loss.settings)
-        number = loss.source.rpartition("arXiv ")[2]
-        assert number in " ".join((FUNCTIONS[name].__doc__ or "").split()) or name == "dppo_kl"
+        assert set(CHOSEN[name]) == set(loss.settings)
+        assert re.search(r"arXiv \d{4}\.\d{5}$", loss.source)
+
+
+def test_a_setting_has_the_same_meaning_in_every_loss() -> None:
+    """Losses that share a setting share its type, its limits and its description."""
+    seen: dict[str, Any] = {}
+    for loss in LOSSES.values():
+        for name, option in loss.options.items():
+            first = seen.setdefault(name, option)
+            assert (option.kind, repr(option.field)) == (first.kind, repr(first.field))
+
+
+def mean_by_hand(tokens: list[list[float]], aggregation: str, constant: float) -> float:
+    """The mean of sequences of token losses."""
+    sums = [sum(sequence) for sequence in tokens]
+    return {
+        "token": sum(sums) / sum(map(len, tokens)),
+        "sequence-sum": sum(sums) / len(tokens),
+        "sequence-mean": sum(s / len(sequence) for s, sequence in zip(sums, tokens, strict=True)) / len(tokens),
+        "constant": sum(sums) / (len(tokens) * constant),
+    }[aggregation]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence-sum", "sequence-mean", "constant"])
+@pytest.mark.parametrize("name", ["ppo_clip", "sapo"])
+def test_any_loss_has_any_mean(name: str, aggregation: Any) -> None:
+    """With --loss-aggregation the loss of a batch is that mean of its tokens' losses; an empty sequence counts nowhere."""
+    from gymdata.train.trainers.policy_loss import PolicyLoss
+
+    at = batch(5)
+    loss = PolicyLoss(LOSSES[name].function, CHOSEN[name], aggregation, constant=7.0)
+    plain = values(name, at, CHOSEN[name], aggregation="token")[0]
+    tokens = [row[mask].tolist() for row, mask in zip(plain, at["mask"], strict=True) if mask.any()]
+    found = loss(at["logprobs"], at["saved"], at["advantages"], at["mask"])[0].sum() / loss.count(at["mask"])
+    assert float(found) == pytest.approx(mean_by_hand(tokens, aggregation, 7.0), rel=1e-12)
+
+
+def test_the_mean_of_sapo_is_over_sequences() -> None:
+    """Gao et al. 2025: 1/G Σ 1/|y| Σ; a long sequence weighs no more than a short one."""
+    import torch
+
+    zeros = torch.zeros(2, 3, dtype=torch.float64)
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    at = {"logprobs": zeros, "saved": zeros, "reference": zeros, "mask": mask}
+    at["advantages"] = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 3)
+    loss, _ = values("sapo", at, CHOSEN["sapo"])
+    # σ(0)·4/τ = 2/τ: 2 for A > 0, 2/1.5 for A < 0.
+    assert float(loss.sum()) / 2 == pytest.approx((-2 + 2 / 1.5) / 2)
+    assert LOSSES["sapo"].aggregation == "sequence-mean"
+
+
+def test_clip_cov_draws_among_the_covariances() -> None:
+    """A share of 0.1 of about 100 tokens: so many of those that qualify are left out, by the seed of torch."""
+    import torch
+
+    at = batch(1, rows=20)
+    n = int(at["mask"].sum())
+    settings = {**CHOSEN["clip_cov"], "clip_low": 1.0, "clip_high": 100.0}
+    every = values("clip_cov", at, settings)[1]
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(values("clip_cov", at, {**settings, "cov_ratio": 0.1})[1])
+    assert int(every.sum()) > int(drawn[0].sum()) == int(0.1 * n)
+    assert not bool((drawn[0] & ~every).any())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
@@ -251,10 +351,7 @@ def test_what_is_masked_changes_nothing(name: str) -> None:
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-@pytest.mark.parametrize(
-    "name",
-    ["ppo_clip", "cispo", "tis_reinforce", "tis_sequence", "mis", "icepop", "gspo", "gmpo", "dppo_tv", "sapo", "topr"],
-)
+@pytest.mark.parametrize("name", ON_POLICY)
 def test_on_policy_the_gradient_is_that_of_reinforce(name: str, seed: int) -> None:
     """With ratio 1 everywhere: −A at every trained token, −A/length for means over a sequence; nothing is limited."""
     import torch
@@ -264,7 +361,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(name: str, seed: int) -> No
     at["logprobs"].requires_grad_()
     defaults = dict(LOSSES[name].settings)
     loss, limited = values(name, at, defaults)
-    lengths = at["mask"].sum(dim=1, keepdim=True).clamp(min=1) if name in ("gspo", "gmpo") else 1
+    lengths = at["mask"].sum(dim=1, keepdim=True).clamp(min=1) if LOSSES[name].aggregation == "sequence-mean" else 1
     expected = torch.where(at["mask"], -at["advantages"] / lengths, 0.0)
     assert torch.allclose(gradient_of(loss.sum(), at), expected, rtol=1e-9, atol=1e-12)
     assert not bool(limited.any())
@@ -272,7 +369,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(name: str, seed: int) -> No
 
 @given(seed=st.integers(0, 10_000), row=st.integers(0, 15))
 @settings(max_examples=20, deadline=None)
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", ALONE)
 def test_a_sequence_knows_no_other(name: str, seed: int, row: int) -> None:
     """A batch's losses are those of its sequences alone, so any split into batches gives the same sum."""
     import torch
@@ -287,7 +384,7 @@ def test_far_sequences_leave_their_negative_tokens_out() -> None:
     """mean(saved − logp) of 0.9 and 0.1 with δ 0.5: tokens with A < 0 of the first have no loss, all others keep theirs."""
     import torch
 
-    from gymdata.train.trainers.losses import PolicyLoss
+    from gymdata.train.trainers.policy_loss import PolicyLoss
 
     logprobs = torch.tensor([[-2.0, -1.0, -9.0], [-2.0, -1.0, -9.0]], dtype=torch.float64)
     saved = logprobs + torch.tensor([[1.3, 0.5, 99.0], [0.1, 0.1, 99.0]])
@@ -326,7 +423,7 @@ def weighted_rows(policy: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", ALONE)
 def test_eight_are_four_and_four(policy: Path, assemble_rl: Assemble, name: str, weighted: bool) -> None:
     """Loss and gradient of a step do not depend on how its sequences are split into batches, with and without weights."""
     rows = weighted_rows(policy)
@@ -412,11 +509,21 @@ def test_settings_belong_to_their_loss() -> None:
     assert config(loss="gspo").loss_settings == {"clip_low": 3e-4, "clip_high": 4e-4}
     assert config(loss="icepop", clip_high=1.0).loss_settings == {"clip_low": 0.5, "clip_high": 1.0}
     with pytest.raises(
-        UsageError, match=r"tis_cap: got 3\.0, which has no effect without --loss tis_reinforce, tis_seq"
+        UsageError, match=r"tis_cap: got 3\.0, which has no effect without --loss dppo_kl, dppo_tv, mis, tis_r"
     ):
         config(loss="gspo", tis_cap=3.0)
     with pytest.raises(UsageError, match="clip_low"):
         config(loss="a.py:f", clip_low=0.1)
+    for name, ours in (
+        ("token-mean", "token"),
+        ("seq-mean-token-sum-norm", "constant"),
+        ("sequence-sum", "sequence-sum"),
+    ):
+        assert config(loss_aggregation=name).loss_aggregation == ours
+    with pytest.raises(
+        UsageError, match=r"loss_constant: got 5\.0, which has no effect without --loss-aggregation const"
+    ):
+        config(loss_constant=5.0)
     with pytest.raises(UsageError, match="got 'gsop', expected one of ppo_clip") as told:
         config(loss="gsop")
     assert told.value.hint == "did you mean 'gspo'?"
@@ -477,7 +584,7 @@ from tests.train.trainers.gradients import loss_and_gradients
 
 file, policy, out, size = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 found = {}
-for name in sorted(LOSSES):
+for name in (name for name, loss in sorted(LOSSES.items()) if not loss.over_batch):
     given = {"per_device_train_batch_size": size, "use_cpu": True}
     if "RANK" in os.environ:
         given["ddp_backend"] = "gloo"
@@ -518,6 +625,6 @@ def test_two_processes_are_one(policy: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [process.wait() for process in ranks] == [0, 0]
     one, two = (pickle.loads((tmp_path / f"found-{world}.pickle").read_bytes()) for world in (1, 2))
-    assert set(one) == set(LOSSES)
-    for name in LOSSES:
+    assert sorted(one) == ALONE
+    for name in ALONE:
         assert_same(two[name], one[name], 1e-5)

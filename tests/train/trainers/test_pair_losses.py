@@ -57,6 +57,36 @@ def test_value_and_gradient_are_those_of_the_formula(kind: str) -> None:
         assert float(gradient[5 + i]) == -float(gradient[i])
 
 
+def test_smoothed_labels_are_cdpo() -> None:
+    """−(1 − ε)·log σ(d) − ε·log σ(−d) with d = β·(difference of log-ratios), and its gradient; Mitchell 2023."""
+    import torch
+
+    from gymdata.train.trainers.dpo import pair_losses
+
+    rng, eps = np.random.default_rng(1), 0.2
+    logps = torch.tensor(-rng.exponential(5.0, 10), requires_grad=True)
+    reference = torch.tensor(-rng.exponential(5.0, 10))
+    found = pair_losses([("sigmoid", 1.0)], logps, reference, torch.ones(10), beta=BETA, margin=torch.zeros(5),
+                        label_smoothing=eps)  # fmt: skip
+    (gradient,) = torch.autograd.grad(found.sum(), logps)
+    ratios = (logps - reference).detach().numpy()
+    for i in range(5):
+        right = 1 / (1 + math.exp(-BETA * (ratios[i] - ratios[5 + i])))
+        assert float(found[i].detach()) == pytest.approx(-(1 - eps) * math.log(right) - eps * math.log(1 - right))
+        assert float(gradient[i]) == pytest.approx(BETA * (right - (1 - eps)))
+
+
+def test_the_trainer_smooths_labels(assemble: Callable[..., tuple[Any, Any]], make_pairs: Any) -> None:
+    """TRL's sigmoid leaves label_smoothing out: two steps away from the reference the loss is another than without."""
+    losses = []
+    for eps in (0.0, 0.3):
+        given = {"label_smoothing": eps, "beta": BETA, "per_device_train_batch_size": 13}
+        trainer, _ = assemble(make_pairs(), given, ref="saved")
+        (batch,) = trainer.get_train_dataloader()
+        losses.append(float(loss_of(trainer, batch)))
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", OWN_PAIR_LOSSES)
 def test_the_trainer_computes_them(assemble: Callable[..., tuple[Any, Any]], make_pairs: Any, kind: str) -> None:
     """TRL, which knows none of them, runs the model; at the first step every log-ratio is 0, so the loss is known."""

@@ -117,6 +117,18 @@ def test_siblings_meet_where_that_saves_a_quarter(algorithm: str, policy: Path, 
     assert alone.groups is None
 
 
+@pytest.mark.parametrize("settings", [{"train_sampling_strategy": "sequential"}, {"use_cpu": False}])
+def test_left_to_itself_sharing_is_for_cpus_and_random_order(
+    settings: dict[str, Any], policy: Path, tmp_path: Path
+) -> None:
+    """With an order that was asked for, and on another device than a CPU, nothing is shared or grouped unless it is on."""
+    file = sibling_file("rl", policy, tmp_path)
+    trainer, _ = start("rl", file, policy, tmp_path / "auto", settings)
+    assert (trainer.shared, trainer.groups) == (None, None)
+    trainer, _ = start("rl", file, policy, tmp_path / "on", settings, prefix_sharing="on")
+    assert trainer.shared is not None
+
+
 def test_a_sampler_draws_each_epoch_anew_and_fillers_come_last() -> None:
     """Rows of a group are neighbors; the same epoch gives the same order, another one another."""
     groups = np.repeat(np.arange(20), 5)

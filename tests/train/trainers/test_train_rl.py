@@ -103,14 +103,15 @@ def test_the_loss_is_in_run_json(policy: Path, tmp_path: Path) -> None:
     wrong = gymdata(*words, "--overwrite")
     assert (wrong.returncode, "expected (" in wrong.stderr, "one number per token" in wrong.stderr) == (2, True, True)
     idle = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "no", "--loss", "topr", "--set", "tau=2")
-    assert (idle.returncode, "no effect without --loss opmd, dro, oapl or awr" in idle.stderr) == (2, True), idle.stderr
+    assert (idle.returncode, "no effect without --loss awr, dro, oapl or opmd" in idle.stderr) == (2, True), idle.stderr
 
 
 def test_a_huge_advantage_stops_the_training(policy: Path, tmp_path: Path) -> None:
-    """An advantage of 1e30 has an infinite gradient, which clipping would make nothing of: exit 3 with the step, the
+    """Advantages of 1e30 have an infinite gradient, which clipping would make nothing of: exit 3 with the step, the
     rollouts and what to do, no SUCCESS, and the reason in run.json."""
     rows = experience_rows(policy, noise=0.0)
-    rows[0]["advantages"] = [1e30 * m for m in rows[0]["loss_mask"]]
+    for row in rows:
+        row["advantages"] = [1e30 * m for m in row["loss_mask"]]
     out = tmp_path / "out"
     done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", out, "--json",
                    "--set", "num_train_epochs=1")  # fmt: skip

@@ -1,0 +1,230 @@
+"""The checks of training data that need the whole file, or the runs behind it; the model's weights are not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gymdata.credit.estimators import ALL
+from gymdata.engines.model_identity import ModelFacts, check_tokenizer
+from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.progress import Progress
+from gymdata.rollouts.logprobs import sampling_biases, truncations
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.schema import PAIRS
+from gymdata.train.losses import LOSSES
+from gymdata.train.mapped import chunks, part_of
+from gymdata.train.pair_data import TrainingData, TrainingPairs
+from gymdata.train.parts import distinct
+from gymdata.train.sequence_data import TrainingExperiences
+from gymdata.train.settings import (
+    OWN_PAIR_LOSSES,
+    TrainConfig,
+    TrainDpoConfig,
+    TrainRlConfig,
+    TrainSftConfig,
+    TrainValueConfig,
+)
+
+#: A number this many times the median of the others that are not 0, and of 1, is refused.
+OUTLIER = 10_000
+
+
+def check(
+    config: TrainConfig,
+    data: TrainingData,
+    runs: list[dict[str, Any]],
+    model: ModelFacts,
+    source: str,
+    progress: Progress,
+) -> None:
+    """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
+    data.cost.refuse(source, model.path, model.max_length)
+    check_vocabulary(data.sequences.extent, model, source)
+    check_tokenizer(runs, model, source, progress)
+    if isinstance(config, TrainDpoConfig) and config.ref == "saved":
+        _check_reference(source, runs, model)
+    if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
+        _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
+        _check_teacher(data, runs, source, progress)
+        if data.policy_hashes == {model.policy_hash}:
+            progress.message(
+                f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
+                "--distill teaches it nothing; give -m the student"
+            )
+    if isinstance(config, TrainSftConfig) and config.pack_length is not None:
+        _check_pack_length(config.pack_length, data, source)
+    if isinstance(config, TrainValueConfig):
+        _check_returns(runs, source, progress)
+    _refuse_outliers(config, data, source)
+    _warn_of_nothing(config, data, source, progress)
+
+
+def _refuse_outliers(config: TrainConfig, data: TrainingData, source: str) -> None:
+    """Raises RefusedError for weights that are all 0, and for a number beside which the rest of its column means nothing."""
+    sequences, rows, lists = data.sequences, dict[str, np.ndarray](), dict[str, Ragged]()
+    if isinstance(data, TrainingPairs):
+        rows = {"weight": data.weight} if getattr(config, "pair_weights", False) else {}
+        if getattr(config, "margin_scale", 0.0) or (
+            isinstance(config, TrainDpoConfig) and config.has_loss(*OWN_PAIR_LOSSES)
+        ):
+            rows["margin"] = data.margin
+        lists = {"logprobs": sequences.logprobs} if getattr(config, "ref", None) == "saved" else {}
+    elif isinstance(data, TrainingExperiences) and isinstance(config, (TrainRlConfig, TrainValueConfig)):
+        rows = {"weight": data.weight, "temperature": data.temperature}
+        lists = {("logprobs" if name == "saved" else name): values for name, values in data.per_token.items()}
+        lists |= {} if data.ref_logprobs is None else {"ref_logprobs": data.ref_logprobs}
+    if "weight" in rows and not rows["weight"].any():
+        raise RefusedError(
+            f"{source}: weight is 0 in every row: nothing would be learned", hint="leave the column at 1"
+        )
+    largest = {name: np.abs(values) for name, values in rows.items()}
+    largest |= {name: _largest(values, sequences.loss_mask) for name, values in lists.items()}
+    for name, values in largest.items():
+        others = np.sort(values[values > 0])[:-1]
+        typical = max(1.0, float(np.median(others))) if len(others) else 1.0
+        if len(values) > 1 and values.max() > OUTLIER * typical:
+            row = int(values.argmax())
+            named = data.pair_ids[row] if isinstance(data, TrainingPairs) and name in rows else sequences.names[row]
+            raise RefusedError(
+                f"{source}: {name} of {named} is ±{values[row]:g}, more than {OUTLIER:,} times the median of the others: a "
+                "step with it would undo what the others teach",
+                hint="correct this row or leave it out; if all of them are right, scale the column",
+            )
+
+
+def _largest(values: Ragged, mask: Ragged) -> np.ndarray:
+    """float64 (n,): the largest number at a trained token of each sequence, without its sign."""
+    parts = [
+        np.maximum.reduceat(
+            np.abs(np.where(part_of(mask, rows).values, part_of(values, rows).values, 0)).astype(np.float64),
+            part_of(mask, rows).offsets[:-1],
+        )
+        for rows in chunks(mask.offsets)
+    ]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
+    """Raises UsageError for sequences that a packed row cannot hold."""
+    lengths, names = data.sequences.lengths, data.sequences.names
+    order = np.argsort(-lengths, kind="stable")
+    longer = int((lengths > length).sum())
+    if longer:
+        shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in order[: min(longer, 4)])
+        more = f" and {longer - 4:,} more" if longer > 4 else ""
+        raise UsageError(
+            f"--pack-length {length}: {longer:,} of {counted(len(lengths), 'sequence')} of {source} have more "
+            f"tokens: {shown}{more}",
+            hint=f"--pack-length {lengths.max()} holds them all; --max-length {length} cuts them and prints what that costs",
+        ).at("--pack-length", length, f"at least {lengths.max()}")
+
+
+def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
+    """Warn of settings and data with which nothing would be trained."""
+    keys = config.trainer
+    if keys.get("num_train_epochs") == 0 and (keys.get("max_steps") or 0) <= 0:
+        progress.message("warning: num_train_epochs is 0: nothing is trained, and the model is saved as it was")
+    if keys.get("learning_rate") == 0:
+        progress.message("warning: learning_rate is 0: no step changes the model")
+    loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
+    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero and not _has_advantage(data):
+        progress.message(
+            f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
+            "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
+            "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
+        )
+
+
+def _has_advantage(data: TrainingExperiences) -> bool:
+    mask = data.sequences.loss_mask
+    return any(
+        ((part_of(data.advantages, rows).values != 0) & (part_of(mask, rows).values != 0)).any()
+        for rows in chunks(mask.offsets)
+    )
+
+
+def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
+    """Warn that the returns of estimators that compare rollouts are relative to the group's mean."""
+    made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
+    for estimator in sorted(name for name in made if name in ALL and ALL[name].compares):
+        progress.message(
+            f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a task: "
+            "a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
+        )
+
+
+def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
+    """Raises RefusedError (T206) for an id that the model has no embedding of; ``ids``: the lowest and the highest among
+    them."""
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
+        raise RefusedError(
+            f"{source}: token id {low if low < 0 else high} is not in the vocabulary of {model.path} "
+            f"(0 to {model.vocab_size})",
+            code="T206",
+            hint="these tokens were sampled with another tokenizer",
+        )
+
+
+def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
+    """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
+    rendered, policies, temperatures = (
+        distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
+    )
+    reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
+    reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
+    reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    if not identities:
+        reasons.append("no run.json says how they were sampled")
+    for identity in identities:
+        reasons += truncations(identity)
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
+            code="L304",
+            hint="--ref model computes the reference with the model",
+        )
+
+
+def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
+    """Refuse distributions that are truncated, or not at the temperature of their rows: they are not the teacher's."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
+    if not identities:
+        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
+    if reasons:
+        raise RefusedError(
+            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
+            code="L304",
+            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
+            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
+        )
+
+
+def _check_logprobs(
+    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, allowed: bool, progress: Progress
+) -> None:
+    """The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from."""
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    temperatures = set(data.temperature.tolist())
+    reasons = [reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)]
+    if not identities:
+        progress.message(
+            f"warning: {source} does not lead back to a run: how its log-probabilities were made is not known"
+        )
+    if not reasons:
+        return
+    why = "; ".join(sorted(set(reasons)))
+    if not allowed:
+        raise RefusedError(
+            f"{source}: the saved log-probabilities are biased: {why}",
+            code="L304",
+            hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
+            "--allow-biased-logprobs trains all the same",
+        )
+    progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")
