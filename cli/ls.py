@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import finish, fits, grid, note, paragraphs
+from .console import finish, fits, grid, note, paragraphs, say
 from .flags import Json
 
 if TYPE_CHECKING:
@@ -18,24 +18,33 @@ _SPARED = ("parents", "MB", "changed (UTC)", "kind")
 _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look below (default: this one).")]
 
 
-def ls(path: _Path = Path(), json: Json = False) -> int:
+_Unused = Annotated[bool, typer.Option("--unused", help="List only what no trained model below PATH was made from.")]
+
+
+def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int:
     """Kind, rows, size, last change, state and parents of each, from its run.json.
 
-    Exit code 1 when a run.json is damaged.
+    --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
+    run.json is damaged.
     """
     from gymdata.ls.run import ls as run
 
-    report = run(path)
-    code = finish(report, lambda: _show(report), json=json)
-    if report.unfinished:
+    report = run(path, unused=unused)
+    code = finish(report, lambda: _show(report, unused), json=json)
+    if report.removal is not None:
+        size = sum(output.bytes for output in report.outputs) / 1e6
+        note(
+            f"{size:,.1f} MB that no model below {report.folder} was made from; the last line removes it, folders and all"
+        )
+    elif report.unfinished:
         states = ", ".join(sorted({output.state for output in report.unfinished}))
         note(f"{states}: rows may be missing; rerun the same command to resume")
     return code
 
 
-def _show(report: LsReport) -> None:
+def _show(report: LsReport, unused: bool) -> None:
     if not report.outputs:
-        paragraphs(f"no runs below {report.folder}")
+        paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
         return
     rows = [
         (
@@ -57,5 +66,7 @@ def _show(report: LsReport) -> None:
         if fits(*shown):
             break
     grid(*shown)
+    if report.removal is not None:
+        say(report.removal)
     if count:
         note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, row_counts
-from gymdata.store.objects import client
-from gymdata.store.objects.client import Object
-from gymdata.store.objects.fetching import RUN_JSON, fetch_all, folder_of, is_marker
-from gymdata.store.objects.places import Place, is_odd, place_of
-from gymdata.store.paths import read_facts
+from gymdata.remote import client
+from gymdata.remote.client import Object
+from gymdata.remote.places import Place, is_odd, place_of
+from gymdata.remote.reading import RUN_JSON
+from gymdata.remote.upload import is_of_this_machine, is_open
+from gymdata.store.paths import parsed_facts
 from gymdata.store.run_json import is_written, state_left
 
 _BESIDE = f".{RUN_JSON}"
@@ -26,56 +29,50 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
     if not found and place.key:
         raise DataError.missing_path(str(place), "a folder")
     described = [one for key, one in found.items() if key.endswith((f"/{RUN_JSON}", _BESIDE)) or key == RUN_JSON]
-    fetch_all(place, described)
+    with ThreadPoolExecutor(8) as pool:
+        bodies = list(pool.map(lambda one: client.read(place.at(one.key)), described))
     owner = _owners(found, described)
-    return str(place), tuple(_output(place, one, owner[one.key]) for one in described)
+    return str(place), tuple(
+        _output(place, one, body[0], owner[one.key])
+        for one, body in zip(described, bodies, strict=True)
+        if body is not None
+    )
 
 
 def _owners(found: Mapping[str, Object], described: Sequence[Object]) -> dict[str, list[Object]]:
     """Run.json → the objects that it describes: each is counted once, for the nearest one beside or above it."""
-    folders = {folder_of(one.key): one.key for one in described if one.key.rpartition("/")[2] == RUN_JSON}
+    folders = {one.key.rpartition("/")[0]: one.key for one in described if one.key.rpartition("/")[2] == RUN_JSON}
     files = {one.key.removesuffix(_BESIDE): one.key for one in described if one.key.rpartition("/")[2] != RUN_JSON}
     owned: dict[str, list[Object]] = {one.key: [] for one in described}
     for key, one in found.items():
         at = files.get(key.removesuffix(_BESIDE))
-        above = folder_of(key)
+        above = key.rpartition("/")[0]
         while at is None and above not in folders and above:
-            above = folder_of(above)
+            above = above.rpartition("/")[0]
         at = at or folders.get(above)
         if at is not None:
             owned[at].append(one)
     return owned
 
 
-def _output(place: Place, run_json: Object, own: Sequence[Object]) -> Output:
-    key = run_json.key
-    of = folder_of(key) if key.rpartition("/")[2] == RUN_JSON else key.removesuffix(_BESIDE)
+def _output(place: Place, run_json: Object, body: bytes, own: Sequence[Object]) -> Output:
+    folder, _, name = run_json.key.rpartition("/")
+    of = folder if name == RUN_JSON else run_json.key.removesuffix(_BESIDE)
     facts: Mapping[str, Any] = {}
-    damaged = False
-    try:
-        facts = read_facts(place.at(key).local)
-    except DataError:
-        damaged = True
+    state = "damaged"
+    with contextlib.suppress(DataError):
+        facts = parsed_facts(body, str(place.at(run_json.key)))
+        state = state_left(facts)
     counts = row_counts(facts)
-    claims = [place.at(one.key) for one in own if is_marker(one.key) or one.key == f"{of}/lock"]
-    if any(is_written(place.at(key).local) or not _is_mine(claim) for claim in claims):
-        state = "being written"
-    else:
-        state = "interrupted" if claims else state_left(facts)
+    if is_open(facts):
+        ours, local = is_of_this_machine(place.at(run_json.key), body), place.at(run_json.key).staged()
+        state = "interrupted" if ours and not is_written(local) else "being written"
     return Output(
         path=of.removeprefix(place.key).lstrip("/") or ".",
         kind=str(facts.get("stage", "unknown")),
         rows=sum(counts) if counts else None,
-        bytes=sum(one.size for one in own if not is_marker(one.key)),
+        bytes=sum(one.size for one in own),
         changed=max((one.changed for one in own), default=run_json.changed),
         parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
-        state="damaged" if damaged else state,
+        state=state,
     )
-
-
-def _is_mine(claim: Place) -> bool:
-    """Whether a process of this machine, with this spool, made a lock or marker."""
-    if not claim.state.is_file():
-        return False
-    found = client.read(claim)
-    return found is not None and found[0] == claim.state.read_bytes()

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output, row_counts
+from gymdata.ls.output import Output, parent_path, row_counts
 from gymdata.ls.remote import listed
 from gymdata.ls.unfinished import Unfinished, is_unfinished, unfinished_in
+from gymdata.ls.unused import removal
+from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
-from gymdata.store.objects.places import is_spool, is_url, url_of
-from gymdata.store.paths import RUN_JSON, read_facts, segments
+from gymdata.remote.places import is_spool, is_url, url_of
+from gymdata.store.lineage import replaced_content
+from gymdata.store.paths import RUN_JSON, find_run_json, local_output, read_facts, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
@@ -30,10 +33,12 @@ _BESIDE = f".{RUN_JSON}"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LsReport(Report):
-    """All outputs below ``folder``, by path. ``ok``: none is damaged."""
+    """All outputs below ``folder``, by path; with ``unused`` those that no trained model was made from. ``removal``: the
+    shell command that removes these, None when there are none. ``ok``: none is damaged."""
 
     folder: str
     outputs: tuple[Output, ...]
+    removal: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -48,18 +53,32 @@ class LsReport(Report):
         return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
-def ls(path: str | Path = ".") -> LsReport:
-    """Every run, stage output and trained model below the folder ``path``. Raises DataError when it is no folder."""
-    if isinstance(path, (str, Path)) and is_url(path):
+def ls(path: str | Path = ".", *, unused: bool = False) -> LsReport:
+    """Every run, stage output and trained model below the folder ``path``. Nothing is removed.
+
+    ``unused``: only those that no trained model below ``path`` was made from. A finetuning run needs all that is in it, and
+    what a link leads to is needed. Raises DataError when ``path`` is no folder; with ``unused`` also for a damaged run.json
+    and a folder that cannot be read, UsageError for a URL, StoreError for what is begun and has no run.json yet.
+    """
+    if isinstance(path, (str, Path)) and is_url(path) and not unused:
         return LsReport(*listed(str(path)))
-    top = Path(path_of(path, "ls", "the path of a folder"))
+    top = Path(path_of(local_output(path) if unused else path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
-    found = [
-        unfinished_output(top, one) if isinstance(one, Unfinished) else output_of(top, one)
-        for one in below(top, _skipped)
-    ]
-    return LsReport(str(top), tuple(found))
+    outputs = {
+        found.run_json if isinstance(found, Unfinished) else found: (
+            unfinished_output(top, found) if isinstance(found, Unfinished) else output_of(top, found)
+        )
+        for found in below(top, _refused if unused else _skipped)
+    }
+    if not unused:
+        return LsReport(str(top), tuple(outputs.values()))
+    idle = unused_outputs(top, outputs)
+    return LsReport(str(top), tuple(idle), removal(str(top), idle))
+
+
+def _refused(error: OSError) -> None:
+    raise DataError.unreadable(error.filename, str(error), "a model may be in it: make it readable") from error
 
 
 def _skipped(error: OSError) -> None:
@@ -74,11 +93,6 @@ def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
         here = Path(folder)
         yield from (here / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
         yield from unfinished_in(here, files)
-
-
-def described(top: Path) -> Iterator[Path]:
-    """Every run.json that ``below`` finds."""
-    return (one for one in below(top) if isinstance(one, Path))
 
 
 def unfinished_output(top: Path, found: Unfinished) -> Output:
@@ -107,13 +121,18 @@ def output_of(top: Path, run_json: Path) -> Output:
         facts = read_facts(run_json)
     except DataError:
         damaged = True
-    files = [file.stat() for file in (own_files(place) if whole else (run_json, place)) if file.is_file()]
+    files = [file.lstat() for file in (own_files(place) if whole else (run_json, place)) if file.is_file()]
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
     # Parents on object stores are not checked.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
+    if state == "complete" and not lost:
+        described = [find_run_json(parent) for parent in parents]
+        runs = [read_facts(file) for file in described if file is not None]
+        if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
+            state = "parents changed"
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
@@ -146,11 +165,6 @@ def _rows(place: Path, facts: Mapping[str, Any]) -> int | None:
 def _lines(journal: Path) -> int:
     with journal.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def parent_path(run_json: Path, path: str) -> Path:
-    named = Path(path)
-    return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
 def below_top(top: Path, place: Path) -> str:
