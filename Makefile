@@ -28,7 +28,7 @@ test: lint types
 
 # No vLLM, no torch: what is run after every change. These modules import torch or transformers when they are collected.
 HEAVY := tests/train/trainers tests/experience/test_experience_batches.py \
-	tests/engines/test_bounded_templates.py tests/engines/test_chat.py tests/engines/test_lengths.py
+	tests/engines/test_template_proof.py tests/engines/test_chat.py tests/engines/test_lengths.py
 test-fast: lint types
 	$(PYTEST) -m "not full and not engine and not torch and not wheel" $(addprefix --ignore=,$(HEAVY))
 
@@ -57,13 +57,12 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of gymdata/rollouts/schema.py or violations.py, of settings, or of a public function's signature.
+# After a change of a table, of run.json, of a code or of a loss.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
 	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
-	$(BIN)/python -m gymdata.train.losses --write gymdata/docs
-	$(BIN)/python .ci/public_stub.py --write
-	$(BIN)/python .ci/settings_page.py --write
+	$(BIN)/python -m gymdata.train.losses_page --write gymdata/docs
+	$(BIN)/python -m gymdata.rewards.docs_table --write gymdata/docs
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
