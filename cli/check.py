@@ -14,8 +14,8 @@ from .console import Watch, facts, finish, grid, say
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.check.rewards import RewardCheck
     from gymdata.check.run import ModelReport
+    from gymdata.score.trial import RewardCheck
 
 #: Breaks shown; others are only counted.
 SHOWN = 3
@@ -28,7 +28,8 @@ def check(
     json: Json = False,
 ) -> int:
     """Problems that break multi-turn training are reported, and with --reward SPEC --data RUN what a reward gives to saved
-    rollouts: values, parts, faults with file and line, and time. Exit code 1 if there is any problem."""
+    rollouts: values, parts, faults with file and line, and time. With --data TASKS it scores reference answers, which must
+    score above empty and wrong ones. Exit code 1 if there is any problem."""
     from gymdata.check import run as checking
     from gymdata.errors import UsageError
 
@@ -53,12 +54,12 @@ def check(
 
 
 def _reward(settings: CheckConfig, model: str | None, json: bool) -> int:
-    from gymdata.check.rewards import check_reward
     from gymdata.errors import UsageError
+    from gymdata.score.trial import check_reward
 
     if not settings.reward or settings.data is None:
         raise UsageError(
-            "a reward is tried on saved rollouts: give both --reward and --data",
+            "a reward is tried on saved rollouts or on tasks: give both --reward and --data",
             hint="gymdata check --reward rewards.py:score --data runs/x",
         )
     if model is not None or settings.endpoint is not None or settings.chat_template is not None:
@@ -71,18 +72,26 @@ def _reward(settings: CheckConfig, model: str | None, json: bool) -> int:
 
 
 def _show_reward(report: RewardCheck) -> None:
-    from gymdata.check.rewards import seconds
+    from gymdata.score.trial import seconds
 
     names = list(report.parts)
     parts = names if len(names) > 1 else []
     turns = any(one.turns for one in report.rollouts)
-    columns = ["task", "rollout", "reward", *parts, *(["per turn"] if turns else []), "time"]
+    columns = [
+        "task",
+        "answer" if report.answers else "rollout",
+        "reward",
+        *parts,
+        *(["per turn"] if turns else []),
+        "time",
+    ]
     rows = []
     for one in report.rollouts:
         spelt = "; ".join(", ".join(map(_number, steps)) for steps in one.turns.values())
         values = [_value(one.parts, one.faults, name) for name in parts]
         whole = "failed" if one.faults else _number(one.reward)
-        rows.append([one.task_id, one.rollout_index, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
+        which = one.rollout_id if report.answers else one.rollout_index
+        rows.append([one.task_id, which, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
     if any(not one.faults for one in report.rollouts):
         grid(columns, rows)
     faults = Counter(fault for one in report.rollouts for fault in one.faults.values())

@@ -9,7 +9,7 @@ import typer
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_files import KINDS
 
-from .console import Watch, command_words, finish, note, prints_apart
+from .console import Watch, command_words, finish, note
 from .flags import DryRun, Json, ray_here, with_flags
 
 rewrite = ray_here
@@ -25,13 +25,11 @@ def collect(
     """An existing run is resumed."""
     from gymdata.collect import run as collecting
 
-    if dry_run:
-        with prints_apart():
-            planned = collecting.plan(config=settings)
-        return finish(planned, "collect (dry run: nothing was sampled or written)", json=json)
     with Watch("collect") as watch:
-        summary = collecting.collect(config=settings, progress=watch, command=command_words())
-    code = finish(summary, "collect", json=json)
+        summary = collecting.collect(config=settings, dry_run=dry_run, progress=watch, command=command_words())
+    if isinstance(summary, collecting.CollectPlan):
+        return finish(summary, "collect (dry run: nothing was sampled or written)", json=json)
+    code = finish(summary, "collect", json=json, then="validate {}")
     for line in summary.remarks():
         note(line)
     return code

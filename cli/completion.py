@@ -36,9 +36,9 @@ def runs(incomplete: str) -> list[str]:
 
 def rewards(incomplete: str) -> list[str]:
     """Names of shipped rewards."""
-    from gymdata.rewards.named import NAMED
+    from gymdata.rewards.named import REWARDS
 
-    return [name for name in NAMED if name.startswith(incomplete)]
+    return [name for name in REWARDS.names() if name.startswith(incomplete)]
 
 
 def _below(start: str) -> Iterator[str]:

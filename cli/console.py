@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sys
 import threading
 import time
@@ -119,9 +120,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int:
+def finish(report: Report, text: str | Callable[[], None], *, json: bool, then: str = "") -> int:
     """The end of every command: prints the report as one JSON object, or as a summary table titled ``text``; if
-    ``text`` is a function, that prints the summary. Returns the exit code."""
+    ``text`` is a function, that prints the summary. ``then``: the next command for what was written, whose path stands in
+    the place of ``{}``. Returns the exit code."""
     printed("; ".join(f"{name.strip()} {show(value)}" for name, value in report.rows()).replace("\\[", "["))
     if json:
         emit_json(report.to_dict())
@@ -129,6 +131,9 @@ def finish(report: Report, text: str | Callable[[], None], *, json: bool) -> int
         text()
     else:
         facts(text, report.rows())
+    written = [str(value) for name, value in report.rows() if name.strip() == "written to"]
+    if then and written and not json and not report.exit_code:
+        say(f"next: gymdata {then.replace('{}', shlex.quote(written[0]))}")
     return report.exit_code
 
 
@@ -305,8 +310,9 @@ def warn_once(lines: Iterable[str]) -> None:
 class Watch:
     """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
 
-    ``update`` takes running totals: done, total, and any of tokens, failures, reward (a mean), and the latest figures of a
-    training. Meanwhile nothing but the command's data is written to stdout: prints go to stderr.
+    ``update`` takes running totals: done, total, and any of tokens, failures, attempts (that failed), given_up, reward (a
+    mean), and the latest figures of a training. Meanwhile nothing but the command's data is written to stdout: prints go
+    to stderr.
     """
 
     def __init__(self, what: str, *, every_s: float = 5.0) -> None:
@@ -403,6 +409,10 @@ class Watch:
             parts.append(f"reward {self._counts['reward']:.3f}")
         if self._counts.get("failures"):
             parts.append(f"{self._counts['failures']:,.0f} failed")
+        if attempts := self._counts.get("attempts"):
+            parts.append(f"{attempts:,.0f} failed attempts")
+        if given_up := self._counts.get("given_up"):
+            parts.append(f"{given_up:,.0f} given up")
         return "  ".join(parts)
 
     def _left(self) -> str:

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from importlib.resources import files
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from .console import emit_json, facts
 from .flags import Json
-
-#: Topics in the order of the path from tasks to a checkpoint; each is a file of ``gymdata/docs``.
-TOPICS = (
-    "installing",
-    "your-data",
-    "your-reward",
-    "your-environment",
-    "your-server",
-    "validate-codes",
-    "audit",
-    "filter-and-score",
-    "judge",
-    "train-and-watch",
-    "batch-rl",
-    "finetune",
-    "looking",
-    "querying",
-    "viewing",
-    "python-api",
-    "settings",
-    "file-format",
-    "scale",
-    "nemo-gym",
-    "nemo-agent-toolkit",
-    "differences",
-    "without-gymdata",
-)
+from .topics import TOPICS, pages, read_page
 
 _Topic = Annotated[
     list[str],
@@ -62,15 +34,6 @@ _Schema = Annotated[
 ]
 
 
-class Page(NamedTuple):
-    """One topic: its title, its first sentence and its whole text in Markdown."""
-
-    name: str
-    title: str
-    summary: str
-    text: str
-
-
 def docs(
     topic: _Topic = [],  # noqa: B006  # typer makes a list of its own
     skill: _Skill = False,
@@ -93,17 +56,17 @@ def docs(
         else:
             sys.stdout.write(page.text)
         return
-    pages = [read_page(name) for name in TOPICS]
     if json:
-        emit_json({"topics": [{"name": p.name, "title": p.title, "summary": p.summary} for p in pages]})
+        emit_json({"topics": [{"name": p.name, "title": p.title, "summary": p.summary} for p in pages()]})
     else:
-        facts("gymdata docs TOPIC", [(page.name, page.summary) for page in pages])
+        facts("gymdata docs TOPIC", [(page.name, page.summary) for page in pages()])
 
 
 def _for_programs(topic: list[str], *, skill: bool, llms: bool, schema: str | None) -> None:
     from gymdata.errors import UsageError
 
     from . import for_programs
+    from .settings_page import config_schema
 
     given = [name for name, is_given in {
         "TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None
@@ -111,49 +74,12 @@ def _for_programs(topic: list[str], *, skill: bool, llms: bool, schema: str | No
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
     if schema is not None:
-        emit_json(for_programs.config_schema(schema))
+        emit_json(config_schema(schema))
     else:
-        pages = [read_page(name) for name in TOPICS]
-        sys.stdout.write(for_programs.skill(pages) if skill else for_programs.llms(pages))
+        sys.stdout.write(for_programs.skill(pages()) if skill else for_programs.llms(pages()))
 
 
 def _commands() -> list[str]:
-    from .for_programs import configurable
+    from .settings_page import configurable
 
     return [*configurable(), "finetune"]
-
-
-def _elsewhere(topic: str) -> str | None:
-    """The hint for a word that is not a topic: a code or a command."""
-    from gymdata.rollouts.violations import CODES
-
-    from .main import COMMANDS
-
-    if topic.upper() in CODES:
-        return f"gymdata validate --explain {topic.upper()}"
-    return f"gymdata {topic} --help" if topic in COMMANDS else None
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def read_page(topic: str) -> Page:
-    """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
-    from gymdata.errors import UsageError
-
-    name = _slug(topic.removesuffix(".md"))
-    if name not in TOPICS:
-        # A word of one topic's name is enough: reward for your-reward.
-        named = [t for t in TOPICS if name in t.split("-")]
-        titled = [t for t in TOPICS if _slug(read_page(t).title) == name]
-        if len(titled or named) != 1:
-            unknown = UsageError.unknown_choice("topic", topic, TOPICS)
-            unknown.hint = _elsewhere(topic) or unknown.hint
-            raise unknown
-        (name,) = titled or named
-    source = files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
-    # Comments are notes to the tests that run the blocks.
-    text = re.sub(r"^<!--.*?-->\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    title, summary = text.split("\n\n")[:2]
-    return Page(name, title.removeprefix("# "), " ".join(summary.split()), text)

@@ -105,6 +105,5 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo",),
     "doctor": ("gymdata doctor", "gymdata doctor . --json"),
-    "ls": ("gymdata ls runs",),
-    "prune": ("gymdata prune runs", "gymdata prune runs --keep runs/good --delete"),
+    "ls": ("gymdata ls runs", "gymdata ls --unused runs"),
 }

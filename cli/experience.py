@@ -26,4 +26,5 @@ def experience(
     with Watch("experiences") as watch:
         report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
     warn_once(report.notes)
-    return finish(report, f"experiences ({report.estimator}, {report.score})", json=json)
+    title = f"experiences ({report.estimator}, {report.score})"
+    return finish(report, title, json=json, then="train-rl {} -m MODEL -o POLICY")

@@ -14,7 +14,7 @@ from gymdata.errors import printable
 from gymdata.finetune.settings import FinetuneFlags
 from gymdata.public import rate_text
 
-from .console import command_words, finish, note, prints_apart, show
+from .console import Watch, command_words, finish, note, prints_apart, show
 from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class LiveTable:
         self._rows: list[Mapping[str, Any]] = []
         self._doing = ""
         self._live: Live | None = None
+        self._stage: Watch | None = None
 
     def __enter__(self) -> LiveTable:
         return self
@@ -140,6 +141,9 @@ class LiveTable:
         self._start()
         self._doing = f"epoch {epoch}: {name}"
         self._refresh()
+        if self._live is None:
+            note(self._doing)
+            self._stage = Watch(self._doing)
 
     def update(self, **counts: float) -> None:
         total = counts.get("total")
@@ -147,6 +151,8 @@ class LiveTable:
             loss = f" · loss {counts['loss']:.4g}" if "loss" in counts else ""
             self._doing = self._doing.split(" · ")[0] + f" · {counts.get('done', 0):,.0f} of {total:,.0f}{loss}"
             self._refresh()
+        elif self._stage is not None:
+            self._stage.update(**counts)
 
     def message(self, text: str) -> None:
         if self._live is not None:

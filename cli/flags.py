@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gymdata.errors import UsageError
 from gymdata.progress import LEVELS, Level
 from gymdata.store.reading import current
 
@@ -83,15 +84,23 @@ def with_flags(
         own = {name: name for name in parameters if name in kind.model_fields} | dict(keys or {})
         fields = {n: f for n, f in kind.model_fields.items() if n not in own and n not in kind.key_only}
         called = {name: (names or {}).get(name) or _names(name, field) for name, field in fields.items()}
-        options = {name: _option(name, field, called[name]) for name, field in fields.items()}
+        sections = _sections(kind)
+        options = {name: _option(name, field, called[name], sections.get(name)) for name, field in fields.items()}
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
 
         def run(**given: Any) -> Any:
             config, sets = (given.pop("config"), given.pop("set_") or ()) if file else (None, ())
             values = {name: given.pop(name) for name in options}
-            # A switch of the function's own that is off was not given, nor was a list that is empty.
-            values |= {key: None if given[name] is False else given[name] for name, key in own.items()}
+            for name, key in own.items():
+                # A switch of the function's own that is off was not given.
+                if given[name] is None or given[name] is False:
+                    continue
+                if values.get(key) is not None:
+                    raise UsageError(
+                        f"{key}: given twice: {given[name]} and {values[key]}", hint="it takes one value: give it once"
+                    )
+                values[key] = given[name]
             values = {key: value for key, value in values.items() if value not in ((), [])}
             named = {**flags, **{key: f"--{name}" for name, key in (keys or {}).items()}}
             return body(settings=kind.load(config, values, sets, named), **given)
@@ -151,7 +160,17 @@ def _names(name: str, field: FieldInfo) -> Sequence[str]:
     return [*filter(None, [SHORT.get(name)]), f"--{word}/--{'no-' + word}" if field.default is True else f"--{word}"]
 
 
-def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
+def _sections(kind: type[Config]) -> dict[str, str]:
+    """Setting → the title of its section in ``--help``; settings before the first section have none."""
+    sections, title = {}, None
+    for name in kind.model_fields:
+        title = kind.sections.get(name, title)
+        if title is not None:
+            sections[name] = title
+    return sections
+
+
+def _option(name: str, field: FieldInfo, names: Sequence[str], section: str | None) -> Any:
     """An option that is None when it is not given."""
     hint = _plain(field.annotation)
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
@@ -164,7 +183,10 @@ def _option(name: str, field: FieldInfo, names: Sequence[str]) -> Any:
         hint = str
     elif name == "reward" and hint == list[str]:
         label = "SPEC"
-    return Annotated[hint | None, typer.Option(*names, metavar=label, help=text, autocompletion=_completing(choices))]
+    option = typer.Option(
+        *names, metavar=label, help=text, autocompletion=_completing(choices), rich_help_panel=section
+    )
+    return Annotated[hint | None, option]
 
 
 def _completing(choices: Sequence[str]) -> Callable[[str], list[str]] | None:

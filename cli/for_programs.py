@@ -1,16 +1,12 @@
-"""Files for agents and editors: SKILL.md and llms.txt made from the topics, and JSON Schemas of ``--config`` files."""
+"""Files for agents and editors: SKILL.md and llms.txt made from the topics."""
 
 from __future__ import annotations
 
-import importlib
 import json
-from typing import Any
 
-from gymdata.errors import UsageError
-
-from .docs import Page
 from .examples import EXAMPLES
-from .main import COMMANDS, GROUPS
+from .main import GROUPS
+from .topics import Page
 
 _SUMMARY = (
     "Turn LLM rollouts into training data, once, on disk, and train from those files: "
@@ -61,6 +57,11 @@ def skill(pages: list[Page]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _linked(page: Page) -> str:
+    # The page of settings is made from their classes: there is no file of it.
+    return page.title if page.name == "settings" else f"[{page.title}](gymdata/docs/{page.name}.md)"
+
+
 def llms(pages: list[Page]) -> str:
     """An llms.txt: one line for each topic, with its file in the repository."""
     lines = [
@@ -71,32 +72,5 @@ def llms(pages: list[Page]) -> str:
         "`gymdata docs TOPIC` prints a topic, `gymdata docs --skill` a SKILL.md.",
         "",
     ]
-    lines += ["## Topics", "", *(f"- [{page.title}](gymdata/docs/{page.name}.md): {page.summary}" for page in pages)]
+    lines += ["## Topics", "", *(f"- {_linked(page)}: {page.summary}" for page in pages)]
     return "\n".join(lines) + "\n"
-
-
-def configurable() -> dict[str, tuple[type[Any], Any]]:
-    """Command → (settings, their flags), for the commands with a ``--config`` file of settings."""
-    bodies = {name: importlib.import_module(f"gymdata.cli.{m}") for name, (m, _, _) in COMMANDS.items()}
-    made = {name: getattr(getattr(bodies[name], COMMANDS[name][1]), "settings", None) for name in COMMANDS}
-    return {name: settings for name, settings in made.items() if settings is not None}
-
-
-def config_schema(command: str) -> dict[str, Any]:
-    """The JSON Schema of a command's ``--config`` file. Raises UsageError for a command that has none."""
-    if command == "finetune":
-        from gymdata.finetune.json_schema import schema
-
-        return schema()
-    from gymdata.store.json_schema import DIALECT
-
-    known = configurable()
-    if command not in known:
-        raise UsageError.unknown_choice("command with a --config file", command, [*known, "finetune"])
-    made = known[command][0].model_json_schema(by_alias=True)
-    # Required settings may come from the command line instead.
-    made.pop("required", None)
-    if command.startswith("train-"):
-        made["additionalProperties"] = True
-        made["description"] = "Keys that are not listed go to the trainer: those of TRL's settings for this algorithm."
-    return {"$schema": DIALECT, **made, "title": f"gymdata {command}"}

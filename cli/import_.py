@@ -42,4 +42,4 @@ def import_(
             f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "
             "they cannot be trained as they were sampled"
         )
-    return finish(done, "import", json=json)
+    return finish(done, "import", json=json, then="validate {}")

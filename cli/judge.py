@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -28,4 +29,4 @@ def judge(
 
     with Watch("judge") as watch:
         summary = judging.judge(config=settings, progress=watch, command=command_words())
-    return finish(summary, "judge", json=json)
+    return finish(summary, "judge", json=json, then=f"pairs {shlex.quote(settings.path)} --from comparisons")

@@ -89,7 +89,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
         "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
         "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
-        "prune": ("prune", "prune", "Find, or delete, runs that no trained model was made from."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
@@ -138,8 +137,11 @@ class OneCommand(TyperCommand):
         if arguments := [(_name(p), p.help) for p in params if p.param_type_name == "argument"]:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        with formatter.section("Options"):
-            formatter.write_dl([p.get_help_record(ctx) for p in params if p.param_type_name == "option"])
+        options = [param for param in params if param.param_type_name == "option"]
+        # The options of every command come last, under the title that they have where there are no sections.
+        for title in dict.fromkeys([*filter(None, (param.rich_help_panel for param in options)), None]):
+            with formatter.section(title or "Options"):
+                formatter.write_dl([param.get_help_record(ctx) for param in options if param.rich_help_panel == title])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Examples"):
@@ -290,7 +292,7 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
             # No command was given: the message is the help itself.
             sys.stderr.write(f"{refused.format_message()}\n")
             return EXIT_USAGE
-        error = _of_parser(refused, command)
+        error = _of_parser(refused, command, argv)
     except (KeyboardInterrupt, typer.Abort):
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
@@ -312,7 +314,7 @@ def _completed() -> list[str]:
     return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
-def _of_parser(refused: Any, command: str | None) -> UsageError:
+def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError:
     """The parser's errors with gymdata's wording."""
     faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
     where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
@@ -323,7 +325,8 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
             example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
             hint = f"{example}; options: {hint}"
         elif text.startswith("No such option") and (command or "").startswith("train-"):
-            hint = "; ".join(filter(None, [_trainers_with(where), hint]))
+            instead = _in_training(command or "", where, argv)
+            text, hint = (text if instead is None else f"No such option: {where}"), instead or hint
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 
@@ -333,10 +336,18 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
     return UsageError.bad_value(where, fault["input"], wanted(fault), hint=hint)
 
 
-def _trainers_with(option: str) -> str | None:
-    """Which training commands have an option that this one lacks."""
+def _in_training(command: str, option: str, argv: list[str]) -> str | None:
+    """How to give a setting of the trainer that is no option of this command, or which training commands have the option."""
     from gymdata.train.settings import TRAINERS
+    from gymdata.train.trainer_settings import instead_of_flag
 
+    algorithm, words = command.removeprefix("train-"), [part for word in argv for part in word.split("=", 1)]
+    after = words[words.index(option) + 1 :][:1]
+    value = after[0] if after and (not after[0].startswith("-") or after[0][1:2].isdigit()) else None
+    kind = TRAINERS.get(algorithm)
+    keys = kind.key_only & kind.model_fields.keys() if kind else set()
+    if kind and (instead := instead_of_flag(algorithm, option, value, keys)):
+        return instead
     field = option.lstrip("-").replace("-", "_")
     owners = [f"train-{name}" for name, kind in TRAINERS.items() if field in kind.model_fields]
     return f"{option} is an option of {', '.join(owners)}" if owners else None
@@ -344,6 +355,8 @@ def _trainers_with(option: str) -> str | None:
 
 def _of_python(caught: Exception) -> GymdataError:
     """An exception of Python as an error: a full disk, no memory, a missing module, or a defect."""
+    from gymdata.user_code import raised_in_user_code
+
     error: GymdataError | None = None
     if isinstance(caught, MemoryError) or (isinstance(caught, OSError) and caught.errno == errno.ENOMEM):
         # Python's, numpy's, Arrow's, or the system's.
@@ -358,6 +371,12 @@ def _of_python(caught: Exception) -> GymdataError:
         error = GymdataError(f"{where}{caught.strerror or caught}").at(caught.filename or "the system")
     elif isinstance(caught, ModuleNotFoundError) and (missing := UsageError.missing_module(caught)) is not None:
         return missing
+    elif (line := raised_in_user_code(caught)) is not None:
+        error = UsageError(f"{type(caught).__name__}: {caught} ({line})", hint="-v shows the traceback")
+        error.exit_code = EXIT_FAULTS
+        return error
+    elif isinstance(caught, RecursionError):
+        return UsageError("a file or a setting holds lists or objects hundreds of levels deep", hint="flatten it")
     else:
         hint = "this is a defect; run again with -v to see where"
         error = GymdataError(f"unexpected {type(caught).__name__}: {caught}", hint=hint)

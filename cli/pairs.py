@@ -24,6 +24,6 @@ def pairs(
     from gymdata.pairs.run import pairs as run
 
     report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words())
-    code = finish(report, "pairs", json=json)
+    code = finish(report, "pairs", json=json, then="train-dpo {} -m MODEL -o POLICY")
     warn_once(report.notes)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gymdata.errors import counted
+from gymdata.errors import counted, printable
 
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
 from .flags import Json, Overwrite
@@ -50,7 +51,8 @@ def query(
     sequence of token IDs.
     """
     from gymdata.errors import UsageError
-    from gymdata.query.run import check_target, run_query, write_result, write_text
+    from gymdata.query.child import run_query
+    from gymdata.query.run import check_target, write_result, write_text
     from gymdata.query.types import json_value, python_values
 
     if csv + json + (output is not None) > 1:
@@ -68,7 +70,7 @@ def query(
         if output is not None:
             note(f"{counted(write_result(reader, output, overwrite=overwrite), 'row')} in {output}")
         elif csv:
-            write_text(reader, sys.stdout, "csv")
+            write_text(reader, _Printable() if sys.stdout.isatty() else sys.stdout, "csv")
         elif json:
             names = reader.schema.names
             columns = ([python_values(column) for column in batch.columns] for batch in reader)
@@ -80,6 +82,13 @@ def query(
             _show_whole(reader)
         else:
             _show(reader)
+
+
+class _Printable(io.TextIOBase):
+    """The terminal, without the escape sequences that data may hold."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(printable(text))
 
 
 def _list_saved(json: bool) -> None:
@@ -98,7 +107,7 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.errors import UsageError
     from gymdata.query.saved import saved
-    from gymdata.store.objects.places import is_url
+    from gymdata.remote.places import is_url
 
     paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
     others = [word for word in words if word not in paths]
@@ -123,7 +132,7 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
 
 
 def _shell(paths: Sequence[Path]) -> None:
-    from gymdata.query.run import run_query
+    from gymdata.query.child import run_query
     from gymdata.query.shell import HELP, Shell, lines_of_terminal
 
     def run(sql: str, full: bool) -> None:

@@ -24,4 +24,4 @@ def tokenize(
 
     with Watch("tokenize") as watch:
         report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
-    return finish(report, "tokenize", json=json)
+    return finish(report, "tokenize", json=json, then="train-sft {} -m MODEL -o POLICY --allow-rendered")

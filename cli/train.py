@@ -9,7 +9,7 @@ import typer
 
 from gymdata.train.settings import TRAINERS, TrainConfig
 
-from .console import Watch, command_words, finish, note
+from .console import Watch, command_words, finish, note, say
 from .flags import DryRun, Json, Overwrite, with_flags
 
 _SOURCES = {
@@ -17,6 +17,8 @@ _SOURCES = {
     "experiences": ("EXPERIENCES", "Experiences: file, output folder of `gymdata experience`, or glob."),
     "rollouts": ("RUN", "Rollouts: run folder, file or glob."),
 }
+#: What a trained model is for, other than collecting with it.
+_NEXT = {"reward": "score RUN --reward-model {}", "value": "experience RUN --estimator gae --critic {} -o OUT"}
 _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set lora_r=16 …).")]
 _Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
@@ -34,7 +36,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         json: Json = False,
     ) -> int:
         from gymdata.pairs.run import pairs_of_run
-        from gymdata.store.objects.fetching import located
+        from gymdata.remote.reading import located
         from gymdata.train.run import train
 
         source = str(located(source))
@@ -45,7 +47,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
             report = train(
                 source, settings, overwrite=overwrite, dry_run=dry_run, progress=watch, command=command_words()
             )
-        return finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
+        code = finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
+        if not (code or json or dry_run):
+            say(f"next: gymdata {_NEXT.get(kind.algorithm, 'collect TASKS -m {} -o RUN').format(settings.output)}")
+        return code
 
     metavar, what = _SOURCES[kind.table.name]
     run.__annotations__["source"] = Annotated[str, typer.Argument(metavar=metavar, help=what)]

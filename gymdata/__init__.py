@@ -7,7 +7,7 @@ Check them: check, check_endpoint, check_reward, validate, fix, audit, query, vi
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, export, merge.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
-This install: doctor, tour, prune.
+This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 if sys.platform == "win32":
@@ -29,7 +29,7 @@ if sys.platform == "win32":
 __version__ = "0.1.0"
 
 #: Public name → where it is defined: ``module`` or ``module:name``, below this package. Loaded when first used, so that
-#: ``import gymdata`` costs nothing and the command line answers at once. Types are in __init__.pyi (`make schemas`).
+#: ``import gymdata`` costs nothing and the command line answers at once. The build writes their types into __init__.pyi.
 _HOME = {
     "AuditConfig": "audit.settings",
     "CollectConfig": "collect.settings",
@@ -56,7 +56,7 @@ _HOME = {
     "audit": "audit.run",
     "check": "check.run",
     "check_endpoint": "check.run",
-    "check_reward": "check.rewards",
+    "check_reward": "score.trial",
     "collect": "collect.run",
     "demo": "demo.run",
     "doctor": "doctor.run",
@@ -74,7 +74,6 @@ _HOME = {
     "merge": "merge.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
-    "prune": "ls.prune",
     "query": "query.run",
     "reading": "store.reading",
     "report": "report.run",
@@ -143,7 +142,6 @@ __all__ = [
     "merge",
     "open",
     "pairs",
-    "prune",
     "query",
     "reading",
     "report",
@@ -180,8 +178,30 @@ def __getattr__(name: str) -> Any:
 
         missing = UsageError.missing_module(error)
         raise AttributeError(f"gymdata.{name}: {missing or error}") from error
+    if isinstance(value, FunctionType):
+        from gymdata.public import with_keywords
+
+        value = with_keywords(value)
+        _share_modules(name, value)
     globals()[name] = value
     return value
+
+
+def _share_modules(name: str, function: object) -> None:
+    """``import gymdata.finetune.port`` finds the modules of a folder through the function that has its name."""
+    folder = sys.modules.get(f"gymdata.{name}")
+    if folder is None or not hasattr(folder, "__path__"):
+        return
+
+    class Folder(ModuleType):
+        def __setattr__(self, key: str, value: object) -> None:
+            super().__setattr__(key, value)
+            if isinstance(value, ModuleType):
+                setattr(function, key, value)
+
+    folder.__class__ = Folder
+    for key, value in list(vars(folder).items()):
+        setattr(folder, key, value)
 
 
 def __dir__() -> list[str]:

@@ -403,9 +403,9 @@ class DataError(GymdataError):
 
     @classmethod
     def unnamed(cls, path: Path, described_by: Path) -> DataError:
-        """A part that is in the folder of a run which ended without it."""
+        """A part that is in the folder of a run which did not write it."""
         error = cls(
-            f"{path}: is not among the files of {described_by}, and that run has ended",
+            f"{path}: is not among the files of {described_by}",
             hint="move it away, for it is of another run; if it is meant to be there, --allow-changed reads it "
             "(in Python: `with gymdata.reading(allow_changed=True):`)",
         )
@@ -616,8 +616,33 @@ class OutsideError(GymdataError):
         #: The HTTP status of the answer.
         self.status = status
 
+    @classmethod
+    def user_code(cls, what: str, error: BaseException, where: str) -> OutsideError:
+        """The code of an environment or a user raised; ``where``: its file and line."""
+        fault = cls(
+            "environment",
+            f"{what} raised {type(error).__name__}: {error} ({where})",
+            hint="correct it and collect into another folder, or with --overwrite: changed code is another environment",
+        )
+        fault.exit_code = EXIT_FAULTS
+        return fault
+
+    @classmethod
+    def no_reward(cls, what: str, got: object) -> OutsideError:
+        """An environment's reward that is not a finite number."""
+        return cls("environment", f"{what} gave {brief(got)}, expected a finite number or None")
+
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"system": self.system, "reason": self.reason}
+
+
+def brief(value: object) -> str:
+    """At most 80 characters of a value, for messages."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - user code, or an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:76]} … ({len(text):,} characters)"
 
 
 class RewardError(OutsideError):
@@ -656,7 +681,7 @@ class RewardError(OutsideError):
 
     @classmethod
     def no_number(cls, name: str, got: object, where: str) -> RewardError:
-        return cls(f"{name} returned {got!r} for a rollout, expected a finite number or None ({where})")
+        return cls(f"{name} returned {brief(got)} for a rollout, expected a finite number or None ({where})")
 
     @classmethod
     def no_score(cls, name: str, got: str, where: str) -> RewardError:
@@ -732,5 +757,7 @@ def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:
     # The path itself is not a suggestion.
-    match = difflib.get_close_matches(got, [name for name in known if name != got], n=1, cutoff=0.6)
+    others = [name for name in known if name != got]
+    match = difflib.get_close_matches(got, others, n=1, cutoff=0.6)
+    match = match or [name for name in sorted(others) if len(got) > 2 and name.startswith(got)]
     return f"did you mean {match[0]!r}?" if match else None

@@ -35,6 +35,8 @@ _MAX_HANGS = 2
 _SHORTEST_SECRET = 6
 #: Bytes beyond any sensible answer whose length no request sets: lists of models, tool results, verdicts.
 ORDINARY_BYTES = 16 << 20
+#: What vLLM's API answers, with status 500, while its engine is gone and the server is about to follow.
+_DEAD_ENGINE = ("EngineCore encountered an issue", "EngineDeadError")
 #: Bytes that are read of a refusal.
 _REFUSAL_BYTES = 64 << 10
 
@@ -217,9 +219,10 @@ class HttpClient:
             raise error
         await asyncio.sleep(min(left, _OUTAGE_PAUSE_S * random.uniform(0.5, 1.5)))
 
-    def _reached(self) -> None:
-        since, self._down_since = self._down_since, None
-        if since is not None:
+    def _reached(self, sent_at: float) -> None:
+        """The server answered. While it goes down it may answer what it had before."""
+        if self._down_since is not None and sent_at > self._down_since:
+            since, self._down_since = self._down_since, None
             self.on_outage(time.monotonic() - since)
 
     def garbage(self, expected: str, got: object) -> OutsideError:
@@ -255,15 +258,22 @@ class HttpClient:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
         self.requests += 1
+        sent_at = time.monotonic()
         try:
             async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
-                self._reached()
                 if cookies is not None:
                     cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
                 answers = is_answer(response.status)
                 raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
                 if not whole:
                     response.close()  # the rest is not read, so the connection cannot be reused
+                dead = response.status == 500 and any(text in _message(raw) for text in _DEAD_ENGINE)
+                if dead:
+                    raise OutsideError(
+                        self.system, f"{self.base} cannot be reached: its engine died", hint=self.advice.unreachable,
+                        retryable=True, fatal=True, status=response.status,
+                    )  # fmt: skip
+                self._reached(sent_at)
                 if answers and not whole:
                     raise OutsideError(
                         self.system,

@@ -49,7 +49,7 @@ FIGURES = {
 class Progress(Protocol):
     """Receives the progress of a stage. Never raises.
 
-    ``update`` takes running totals (done, total, tokens, failures, …) and the latest of ``FIGURES``.
+    ``update`` takes running totals (done, total, tokens, failures, failed attempts, …) and the latest of ``FIGURES``.
     """
 
     def update(self, **counts: float) -> None: ...

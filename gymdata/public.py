@@ -4,14 +4,18 @@ their results can do."""
 from __future__ import annotations
 
 import dataclasses
+import html
+import inspect
 import math
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import gymdata
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
-from gymdata.store.objects.places import is_url
+from gymdata.remote.places import is_url
 
 Paths = str | Path | Iterable[str | Path]
 #: A name and a value of a summary, as people read them.
@@ -26,7 +30,7 @@ def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
         value = path
     if isinstance(value, (str, Path)):
         if is_url(value):
-            from gymdata.store.objects.fetching import located
+            from gymdata.remote.reading import located
 
             return located(value)
         return value
@@ -41,6 +45,32 @@ def paths_of(value: Paths, function: str, expected: str = f"{_PATH}, or several 
             return found
         raise UsageError(f"gymdata.{function}: got no paths, expected {expected}")
     return [path_of(value, function, expected)]
+
+
+def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose ``**settings`` are the fields of its parameter ``config``: ``inspect.signature`` has each with its
+    type and default, and ``help`` its text."""
+    own = inspect.signature(function).parameters
+    if "settings" not in own:
+        return function
+    kind = getattr(gymdata, re.findall(r"\w+Config", own["config"].annotation)[0])
+    fields = {name: field for name, field in kind.model_fields.items() if name not in {*own, "trainer", "path"}}
+    keywords = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.get_default(call_default_factory=True),
+            annotation=field.annotation,
+        )
+        for name, field in fields.items()
+    ]
+    # A trainer takes the keys of the library's own settings as well.
+    rest = [own["settings"]] if "trainer" in kind.model_fields else []
+    parameters = [parameter for name, parameter in own.items() if name != "settings"]
+    texts = "\n".join(f"{name}: {field.description}" for name, field in fields.items() if field.description)
+    function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]
+    function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings\n--------\n{texts}"
+    return function
 
 
 def wrong_argument(value: Any, function: str, expected: str) -> UsageError:
@@ -99,6 +129,12 @@ class Report(Protocol):
     def rows(self) -> list[Row]:
         """The summary: names and values."""
         ...
+
+    def _repr_html_(self) -> str:
+        """The summary as a table, for notebooks."""
+        cells = ((html.escape(str(name)), html.escape(str(value))) for name, value in self.rows())
+        lines = "".join(f"<tr><th style='text-align: left'>{name}</th><td>{value}</td></tr>" for name, value in cells)
+        return f"<table><caption>{type(self).__name__}</caption>{lines}</table>"
 
     def __repr__(self) -> str:
         """``PairsReport(score='reward', table=3 rows)``: scalars as they are, of everything else only how much."""

@@ -48,6 +48,8 @@ class Config(pydantic.BaseModel):
     only_with: ClassVar[OnlyWith] = {}
     #: Settings that have no effect together with another: that one, and the check that it is left out.
     not_with: ClassVar[OnlyWith] = {}
+    #: In ``--help``: the first setting of a section → its title.
+    sections: ClassVar[Mapping[str, str]] = {}
     #: Settings without a flag of their own: ``--set`` and files give them.
     key_only: ClassVar[Set[str]] = frozenset()
 
@@ -125,6 +127,10 @@ class Config(pydantic.BaseModel):
         found._refuse_idle()
         return found
 
+    def defaults(self) -> dict[str, Any]:
+        """The default of every setting that has one, for those in sections too, as ``model_dump`` has the values."""
+        return dict(_defaults_of(self))
+
     def called(self, key: str) -> str:
         """The name of a setting in errors: the flag or ``--set KEY`` that gave it, or the file and its key."""
         return _called(key, self._where, self._names)
@@ -201,6 +207,21 @@ def _without_plugins() -> Iterator[None]:
             os.environ[_PLUGINS] = before
 
 
+def _defaults_of(settings: Any) -> Any:
+    if isinstance(settings, Mapping):
+        return {key: _defaults_of(value) for key, value in settings.items()}
+    if not isinstance(settings, pydantic.BaseModel):
+        return None
+    defaults: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        is_section = field.is_required() or isinstance(default, (pydantic.BaseModel, Mapping))
+        defaults[name] = defaults[field.alias or name] = (
+            _defaults_of(getattr(settings, name)) if is_section else default
+        )
+    return defaults
+
+
 def _called(key: str, where: str, names: Mapping[str, str]) -> str:
     """The name in errors of a setting, or of a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
     parts = key.split(".")
@@ -236,6 +257,10 @@ def _kinds(annotation: Any) -> set[Any]:
     return set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, Hashable) else set()
 
 
+#: Levels of lists and mappings in a YAML document.
+_MAX_DEPTH = 64
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
     import yaml
@@ -253,7 +278,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         ) from error
     try:
         data = yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         # An invalid date is a ValueError of PyYAML's.
         at = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
         raise UsageError(f"{file}: is not valid YAML: {at}") from error
@@ -270,7 +295,7 @@ def parse_value(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError):
         return text
 
 
@@ -306,6 +331,22 @@ def _loader() -> Any:
         def __init__(self, stream: str) -> None:
             bases[-1].__init__(self, stream)
             self.anchors: dict[str, Any] = {}
+            self.depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            """A few lines of aliases make a document of billions of values, and deep ones end in Python's recursion."""
+            event = self.peek_event()
+            mark: Any = event.start_mark
+            if isinstance(event, yaml.AliasEvent):
+                raise yaml.composer.ComposerError(
+                    None, None, f"the alias *{event.anchor} is not read here: write its value out", mark
+                )
+            if self.depth == _MAX_DEPTH:
+                raise yaml.composer.ComposerError(None, None, f"it is nested more than {_MAX_DEPTH} levels deep", mark)
+            self.depth += 1
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[Any] = set()
@@ -366,18 +407,6 @@ Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 Workers = Annotated[
     int,
     pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),
-]
-
-#: Rewards in the syntax of ``gymdata.rewards``.
-Rewards = Annotated[
-    list[str],
-    pydantic.Field(
-        description="NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. exact_match, "
-        "numeric, math_verify: the task column answer. regex: regex:PATTERN, or the column pattern. json_schema: "
-        "json_schema:FILE, or the column schema. A function takes by name: completion or completions (of one rollout, or of "
-        "a batch; text for tasks with a text prompt and no tools, else messages), prompt or prompts, completion_ids, "
-        "messages, stdout, and columns."
-    ),
 ]
 
 

@@ -73,7 +73,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 T = TypeVar("T")
-_STARTING = "stopping: what is being started is closed as soon as it is up (again to quit at once)"
+_STARTING = "stopping: what is being started is ended"
 _PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"
 
 
@@ -101,7 +101,8 @@ async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) 
 
 @contextlib.contextmanager
 def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
-    """SIGINT and SIGTERM: the first drains, the second drops. Outside the main thread signals are left alone."""
+    """SIGINT and SIGTERM: the first drains, or cancels what is starting; the second drops. Outside the main thread
+    signals are left alone."""
     interrupted = Interrupts()
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
@@ -111,7 +112,9 @@ def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
             interrupted.set()
             stop.drain()
             progress.message(_STARTING if interrupted.drop is None else _PLAYING)
-        elif interrupted.drop is not None:
+            if interrupted.drop is not None:
+                return
+        if interrupted.drop is not None:
             interrupted.drop()
         elif main is not None:
             main.cancel()

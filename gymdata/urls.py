@@ -28,6 +28,7 @@ USER_KEYS = ("USER_MODEL_API_KEY", *ENGINE_KEYS)
 REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCHEMES = ("http://", "https://")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/|$)")
 #: Prefixes of a URL in a setting: the name of one of several environments, and what kind it is.
 _BEFORE = re.compile(r"(?:[A-Za-z_][\w.-]*=)?(?:resources:)?(?=https?://)")
 #: Placeholder names and values that child processes of this one need.
@@ -57,11 +58,17 @@ class Address:
         return redacted(self.url())
 
 
+def with_scheme(url: str) -> str:
+    """``url``, where it is HOST:PORT and no more a URL of http."""
+    return f"http://{url}" if _HOST_AND_PORT.match(url) else url
+
+
 def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) -> Address:
     """The address of ``url``. ``keys``: environment variables that may hold the API key.
 
     Raises UsageError for what is no URL, holds a user name or password, or was redacted.
     """
+    url = with_scheme(url)
     if not url.startswith(_SCHEMES):
         raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
     refuse_userinfo(url, setting, keys)

@@ -26,6 +26,7 @@ MODES = (
     "401",
     "429",
     "500",
+    "dead",
     "garbage",
     "hang",
     "disconnect",
@@ -238,6 +239,9 @@ async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web
         return web.json_response(
             {"error": {"message": "too many"}}, status=429, headers={"Retry-After": settings.retry_after}
         )
+    if mode == "dead":
+        text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+        return web.json_response({"error": {"message": text, "type": "InternalServerError", "code": 500}}, status=500)
     if mode == "500":
         return web.json_response({"error": {"message": "boom"}}, status=500)
     if mode == "endless":

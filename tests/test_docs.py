@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -14,12 +13,13 @@ import jsonschema
 import pytest
 import yaml
 
-from gymdata.cli.docs import TOPICS as TOPIC_NAMES
-from gymdata.cli.docs import read_page
 from gymdata.cli.examples import EXAMPLES
 from gymdata.cli.main import COMMANDS, main
-from gymdata.train.losses import PAGE as LOSSES_PAGE
-from gymdata.train.losses import with_table as with_losses
+from gymdata.cli.settings_page import configurable
+from gymdata.cli.topics import TOPICS as TOPIC_NAMES
+from gymdata.cli.topics import read_page
+from gymdata.train.losses_page import PAGE as LOSSES_PAGE
+from gymdata.train.losses_page import with_table as with_losses
 from gymdata.validate.codes_page import NAME as CODES_NAME
 from gymdata.validate.codes_page import page as codes_page
 from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, forked, prepare, run, stand_in
@@ -112,8 +112,9 @@ def test_links_and_sample_files_are_there(page: Path) -> None:
 
 def test_topics_are_the_files_and_the_readme_links_them() -> None:
     """The list of topics, the folder and the README's links agree."""
-    assert sorted(TOPIC_NAMES) == sorted(f.stem for f in TOPICS.iterdir())
-    assert [name for name in TOPIC_NAMES if f"(gymdata/docs/{name}.md)" not in README] == []
+    written = sorted(f.stem for f in TOPICS.iterdir())
+    assert sorted(TOPIC_NAMES) == sorted([*written, "settings"])
+    assert [name for name in written if f"(gymdata/docs/{name}.md)" not in README] == []
 
 
 def test_the_page_of_codes_is_the_table_of_codes() -> None:
@@ -128,17 +129,13 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
     assert "| `gspo` | " in text
 
 
-def test_the_page_of_settings_is_what_the_classes_say() -> None:
-    """`make schemas` writes it; a new setting without it would be undocumented."""
-    made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["page"]()
-    assert (TOPICS / "settings.md").read_text(encoding="utf-8") == made
-
-
-def test_the_schemas_of_config_files_are_what_the_classes_say() -> None:
-    """`make schemas` writes one for each command with a --config file, and none of another command is left."""
-    made = runpy.run_path(str(ROOT / ".ci" / "settings_page.py"))["files"]()
-    assert [str(file) for file, text in made.items() if file.read_text(encoding="utf-8") != text] == []
-    assert set((ROOT / "schemas" / "config").iterdir()) == {file for file in made if file.suffix == ".json"}
+def test_every_setting_is_on_the_page_of_settings() -> None:
+    """`gymdata docs settings` is made from the classes: each setting of each command with its flag and default."""
+    text = read_page("settings").text
+    assert "- `min_margin` (`--min-margin`). Minimum score difference, exclusive (default: 0)." in text
+    for command, (kind, _) in configurable().items():
+        section = text.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
+        assert [name for name in kind.model_fields if f"\n- `{name}` (" not in section] == []
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "kto", "reward", "rl", "finetune"])
@@ -168,12 +165,12 @@ def test_a_skill_names_every_command_and_topic(capsys: pytest.CaptureFixture[str
 
 
 def test_llms_txt_links_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    """`docs --llms` has a title, a summary and a link to a file that is there for each topic."""
+    """`docs --llms` has a title, a summary and a link to a file that is there for each topic that is a file."""
     assert main(["docs", "--llms"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("# gymdata\n\n> ")
     links = re.findall(r"^- \[.+\]\((.+)\): .+$", shown, re.MULTILINE)
-    assert links == [f"gymdata/docs/{name}.md" for name in TOPIC_NAMES]
+    assert links == [f"gymdata/docs/{name}.md" for name in TOPIC_NAMES if name != "settings"]
     assert [link for link in links if not (ROOT / link).is_file()] == []
 
 

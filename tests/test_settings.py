@@ -135,11 +135,23 @@ def test_keys_are_compared_a_bounded_number_of_times_each(tmp_path: Path, monkey
     assert compared <= 2_000 * 2
 
 
-def test_nesting_without_end_is_a_mistake_of_usage(tmp_path: Path):
-    """100,000 open brackets are refused with the file's name."""
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: " + "[" * 90 + "]" * 90, "? " * 90 + "x"])
+def test_deep_nesting_is_a_mistake_of_usage(tmp_path: Path, text: str) -> None:
+    """The error names the file, the limit and the line; Python's own limit of recursion is never met."""
     file = tmp_path / "c.yaml"
-    file.write_text("a: " + "[" * 100_000)
-    with pytest.raises(UsageError, match=r"c\.yaml"):
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"c\.yaml: .*nested more than 64 levels deep at line 1"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a [x, x]\nb: [*a, *a]", "a: &a {k: 1}\nb:\n  <<: *a"])
+def test_an_alias_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    """A few lines of them make billions of values, and a setting that is its own part has no end."""
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(
+        UsageError, match=r"c\.yaml: is not valid YAML: the alias \*a is not read here: write its value out"
+    ):
         read_yaml(file)
 
 

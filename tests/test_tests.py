@@ -20,7 +20,8 @@ EXCEPTED = {"_sealer"}
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    # ``_repr_html_`` and its like are a protocol of notebooks.
+    return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
 
 
 def defined_in(tree: ast.AST) -> Iterator[str]:

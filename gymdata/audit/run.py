@@ -74,7 +74,8 @@ def audit(
         if not rollouts.num_rows:
             raise DataError.empty(sources[0], "rollouts")
         refuse_duplicates(rollouts, sources)
-        require("train", "matplotlib")  # Before the work, not after it.
+        # Before the work, not after it.
+        require("train", *(() if served else ("torch",)), "matplotlib")
         facts, loaded = served or load_policy(named, config.dtype, config.device, config.batch_tokens)
         identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
         if output is None:
@@ -160,7 +161,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, model: str
         return placed_output(output)
     run = run_folder(sources[0])
     if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
-        return run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model"))
+        return placed_output(run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model")))
     if config.write_as is not None:
         raise UsageError("-o/--output is required unless the input is a single run folder")
     return None

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pydantic
 
-from gymdata.settings import Config, Rewards
+from gymdata.rewards.setting import RewardSpecs
+from gymdata.settings import Config
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
 
 
@@ -21,8 +22,10 @@ class CheckConfig(Config):
     )
     endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server to probe.")
     chat_template: str | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
-    reward: Rewards = pydantic.Field(default_factory=list)
-    data: str | None = pydantic.Field(None, description="Rollouts to try --reward on: a run folder, file or glob.")
+    reward: RewardSpecs = pydantic.Field(default_factory=list)
+    data: str | None = pydantic.Field(
+        None, description="Rollouts to try --reward on (run folder, file or glob), or tasks."
+    )
     limit: int = pydantic.Field(20, ge=1, description="Rollouts to try --reward on, the first N.")
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
 

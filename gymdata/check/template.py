@@ -22,6 +22,7 @@ Where = Literal["generation prompt", "earlier messages"]
 WINDOW = 12
 _ROUND_TRIPS, _ROUND_TRIP_LENGTH, _SEED = 200, 8, 20261
 _SYSTEM: Message = {"role": "system", "content": "You are brief."}
+_INLINE = "reasoning in the text"
 _REASON, _REASON_2 = "seven and five make twelve", "twelve less two leaves ten"
 _TOOLS = [
     {
@@ -147,6 +148,9 @@ def probes() -> list[Probe]:
         Probe("user turns", [*plain, _user("And less two?"), _assistant("It is 10."), _user("Sure?")]),
         Probe("system message", [_SYSTEM, *plain, _user("Sure?")], None, ("system",)),
         Probe("reasoning", again, None, ("reasoning",)),
+        Probe(
+            _INLINE, [_user("What is 7+5?"), _assistant(f"<think>\n{_REASON}\n</think>\n\nIt is 12."), _user("Sure?")]
+        ),
         Probe("tool call", [*called, _result("add", "a1", "12")], _TOOLS, ("tools",)),
         Probe("tool calls in turn", chain, _TOOLS, ("tools",)),
         Probe(
@@ -225,6 +229,10 @@ def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _St
         kept = step.closed.startswith(step.before.rstrip())
         where: Where = "generation prompt" if kept else "earlier messages"
         pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
+    if _thinks_aloud(step.completion) and _REASON not in step.closed:
+        # It is left out at once, so no later rendering differs from an earlier one.
+        sampled = rendering.encode(step.prompt + str(step.completion["content"]))
+        pairs.append(("earlier messages", sampled, step.closed))
     for where, was, after in pairs:
         now = rendering.encode(after)
         at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
@@ -255,7 +263,12 @@ def _can_generate(prompt: str, completion: Message) -> bool:
     ending = prompt.rstrip()
     if ending.endswith("<think>"):
         return "reasoning" in completion
-    return not (ending.endswith("</think>") and "reasoning" in completion)
+    return not (ending.endswith("</think>") and ("reasoning" in completion or _thinks_aloud(completion)))
+
+
+def _thinks_aloud(completion: Message) -> bool:
+    """Whether its reasoning is in its text, as where no parser takes it out."""
+    return "</think>" in str(completion.get("content"))
 
 
 def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
@@ -268,6 +281,10 @@ def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
 
 def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:
     for step in steps:
+        if _thinks_aloud(step.completion):
+            if _REASON not in step.following and not {"reasoning", _INLINE} & {*found.strips}:
+                found.strips.append(_INLINE)
+            continue
         parts = {
             "reasoning": step.completion.get("reasoning"),
             "answers": step.completion.get("content") or None,

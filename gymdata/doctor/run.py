@@ -23,8 +23,8 @@ from gymdata.errors import GymdataError
 from gymdata.installed import install_command
 from gymdata.pairs.run import pairs
 from gymdata.public import Report, Row, path_of
+from gymdata.remote.places import Place, default_spool, is_url, place_of
 from gymdata.store.lock import Lock
-from gymdata.store.objects.places import Place, is_url, place_of
 from gymdata.validate.run import validate
 
 __all__ = ["Check", "DoctorReport", "doctor"]
@@ -158,12 +158,12 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 def _store(place: Place) -> Iterator[Check]:
     yield Check("folder", *tried(place))
-    at = place.spool
+    spool = at = default_spool()
     while not at.exists():
         at = at.parent
     free = shutil.disk_usage(at).free
     yield _disk(
-        "spool", f"{free / 1e9:,.1f} GB free on this machine in {place.spool}, where {place.root} is mirrored", free
+        "spool", f"{free / 1e9:,.1f} GB free on this machine in {spool}, where outputs wait for their upload", free
     )
 
 

@@ -7,9 +7,9 @@ import secrets
 from typing import Literal
 
 from gymdata.errors import GymdataError
-from gymdata.store.objects import client
-from gymdata.store.objects.client import TakenError
-from gymdata.store.objects.places import Place
+from gymdata.remote import client
+from gymdata.remote.client import TakenError
+from gymdata.remote.places import Place
 
 
 def tried(place: Place) -> tuple[Literal["ok", "note", "fault"], str, str | None]:

@@ -19,7 +19,6 @@ from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
-from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
@@ -54,13 +53,10 @@ class Export:
 
     def made(self, sources: Sequence[Source], workers: int) -> Iterator[Any]:
         """Converted rows for ``formats.write``; of text formats ``Lines``."""
-        table = TABLES[formats.table_of(self.format)]
         if workers == 1:
             yield from self._made(batch for source in sources for batch in self._batches(source))
             return
-        # A JSON file is one piece, because its first row determines its columns.
-        cut = pieces(sources, table, lines=False, rows=_BATCH_ROWS)
-        with contextlib.closing(in_order(self, cut, workers, name_of)) as done:
+        with contextlib.closing(in_order(self, sources, workers, lambda source: str(source.path))) as done:
             for rows, account in done:
                 self.seen += account.seen
                 self.turns += account.turns
@@ -70,8 +66,8 @@ class Export:
                 for self.current, row in rows:
                     yield row
 
-    def __call__(self, source: Source) -> tuple[list[tuple[str | None, Any]], Export]:
-        """Convert a piece, in a worker: (ID, result) per row, and the counts."""
+    def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
+        """Convert a file, in a worker: (ID, result) per row, and the counts."""
         mine = replace(self, lost=Counter())
         with rare_collections():
             try:
@@ -80,7 +76,7 @@ class Export:
                 raise
             except ODD as error:
                 raise mine.unwritable(error) from error
-        return rows, mine
+        yield rows, mine
 
     def unwritable(self, error: Exception) -> DataError:
         """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""

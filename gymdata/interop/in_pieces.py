@@ -20,7 +20,6 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.columns import build, to_rows
 from gymdata.store.tables import row_batches
 from gymdata.workers.arrow import packed, unpacked
-from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
@@ -74,7 +73,7 @@ class _Imports:
     careful: bool
     _chat: TransformersChat | None = field(default=None, init=False)
 
-    def __call__(self, source: Source) -> _Imported:
+    def __call__(self, source: Source) -> Iterator[_Imported]:
         places, rebuild = Unnumbered(), self._rebuilder()
         made = _Imported(b"", places.keys, [], [], 0, [])
 
@@ -100,7 +99,7 @@ class _Imports:
             batches = list(row_batches(rows(), ROLLOUTS, ROLLOUTS.schema.names, str(source.path)))
         made.data = packed(pa.Table.from_batches(batches)) if batches else b""
         made.prompts_rebuilt = rebuild.rebuilt if rebuild is not None else 0
-        return made
+        yield made
 
     def _rebuilder(self) -> PromptRebuilder | None:
         if self.tokenizer is None:
@@ -122,7 +121,7 @@ def imported(
     """The rollouts rows of NeMo Gym files, as ``table_rows`` gives them; ``rebuild`` only counts."""
     numbering = Numbering()
     work = _Imports(run_id, tokenizer, careful)
-    with contextlib.closing(in_order(work, pieces(sources), workers, name_of)) as done:
+    with contextlib.closing(in_order(work, sources, workers, lambda source: str(source.path))) as done:
         for piece in done:
             every = [numbering.of_key(*key) for key in piece.keys]
             places = [every[k] for k in piece.taken]

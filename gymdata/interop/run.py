@@ -22,6 +22,7 @@ from gymdata.interop.formats import SOURCES as SOURCES
 from gymdata.interop.importing import ODD, Keys
 from gymdata.interop.in_pieces import chat_of, fits, imported
 from gymdata.public import Report, Row, path_of, paths_of
+from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import build
@@ -174,7 +175,7 @@ def import_rollouts(
             hint="leave --tokenizer out",
         )
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
-    read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
+    read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name}
     parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
     facts: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Pool
-from gymdata.engines.servers.vllm_server import likeliest_tokens
+from gymdata.engines.servers.vllm_server import likeliest_tokens, not_served
 from gymdata.errors import OutsideError, UsageError
 from gymdata.genrm.verdict import VERDICT_SCHEMA
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
@@ -130,7 +130,7 @@ class HttpJudge:
                 raise
             names = []
         if names and self.model not in names:
-            raise UsageError.unknown_choice(f"-m/--model at {self.base}", self.model, names)
+            raise not_served(self.base, self.model, names)
         return Fingerprint(self.base, self.model, "", None, None, await likeliest_tokens(self._http, self.model))
 
     async def compare(

@@ -70,17 +70,23 @@ class Prompt:
     def __init__(self, template: str, name: str | None = None) -> None:
         with needs("collect"):
             from jinja2 import StrictUndefined, TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-            from gymdata.engines.chat.bounded_templates import BoundedEnvironment, BoundedTemplate
-        environment = BoundedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+            from gymdata.engines.chat.template_proof import refuse_endless
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
         self._fault = TemplateError
         digest = hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
         self.identity: Mapping[str, Any] = {"form": "prompt", "template": digest}
         try:
-            self._template = BoundedTemplate(environment, template)
+            self._template = environment.from_string(template)
         except TemplateError as error:
             raise DataError(f"{self._name}: is no Jinja template: {error}") from error
+        tried = {"conversation": [{"role": "user", "content": "question"}], "response_1": "a", "response_2": "b"}
+        try:
+            refuse_endless(template, [{**tried, "principle": principle} for principle in (None, "be brief")])
+        except TemplateError as error:
+            raise DataError(f"{self._name}: {error}", hint="give another file") from error
         one, two = (f"\x00{n}\x00" for n in (1, 2))
         rendered = self.messages([{"role": "user", "content": "question"}], one, two, "principle")[0]["content"]
         for name, mark in (("response_1", one), ("response_2", two)):
@@ -103,7 +109,7 @@ class Prompt:
             text = self._template.render(
                 conversation=conversation, response_1=response_1, response_2=response_2, principle=principle
             )
-        except self._fault as error:
+        except (self._fault, ArithmeticError, ValueError, TypeError) as error:
             raise DataError(
                 f"{self._name}: {error}", hint="it may use conversation, response_1, response_2 and principle"
             ) from error

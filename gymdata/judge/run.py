@@ -36,11 +36,11 @@ from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
+from gymdata.remote.reading import located
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
-from gymdata.store.objects.fetching import located
 from gymdata.store.paths import RUN_JSON, placed_output
 from gymdata.workers.tuning import rare_collections
 

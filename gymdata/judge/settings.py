@@ -19,6 +19,15 @@ class GenrmConfig(Config):
     """Settings of the judge and of aggregation. Times are seconds, lengths are tokens."""
 
     key_only: ClassVar[Set[str]] = frozenset({"retries", "retry_pause", "engine", "replica"})
+    sections: ClassVar[Mapping[str, str]] = {
+        "genrm": "Judge",
+        "temperature": "Sampling",
+        "concurrency": "Requests",
+        "comparison_strategy": "Comparisons",
+        "aggregator_method": "Rewards",
+        "path": "Output",
+        "host": "Server",
+    }
     only_with: ClassVar[OnlyWith] = {
         "replicas": ("--genrm", lambda c: c.genrm is not None),
         **dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None)),

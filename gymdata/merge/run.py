@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
+from gymdata.remote.upload import refuse_open
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, scan_batches
 from gymdata.store.journal import FAILURES
 from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
-from gymdata.store.objects.replica import Replica
 from gymdata.store.paths import matches, output_file
 from gymdata.store.reading import warn
 from gymdata.store.run import derived
@@ -87,6 +87,7 @@ def merge(
     output: str | Path | None = None,
     *,
     write: bool = True,
+    dry_run: bool = False,
     overwrite: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
@@ -94,7 +95,8 @@ def merge(
     """Write the rollouts of the runs ``path`` (run folders, files that a run.json describes, or globs) as one output.
 
     ``output``: a folder (``rollouts.parquet``) or a .parquet/.jsonl file. Shards of one run (``collect --shard``) become
-    that run; runs with other run IDs may differ in their seed, and nothing else. With ``write`` false nothing is written.
+    that run; runs with other run IDs may differ in their seed, and nothing else.
+    With ``dry_run`` (or ``write`` false) nothing is written.
     Raises UsageError for runs of different settings, naming them, RefusedError (D701) for a rollout that two runs hold with
     different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
     """
@@ -104,7 +106,8 @@ def merge(
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
     facts = [_facts(source) for source in sources]
     _refuse_other_identity(sources, facts)
-    target = _target(sources, output) if write else None
+    _refuse_other_tasks(sources, facts)
+    target = _target(sources, output) if write and not dry_run else None
     twice = _duplicates(sources)
     total = sum(n for _, n in _ids(sources))
     report = MergeReport(
@@ -142,7 +145,7 @@ def _facts(source: Path) -> Mapping[str, Any]:
             hint="give run folders, or files that gymdata wrote",
         )
     refuse_held(found.parent)
-    Replica.check(found.parent, take_over=False)
+    refuse_open(found)
     resolve(source, ROLLOUTS)
     facts = read_run_json(found)
     _report_unfinished(source, facts)
@@ -187,6 +190,21 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
             f"these runs are {lead}: {'; '.join(faults[:_FAULTS])}{more}",
             hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
         )
+
+
+def _refuse_other_tasks(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError for shards of one run that were collected from task files of different contents."""
+    read: dict[object, tuple[Path, list[str]]] = {}
+    for source, one in zip(sources, facts, strict=True):
+        files = (one.get("tasks") or {}).get("files") or []
+        hashes = sorted(str(file.get("xxh3")) for file in files)
+        first, expected = read.setdefault(one.get("run_id"), (source, hashes))
+        if one.get("run_id") is not None and _shards(one) and hashes != expected:
+            raise UsageError(
+                f"{first} and {source} are shards of one run, and their task files differ: "
+                f"xxh3 {', '.join(expected)} and {', '.join(hashes)}",
+                hint="collect both shards from the same task files",
+            )
 
 
 def _target(sources: Sequence[Path], output: str | Path | None) -> Path:

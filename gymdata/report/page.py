@@ -33,12 +33,13 @@ def is_page(file: Path) -> bool:
 
 def page(figures: Mapping[str, Any]) -> str:
     runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
-    body = [_head(figures, runs)]
+    body = [f'<h1>{escape(figures["headline"])}</h1><p class="soft">{escape(_gist(runs))}</p>']
     if "difference" in figures:
         body.append(_compared(figures))
     for run in runs:
         name = f" of {run['path']}" if len(runs) > 1 else ""
         body += [_section(title + name, content) for title, content in _sections(run, brief=len(runs) > 1)]
+    body.append(_what_was_run(runs))
     policy = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -144,13 +145,12 @@ def _known(*charts: Chart | None) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _head(figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+def _what_was_run(runs: Sequence[Mapping[str, Any]]) -> str:
     cards = "".join(
         f'<div class="card"><h3>{escape(run["path"])}</h3>{_facts(run["what"].items())}</div>' for run in runs
     )
-    title = f'<h1>{escape(figures["headline"])}</h1><p class="soft">{escape(_gist(runs))}</p>'
     kind = "cards" if len(runs) > 1 else "one"
-    return f'{title}<h2>What was run</h2><div class="{kind}">{cards}</div>'
+    return _section("What was run", f'<div class="{kind}">{cards}</div>')
 
 
 def _gist(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gymdata.errors import DataError, UsageError, counted, shown
 from gymdata.public import Report, Row, path_of
+from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.settings import ReportConfig
@@ -22,7 +23,6 @@ from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
-from gymdata.store.objects.places import mirrored
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import give_back

@@ -67,6 +67,9 @@ ROLES = ("system", "user", "assistant", "tool", "function", "environment", "othe
 #: A named part of a reward. JSONL writes the list as an object.
 NAMED_VALUE = pa.struct([_f("name", pa.string()), _f("value", pa.float64(), null=True)])
 
+#: Columns of rollouts by which equal ones are found without their tokens; computed where a file lacks them.
+HASHES = ("prompt_hash", "generation_hash")
+
 _LEAF = ".list.element"
 _TURNS = "turns.list.element."
 
@@ -140,6 +143,8 @@ ROLLOUTS = Table(
             _f("n_breaks", pa.int32()),
             _f("n_context_tokens", pa.int64()),
             _f("n_generated_tokens", pa.int64()),
+            _f("prompt_hash", pa.int64(), null=True),
+            _f("generation_hash", pa.int64(), null=True),
             _f("messages", pa.list_(MESSAGE)),
             _f("tools", pa.string()),
             _f("task", pa.string()),
@@ -175,6 +180,7 @@ ROLLOUTS = Table(
         _TURNS + "weight_versions.list.element.version",
     ),
     split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
+    optional=frozenset(HASHES),
     id_level=5,
 )
 

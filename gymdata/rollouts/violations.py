@@ -132,7 +132,8 @@ CODES: dict[str, Code] = _registry(
         "generation is not its message",
         "error",
         "the generated ids do not decode to the message's text",
-        "Only checked with --decode, which loads the tokenizer. The message's content must occur in the decoded generation.",
+        "Checked where the tokenizer of the run is here: up to 2 million tokens, with --decode all. The message's content "
+        "must occur in the decoded generation.",
     ),
     Code(
         "T208",
@@ -571,6 +572,12 @@ class ValidationReport(Report):
     def ok(self) -> bool:
         """There are rows, and no errors."""
         return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
+
+    def __repr__(self) -> str:
+        return (
+            f"ValidationReport(path={self.path!r}, rollouts={self.rollouts}, trainable={self.trainable}, "
+            f"by_code={self.by_code})"
+        )
 
     def has(self, *codes: str) -> bool:
         """Whether any of ``codes`` was found, whatever its severity."""

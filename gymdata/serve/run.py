@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,16 +62,23 @@ def serve(
     if dry_run:
         return
     reached = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
-    say(f"starting vLLM with {config.model} …")
-    with sigterm_interrupts(), running(words, environment) as process:
-        wait_until_healthy(process, reached)
-        say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
-        say(f"  gymdata check --endpoint {reached}")
-        # The base of a LoRA adapter is served, too.
-        named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
-        say(f"  gymdata collect TASKS --endpoint {reached}{named}")
-        process.wait()
-        raise ended(process)
+    handle, name = tempfile.mkstemp(prefix="gymdata-serve-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
+    say(f"starting vLLM with {config.model}; its log is {log} …")
+    with sigterm_interrupts(), running(words, environment, log) as process:
+        try:
+            wait_until_healthy(process, reached, log)
+            say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
+            say(f"  gymdata check --endpoint {reached}")
+            # The base of a LoRA adapter is served, too.
+            named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
+            say(f"  gymdata collect TASKS --endpoint {reached}{named}")
+            process.wait()
+        except KeyboardInterrupt:
+            say("stopping vLLM …")
+            raise
+        raise ended(process, log)
 
 
 def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, str], list[str]]:

@@ -142,7 +142,8 @@ def _color(logprob: float) -> str:
 def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     row = shown.row
     out.title(f"rollout {row['rollout_id']}")
-    out.facts([*_facts(row), *_faults(shown.violations)])
+    score = [] if shown.score is None else [(f"score {shown.score[0]}", _number(shown.score[1]))]
+    out.facts([*_facts(row), *score, *_faults(shown.violations)])
     turns, shown_turns = row["turns"] or [], set()
     for message in row["messages"]:
         turn = message.get("turn")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,17 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class ShownRollout:
-    """One rollouts row (JSON texts parsed) and its violations, in order."""
+    """One rollouts row (JSON texts parsed) and its violations, in order. ``score``: name and value of a score that it was
+    chosen by."""
 
     row: dict[str, Any]
     violations: list[Violation] = field(default_factory=list)
+    score: tuple[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``--json``: the row, and ``violations``."""
-        return {**self.row, "violations": [v.as_dict() for v in self.violations]}
+        chosen_by = {} if self.score is None else {"score": dict(zip(("name", "value"), self.score, strict=True))}
+        return {**self.row, **chosen_by, "violations": [v.as_dict() for v in self.violations]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,27 @@ def show(
         pair, total = _pair(path, config.pair)
         return Shown([], pair, total, not chosen, _read(reader))
     keys = _keys(path)
-    rows = _choose(path, keys, rollout_id, config)
+    score = _score_of_extremes(path, config)
+    rows = _choose(path, keys, rollout_id, config, score)
     rollouts = _load(path, keys, rows, _careful(reader))
+    if score is not None:
+        values = _scores(path, score)
+        rollouts = [replace(one, score=(score, values[row])) for one, row in zip(rollouts, rows, strict=True)]
     return Shown(rollouts, None, len(keys["rollout_id"]), not chosen, _read(reader))
+
+
+def _score_of_extremes(path: str | Path, config: ShowConfig) -> str | None:
+    """The score by which --best and --worst choose; None for the total reward, and for another choice."""
+    if not (config.best or config.worst):
+        return None
+    from gymdata.scores.chosen import default_score
+
+    name, note = default_score([path], config.reward)
+    if note:
+        from gymdata.store.reading import warn
+
+        warn(note)
+    return name
 
 
 def _read(reader: Any) -> Reading | None:
@@ -133,7 +154,9 @@ def _keys(path: str | Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | None, config: ShowConfig) -> list[int]:
+def _choose(
+    path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | None, config: ShowConfig, score: str | None
+) -> list[int]:
     ids = keys["rollout_id"]
     if rollout_id is not None:
         return [_one(path, "rollout_id", rollout_id, ids)]
@@ -144,10 +167,10 @@ def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | N
         return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))
     if config.best or config.worst:
         # A run in progress may have grown since.
-        rewards = _scores(path, config.reward)[: len(ids)]
+        rewards = _scores(path, score)[: len(ids)]
         scored = [row for row, reward in enumerate(rewards) if reward is not None]
         if not scored:
-            from gymdata.store.lineage import unscored_hint
+            from gymdata.scores.chosen import unscored_hint
 
             raise DataError(f"{path}: no rollout has a reward", hint=unscored_hint([path]))
         sign = -1 if config.best else 1
@@ -163,8 +186,8 @@ def _choose(path: str | Path, keys: Mapping[str, list[Any]], rollout_id: str | N
 def _scores(path: str | Path, name: str | None) -> list[Any]:
     """Per rollout its score, None where it has none."""
     from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.scores.chosen import scores_of
     from gymdata.store import read_table
-    from gymdata.store.lineage import scores_of
 
     rollouts = read_table(path, ROLLOUTS, ("rollout_id", "reward", "rewards"))
     scores: list[Any] = scores_of([path], rollouts, name)[1].to_pylist()

@@ -20,7 +20,8 @@ class ShowConfig(Config):
     best: bool = pydantic.Field(False, description="The rollout with the highest reward.")
     worst: bool = pydantic.Field(False, description="The rollout with the lowest reward.")
     reward: str | None = pydantic.Field(
-        None, description="Named reward or re-scoring for --best and --worst (default: the total reward)."
+        None,
+        description="Score for --best and --worst; after a re-scoring the newest (default: the total reward).",
     )
     random: int | None = pydantic.Field(None, ge=1, description="N rollouts at random.")
     pair: str | None = pydantic.Field(None, description="A pair: chosen and rejected from the fork.")

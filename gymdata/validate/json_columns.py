@@ -25,8 +25,8 @@ COLUMNS = {
     "run_id": "text", "task_id": "text", "rollout_index": "int32", "policy": "text", "policy_hash": "text",
     "policy_version": "int32", "status": "text", "stop_reason": "text?", "finish_reason": "text?", "reward": "number?",
     "rewards": "parts", "temperature": "number", "n_turns": "int32", "n_breaks": "int32", "n_context_tokens": "int64",
-    "n_generated_tokens": "int64", "tools": "text", "task": "text", "extra": "text", "started_at": "time",
-    "duration_s": "number",
+    "n_generated_tokens": "int64", "prompt_hash": "int64?", "generation_hash": "int64?", "tools": "text",
+    "task": "text", "extra": "text", "started_at": "time", "duration_s": "number",
 }  # fmt: skip
 MESSAGE = {
     "role": "text", "content": "text?", "reasoning": "text?", "tool_calls": "text?", "tool_call_id": "text?",

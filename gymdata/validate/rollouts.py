@@ -26,7 +26,6 @@ from gymdata.store.paths import Source, resolve, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.behavior import Behavior
 from gymdata.validate.json_columns import UnknownKey
-from gymdata.workers.pieces import name_of, pieces
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
@@ -152,12 +151,10 @@ class _Check:
             found,
         )
 
-    def __call__(self, source: Source) -> tuple[list[_Checked], checks.AcrossRows, Behavior, bool]:
-        """All of a part, in a worker; and whether it ends before its end, as what follows in the file then would, too."""
+    def __call__(self, source: Source) -> Iterator[tuple[list[_Checked], checks.AcrossRows, Behavior]]:
+        """All of a file, in a worker."""
         across, behavior = checks.AcrossRows(), Behavior()
-        parts = list(self.batches(source, across, behavior))
-        ends = source.kind == "parquet" and any(v.code == "S101" for one in parts for v in one.found)
-        return parts, across, behavior, ends
+        yield list(self.batches(source, across, behavior)), across, behavior
 
 
 def _checked_in_order(
@@ -167,15 +164,11 @@ def _checked_in_order(
         for source in sources:
             yield from check.batches(source, across, behavior)
         return
-    ended = ""
-    with contextlib.closing(in_order(check, pieces(sources), workers, name_of)) as done:
-        for parts, rows, seen, ends in done:
-            file = parts[0].file
-            if file != ended:
-                across.append(rows)
-                behavior.append(seen)
-                yield from parts
-            ended = file if ends else ended
+    with contextlib.closing(in_order(check, sources, workers, lambda source: str(source.path))) as done:
+        for parts, rows, seen in done:
+            across.append(rows)
+            behavior.append(seen)
+            yield from parts
 
 
 def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Violation]) -> int:

@@ -11,11 +11,11 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.errors import DataError, MissingExtraError, UsageError
+from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
@@ -35,6 +35,8 @@ __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "text", "foreign"]
 #: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
 _FOREIGN_KEYS = (b'"ATIF-', b'"episode"', b'"trajectories"', b'"chosen_response"')
+#: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
+DECODED_TOKENS = 2_000_000
 _FOREIGN = {
     "atif": "holds ATIF trajectories",
     "nat-trajectories": "holds trajectories of the NeMo Agent Toolkit",
@@ -62,7 +64,8 @@ def validate(
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
     recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors.
     ``tokenizer``: a folder whose vocabulary bounds the ids, and whose texts show the cause of a break (the default is
-    the model folder that run.json names); ``decode`` also compares generations with their messages' text. ``workers``:
+    the model folder that run.json names). Generations of a run are compared with their messages' text where its tokenizer is
+    here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``:
     processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one
     large JSONL file where there is one worker (default 2; forks only where that is safe). Raises DataError when nothing
     can be read there, UsageError for an unknown code.
@@ -91,8 +94,8 @@ def validate(
         from gymdata.validate.pairs import validate_pairs
 
         _merge(report, validate_pairs(pairs, selection=selection, vocab_size=vocab_size))
-    if decode:
-        _decode(report, [s for kind, s in split if kind != "pairs"], selection, run, tokenizer)
+    if decode or (rollouts and run and selection.wants("T207")):
+        _decode(report, rollouts, selection, run or {}, tokenizer, reader, decode)
     report.files = [str(s.path) for s in sources]
     if (described := find_run_json(path)) is not None:
         with contextlib.suppress(DataError):  # a damaged run.json is for the readers to report
@@ -303,7 +306,7 @@ def _first_lines(source: Source, count: int) -> Iterator[bytes]:
 def _is_pairs_parquet(path: Path) -> bool:
     import pyarrow as pa
 
-    from gymdata.store.objects.streams import parquet_schema
+    from gymdata.remote.reading import parquet_schema
 
     try:
         schema = parquet_schema(path)
@@ -379,14 +382,14 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
 
 def _scanned(
     vocab: int | None, reader: Reader | None, behaves: bool, processes: int, source: Source
-) -> tuple[str, nemo_gym.Part]:
-    """The scan of a file of NeMo Gym rows, or a part of one, with its name."""
+) -> list[tuple[str, nemo_gym.Part]]:
+    """The scan of a file of NeMo Gym rows, with its name."""
     from gymdata.interop.nemo_gym import scan as nemo_gym
     from gymdata.interop.nemo_gym.acts import Odd
     from gymdata.validate.behavior import loops, storm
 
     more = (vocab, processes, reader, Odd(loops, storm) if behaves else None, source.part)
-    return str(source.path), nemo_gym.scan(source.path, source.compression, *more)
+    return [(str(source.path), nemo_gym.scan(source.path, source.compression, *more))]
 
 
 def _nemo(
@@ -405,12 +408,11 @@ def _nemo(
     parts: list[tuple[str, nemo_gym.Part]] = []
     found: list[Violation] = []
     scan = partial(_scanned, vocab, reader, behaves, processes if workers == 1 else 1)
-    done: Iterable[tuple[str, nemo_gym.Part]] = map(scan, sources)
+    done: Iterable[tuple[str, nemo_gym.Part]] = chain.from_iterable(map(scan, sources))
     if workers != 1:
-        from gymdata.workers.pieces import name_of, pieces
         from gymdata.workers.processes import in_order
 
-        done = in_order(scan, pieces(sources), workers, name_of)
+        done = in_order(scan, sources, workers, lambda source: str(source.path))
     for file, part in done:
         if parts and parts[-1][0] == file:
             parts[-1][1].append(part)
@@ -446,16 +448,45 @@ def _decode(
     report: ValidationReport,
     sources: list[Source],
     selection: Selection,
-    run: Mapping[str, Any] | None,
+    run: Mapping[str, Any],
     tokenizer: str | Path | None,
+    reader: Reader | None,
+    complete: bool,
 ) -> None:
-    """Add T207."""
-    folder = tokenizer or ((run or {}).get("identity") or {}).get("model")
-    if folder is None:
-        raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
-    from gymdata.engines._transformers import load_tokenizer
+    """Add T207. Unless it is to be ``complete``, of rollouts spread over the files, where their tokenizer is here."""
     from gymdata.validate.decode import decoded_faults
 
-    loaded = load_tokenizer(folder)
-    found = decoded_faults(sources, lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False)))
-    report.violations += selection.apply(found)
+    if complete:
+        folder = tokenizer or (run.get("identity") or {}).get("model")
+        if folder is None:
+            raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
+        from gymdata.engines._transformers import load_reader
+
+        reading: Any = load_reader(folder)
+    else:
+        reading = None
+        with contextlib.suppress(GymdataError):  # nothing is known of the texts then
+            reading = None if reader is None else reader()
+    if reading is None:
+        return
+    every = 1 if complete else -(-report.tokens // DECODED_TOKENS) or 1
+    violations = selection.apply(decoded_faults(sources, reading, every))
+    if violations and not complete and tokenizer is None and _is_another(run):
+        return
+    report.violations += violations
+
+
+def _is_another(run: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer that lies where run.json names it is known to be another than that of the run."""
+    from gymdata.engines._transformers import load_tokenizer
+    from gymdata.engines.model_identity import hash_of_tokenizer
+    from gymdata.engines.vocabulary import find_tokenizer
+
+    file, sampled_with = find_tokenizer(run), (run.get("identity") or {}).get("tokenizer_hash")
+    with contextlib.suppress(GymdataError):  # without its library it cannot be known
+        return (
+            file is not None
+            and sampled_with is not None
+            and hash_of_tokenizer(load_tokenizer(file.parent)) != sampled_with
+        )
+    return False

@@ -16,5 +16,5 @@ class ValidateConfig(Config):
     tokenizer: str | None = pydantic.Field(
         None, description="Tokenizer folder: checks ID bounds and explains breaks by text."
     )
-    decode: bool = pydantic.Field(False, description="Also compare generations with their messages.")
+    decode: bool = pydantic.Field(False, description="Compare every generation with its message, however many.")
     workers: Workers = 1

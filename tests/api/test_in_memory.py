@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, load_parts
-from gymdata.collect.tasks import TaskRows
+from gymdata.collect.tasks import TaskRows, task_rows
 from gymdata.environments import given_environment
 from gymdata.errors import DataError, UsageError
 from gymdata.rewards import given_rewards
@@ -88,9 +88,9 @@ def test_a_bad_row_in_memory_names_its_row(tmp_path: Path) -> None:
         gymdata.collect([{"prompt": "x", "lock": threading.Lock()}], output=tmp_path / "run", parts=parts())
 
 
-@pytest.mark.parametrize("value", [3, b"x", {"prompt": "x"}, pl.DataFrame({"prompt": ["x"]}), ["x"]])
+@pytest.mark.parametrize("value", [3, b"x", {"prompt": "x"}, [["x"]]])
 def test_what_has_no_task_rows_is_refused(value: Any, tmp_path: Path) -> None:
-    """Numbers, bytes, one dict, a data frame and a list of texts are no tasks."""
+    """Numbers, bytes, one dict and a list of lists are no tasks."""
     with pytest.raises(UsageError, match=r"^gymdata.collect: got .*expected tasks"):
         gymdata.collect(value, output=tmp_path / "run", parts=parts())
 
@@ -129,10 +129,10 @@ def test_the_hash_of_a_function_knows_what_it_holds() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "said"),
-    [(lambda **_: [], "a function with a name"), (Adder, "or a function"), (3, "got 3, expected a name")],
+    [(Adder, "or a function"), (3, "got 3, expected a name")],
 )
 def test_what_is_no_reward_is_refused(bad: Any, said: str, tmp_path: Path) -> None:
-    """A lambda has no name for its column, a class makes an instance and no rewards."""
+    """A class makes an instance and no rewards."""
     run = write_run(tmp_path / "run", [rollout("t", 0, None, two_turns(1, 50))])
     with pytest.raises(UsageError, match=said):
         gymdata.score(run, reward=bad)
@@ -163,3 +163,51 @@ def test_what_is_no_environment_is_refused() -> None:
     """A number has no tools."""
     with pytest.raises(UsageError, match="env: got 3"):
         given_environment(3)
+
+
+def test_tasks_of_data_frames_and_texts_are_those_of_a_list() -> None:
+    """pandas, Polars, Arrow and plain questions give the tasks of the same rows; what is missing is not there."""
+    rows = [{"prompt": "1+1?", "answer": 2}, {"prompt": "2+2?"}]
+    wanted = [(task.row, task.content_hash) for task in TaskRows(rows=rows)]
+    frame = pl.DataFrame(rows)
+    for tasks in (frame, frame.lazy(), frame.to_arrow()):
+        assert [(task.row, task.content_hash) for task in TaskRows(rows=task_rows(tasks))] == wanted
+    pandas = pytest.importorskip("pandas")
+    given = pandas.DataFrame({"prompt": ["1+1?", "2+2?"], "answer": ["2", None]})
+    assert [task.row for task in TaskRows(rows=task_rows(given))] == [
+        {"prompt": "1+1?", "answer": "2"},
+        {"prompt": "2+2?"},
+    ]
+    questions = [task.content_hash for task in TaskRows(rows=["1+1?", "2+2?"])]
+    assert questions == [task.content_hash for task in TaskRows(rows=[{"prompt": "1+1?"}, {"prompt": "2+2?"}])]
+
+
+def test_a_data_frame_and_texts_are_collected(tmp_path: Path) -> None:
+    """They are tasks of collect."""
+    assert gymdata.collect(pl.DataFrame({"prompt": ["x"]}), output=tmp_path / "a", parts=parts()).rollouts == 1
+    assert gymdata.collect(["a question", "another"], output=tmp_path / "b", parts=parts()).rollouts == 2
+
+
+def test_lambdas_are_rewards(tmp_path: Path) -> None:
+    """Each has a column; their identity is the source of the lambda, not of the rest of its line."""
+    run = write_run(tmp_path / "run", [rollout("t", i, None, two_turns(1, 50 + i), text="x" * i) for i in range(3)])
+    summary = gymdata.score(run, reward=[lambda completion: 1.0, lambda completion: 2.0], name="two")
+    assert (list(summary.parts), summary.mean) == (["lambda", "lambda_2"], 3.0)
+
+    def source(function: Any, _more: int = 0) -> str:
+        specs, functions = given_rewards(function)
+        return functions[specs[0]][0].source
+
+    assert source(lambda completion: 1.0) == source(lambda completion: 1.0, 3) != source(lambda completion: 2.0)
+
+
+def test_the_reasons_of_failures_are_shown(tmp_path: Path) -> None:
+    """A function that fails on every rollout says why in the result and its repr."""
+
+    def broken(completion: str) -> float:
+        raise ValueError("no verdict")
+
+    run = write_run(tmp_path / "run", [rollout("t", 0, None, two_turns(1, 50))])
+    summary = gymdata.score(run, reward=broken)
+    assert summary.failures["broken"].startswith("broken raised ValueError: no verdict (")
+    assert "no verdict" in repr(summary)

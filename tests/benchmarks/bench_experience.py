@@ -18,6 +18,7 @@ import gymdata
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import write_run_json
+from gymdata.store.columns import content_hashes
 from gymdata.store.run_json import describe_file
 from gymdata.store.tables import write_batches
 from tests.benchmarks.rows import Row, interleave, seconds
@@ -91,6 +92,8 @@ def rollouts(
         "turns": pa.ListArray.from_arrays(np.arange(0, n * turns + 1, turns, dtype=np.int32), struct),
         "started_at": [datetime(2026, 1, 1, tzinfo=UTC)] * n, "duration_s": [0.5] * n,
     }  # fmt: skip
+    hashes = content_hashes(columns["turns"])
+    columns |= {name: column.combine_chunks() for name, column in hashes.items()}
     arrays = [c if isinstance(c, pa.Array) else pa.array(c, f.type) for f, c in
               ((f, columns[f.name]) for f in ROLLOUTS.schema)]  # fmt: skip
     return pa.Table.from_arrays(arrays, schema=ROLLOUTS.schema)

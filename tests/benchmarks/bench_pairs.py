@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.pairs.contents import token_columns
-from gymdata.pairs.select import Strategy, select_pairs
+from gymdata.pairs.select import select_pairs
 from gymdata.rollouts.checks import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.bench_experience import rollouts
@@ -44,7 +44,7 @@ def frame(n: int = ROLLOUTS) -> pa.Table:
     )
 
 
-def plain(columns: dict[str, list], strategy: Strategy) -> Callable[[], int]:
+def plain(columns: dict[str, list], strategy: str) -> Callable[[], int]:
     """Dicts and loops."""
 
     def run() -> int:
@@ -66,7 +66,7 @@ def plain(columns: dict[str, list], strategy: Strategy) -> Callable[[], int]:
     return run
 
 
-def compare(data: pa.Table, columns: dict[str, list], strategy: Strategy, at_least: float) -> Row:
+def compare(data: pa.Table, columns: dict[str, list], strategy: str, at_least: float) -> Row:
     cap = CAP if strategy == "all" else None
     rival = plain(columns, strategy)
 

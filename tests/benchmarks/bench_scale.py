@@ -95,7 +95,7 @@ if sys.argv[1].startswith("prepare "):
     from gymdata.train.settings import TRAINERS
     choice = {"sft": {"select": "all"}, "kto": {}}.get(name := sys.argv[1].split()[1], {})
     config = TRAINERS[name].load(overrides={"model": "-", "output": "-", **choice})
-    prepare(Path(sys.argv[3]), config.parts(sys.argv[2]), {})
+    prepare(Path(sys.argv[3]), config.parts(sys.argv[2]))
     code = 0
 else:
     from gymdata.cli.main import main

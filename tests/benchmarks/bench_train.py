@@ -83,7 +83,7 @@ def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **
     given |= {name: value for name, value in own.items() if name not in kind.model_fields}
     own = {name: value for name, value in own.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(model), "output": str(out), **own, **given})
-    data = prepare(out / "job" / DATA, config.parts(str(file)), {})
+    data = prepare(out / "job" / DATA, config.parts(str(file)))
     job = {
         **config.own(), "trainer": algorithm, "data": str(file), "model": str(model), "output": str(out),
         "policy_hash": "", "own_keys": [], "num_processes": 1, "settings": given,

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.store.columns import content_hashes
 from tests.benchmarks.rows import Row, markdown
 
 TURNS = 8
@@ -76,6 +77,7 @@ def native_batch(first: int, rollouts: int, rng: np.random.Generator, vocabulary
         "started_at": pa.array([0] * rollouts, pa.timestamp("us", tz="UTC")),
         "duration_s": pa.array(np.ones(rollouts)),
     }
+    data |= content_hashes(data["turns"])
     return pa.table([data[f.name] for f in ROLLOUTS.schema], schema=ROLLOUTS.arrow)
 
 

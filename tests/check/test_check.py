@@ -80,6 +80,16 @@ def test_an_end_token_after_the_last_turn_is_no_break():
 
 
 @needs_trl
+def test_a_template_that_strips_reasoning_written_in_the_text_is_a_break():
+    """Without a parser that takes it out the model's ``<think>`` is content: leaving it out of history is a break, though
+    the template never reads a field of reasoning. Its known form keeps it."""
+    check = found("deepseek_r1_distill")
+    assert check.strips == ["reasoning in the text"]
+    assert ("reasoning in the text", 0) in {(b.probe, b.turn) for b in check.breaks}
+    assert not check.prefix_preserving
+    assert "reasoning in the text" not in found("deepseek_r1_distill_training").strips
+
+
 def test_a_prompt_that_opens_reasoning_which_history_drops_is_a_break():
     """DeepSeek's generation prompt is not in what it renders later; the sampled ids can still be held."""
     check = found("deepseekv3")

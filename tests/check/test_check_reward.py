@@ -130,3 +130,13 @@ def test_what_cannot_be_checked_is_named(
     """Too little, too much, a typo, no rollouts, and a server that is not there end with their exit codes."""
     assert main(["check", *words]) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_reward_is_tried_on_tasks_before_anything_is_collected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a CSV of tasks the reference answers must score above empty and wrong ones, or it is a problem."""
+    (run.parent / "tasks.csv").write_text("prompt,answer\n1+1?,2\n2+2?,4\n")
+    code, found = checked(capsys, "--reward", "exact_match", "--data", "tasks.csv")
+    assert (code, found["tried"], found["answers"]) == (0, 6, {"reference": 1.0, "empty": 0.0, "wrong": 0.0})
+    (run.parent / "r.py").write_text("def zero(completion, answer) -> float:\n    return 0.0\n")
+    assert main(["check", "--reward", "r.py:zero", "--data", "tasks.csv"]) == 1
+    assert "the reference answers do not score above the others" in capsys.readouterr().out

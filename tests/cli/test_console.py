@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import gymdata
 from gymdata.cli import console
 from gymdata.cli.console import Watch, facts, grid
 from gymdata.cli.main import main
@@ -263,3 +264,13 @@ def test_ids_of_flips_that_do_not_fit_are_cut_to_what_tells_them_apart(
         assert main(["score", str(run), "--reward", "regex:2"]) == 0
         flips = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " 0     1 " in line]
         assert flips == [one[:length] for one in ids]
+
+
+def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`pairs` names the training of what it wrote, quoted for a shell; with --json it prints one object alone."""
+    rollouts = str(Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts" / "clean.jsonl")
+    assert main(["pairs", rollouts, "-o", str(tmp_path / "my pairs")]) == 0
+    written = tmp_path / "my pairs" / "pairs.parquet"
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata train-dpo '{written}' -m MODEL -o POLICY"
+    assert main(["pairs", rollouts, "-o", str(tmp_path / "b"), "--json"]) == 0
+    assert "next:" not in capsys.readouterr().out

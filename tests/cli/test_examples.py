@@ -17,7 +17,7 @@ from tests.forks import TRAINING, forks
 
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 #: What needs a server, torch or a folder that another example makes with torch; those with a dry run are tried with it.
-HEAVY = {"collect", "check", "audit", "judge", "serve-genrm", "finetune", "demo", "tokenize", "prune"} | {
+HEAVY = {"collect", "check", "audit", "judge", "serve-genrm", "finetune", "demo", "tokenize"} | {
     name for name in COMMANDS if name.startswith("train-")
 }
 

@@ -101,7 +101,7 @@ def test_a_misspelt_choice_names_the_flag_and_the_nearest(
 def test_choices_are_shown_in_the_help(capsys: Capture) -> None:
     """A short list stands beside the flag; a long one in the text."""
     assert main(["pairs", "--help"]) == 0
-    assert "--strategy <best-worst|all|adjacent>" in capsys.readouterr().out
+    assert "--strategy <adjacent|all|best-worst>" in capsys.readouterr().out
     assert main(["export", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--format FORMAT" in said
@@ -208,7 +208,7 @@ def test_help_fits_the_terminal(width: int, command: str, capsys: Capture, monke
     ("words", "offered"),
     [
         ("gymdata tra", ["train-sft", "train-dpo", "train-kto", "train-reward", "train-value", "train-rl"]),
-        ("gymdata pairs --strategy a", ["all", "adjacent"]),
+        ("gymdata pairs --strategy a", ["adjacent", "all"]),
         ("gymdata pairs --min-m", ["--min-margin"]),
     ],
 )

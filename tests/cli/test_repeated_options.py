@@ -22,7 +22,7 @@ def options(command: str) -> list[Any]:
 def test_an_option_of_one_value_given_twice_is_refused(command: str, capsys: Capture) -> None:
     """Each such option of each command exits 2 when repeated, under any of its names, and both values are named."""
     single = [o for o in options(command) if not o.is_flag and not o.multiple]
-    assert single or command in ("docs", "doctor", "ls", "prune")
+    assert single or command in ("docs", "doctor", "ls")
     for option in single:
         for first, second in ((option.opts[0], option.opts[-1]), (option.opts[-1], option.opts[0])):
             # What follows --ray is its value only where it is an address.

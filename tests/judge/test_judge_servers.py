@@ -94,7 +94,7 @@ def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerPr
     """By the name that it lists, also where no name was given; and by its logprobs, where both show them."""
     a, b, other, mute = up("--weights", "3"), up("--name", "other"), up("--weights", "4"), up()
     for given, says in (
-        ([a.url, b.url], f"-m/--model at {b.url}"),
+        ([a.url, b.url], f"{b.url} serves "),
         ([a.url, other.url], f"weights: other tokens are likely for the same prompts at {a.url} and {other.url}"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -216,3 +216,22 @@ def test_imports_of_different_files_are_merged(tmp_path: Path) -> None:
         gymdata.import_rollouts([tmp_path / f"{name}.jsonl"], output=tmp_path / name)
     gymdata.merge([tmp_path / "a", tmp_path / "b"], output=tmp_path / "both")
     assert gymdata.load_rollouts(tmp_path / "both").num_rows == len(lines)
+
+
+def test_shards_of_other_task_files_are_refused(tmp_path: Path) -> None:
+    """One run was collected from one set of tasks: the error names both shards and both hashes."""
+    shards = [
+        twice(
+            tmp_path,
+            name,
+            first,
+            attempts=[{"extent": {"shard": part}}],
+            tasks={"files": [{"path": "tasks.jsonl", "xxh3": xxh3}]},
+        )
+        for name, first, part, xxh3 in (("a", 20, "1/2", "aa11"), ("b", 40, "2/2", "bb22"))
+    ]
+    for run in shards:
+        facts = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**facts, "run_id": "one"}))
+    with pytest.raises(UsageError, match=r"a and .*b are shards of one run, .*: xxh3 aa11 and bb22"):
+        gymdata.merge(shards, write=False)

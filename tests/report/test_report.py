@@ -282,10 +282,10 @@ def test_the_page_is_whole_and_loads_nothing(run: Path, tmp_path: Path, capsys: 
     """Well-formed, with charts and every section, no script, no address, no inline style; the headline is printed, too."""
     after = make(tmp_path / "after", AFTER)
     for arguments, sections in (
-        ([run], ("What was run", "Rewards", "Lengths and endings", "Over time", "Validation", "Examples", "Lineage")),
+        ([run], ("Rewards", "Lengths and endings", "Over time", "Validation", "Examples", "Lineage", "What was run")),
         (
             [run, after],
-            ("What was run", "What changed", "By kind", "Tasks that went up", "Rewards of", "Validation of"),
+            ("What changed", "By kind", "Tasks that went up", "Rewards of", "Validation of", "What was run"),
         ),
     ):
         assert main(["report", *map(str, arguments)]) == 0

@@ -51,6 +51,8 @@ def served(policy: str) -> Iterator[Served]:
     try:
         for text in process.stderr:
             said.append(text)
+            # What vLLM prints goes to its log file.
+            assert len(said) <= 6, said
             if found := re.search(r"gymdata collect TASKS --endpoint (\S+)", text):
                 break
         else:
@@ -74,10 +76,20 @@ def test_the_line_alone_is_printed(policy: str, capsys: pytest.CaptureFixture[st
     assert flags["--port"] == "8123"
 
 
+def test_the_model_may_be_the_argument(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``serve MODEL`` is ``serve -m MODEL``; both at once are an error."""
+    assert main(["serve", policy, "--dry-run"]) == 0
+    assert f"--model {policy}" in capsys.readouterr().out
+    assert main(["serve", policy, "-m", policy, "--dry-run"]) == 2
+    assert "given twice" in capsys.readouterr().err
+
+
 def test_settings_that_vllm_has_not_are_named(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything is started: exit 2 and the nearest name."""
     assert main(["serve", "-m", policy, "--set", "engine.max_model_length=128"]) == 2
     assert "max_model_len" in capsys.readouterr().err
+    assert main(["serve", "-m", policy, "--set", "engine.gpu_mem=0.5", "--dry-run"]) == 2
+    assert "did you mean 'gpu_memory_utilization'?" in capsys.readouterr().err
     assert main(["serve", "-m", policy, "--tool-parser", "nobody", "--dry-run"]) == 2
     assert "hermes" in capsys.readouterr().err
 

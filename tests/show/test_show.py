@@ -48,14 +48,16 @@ def test_rollouts_are_chosen_by_id_task_reward_and_chance(run: Path, capsys: pyt
 def test_the_best_rollout_is_chosen_by_scores_that_were_made_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--reward names them; without it, unscored rollouts are refused with the name of the scores that exist."""
+    """--reward names them; without it the newest counts; by the total reward, unscored rollouts are refused with the name
+    of the scores that exist."""
     run = write_run(tmp_path / "run", [rollout("a", i, None, two_turns(4, 20 + i)) for i in range(3)])
     (tmp_path / "last.py").write_text(
         "def last(completion_ids):\n    return [float(21 in ids) for ids in completion_ids]\n"
     )
     gymdata.score(run, reward=[f"{tmp_path / 'last.py'}:last"], name="last")
     assert shown_ids(run, capsys, "--best", "--reward", "last") == ["a-1"]
-    assert main(["show", str(run), "--best"]) == 2
+    assert shown_ids(run, capsys, "--best") == ["a-1"]
+    assert main(["show", str(run), "--best", "--reward", "reward"]) == 2
     assert "--reward last" in capsys.readouterr().err
     assert main(["show", str(run), "--reward", "last"]) == 2
     assert "--best or --worst" in capsys.readouterr().err

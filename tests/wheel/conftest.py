@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 #: What a wheel is made of. Built from a copy, so that no leftover of the checkout can stand in for a missing module.
-SOURCES = ["pyproject.toml", "README.md", "LICENSE", "gymdata", "cli", "sample_data"]
+SOURCES = ["pyproject.toml", ".ci", "README.md", "LICENSE", "gymdata", "cli", "sample_data"]
 
 
 @dataclass(frozen=True)

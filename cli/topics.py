@@ -1,0 +1,90 @@
+"""The topics of ``gymdata docs``: installed files, and the page of all settings, which is made from their classes."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import NamedTuple
+
+from .settings_page import HEAD, settings_page
+
+#: Topics in the order of the path from tasks to a checkpoint; each is a file of ``gymdata/docs``.
+TOPICS = (
+    "installing",
+    "your-data",
+    "your-reward",
+    "your-environment",
+    "your-server",
+    "validate-codes",
+    "audit",
+    "filter-and-score",
+    "judge",
+    "train-and-watch",
+    "batch-rl",
+    "finetune",
+    "looking",
+    "querying",
+    "viewing",
+    "python-api",
+    "settings",
+    "file-format",
+    "scale",
+    "nemo-gym",
+    "nemo-agent-toolkit",
+    "differences",
+    "without-gymdata",
+)
+
+
+class Page(NamedTuple):
+    """One topic: its title, its first sentence and its whole text in Markdown."""
+
+    name: str
+    title: str
+    summary: str
+    text: str
+
+
+def _elsewhere(topic: str) -> str | None:
+    """The hint for a word that is not a topic: a code or a command."""
+    from gymdata.rollouts.violations import CODES
+
+    from .main import COMMANDS
+
+    if topic.upper() in CODES:
+        return f"gymdata validate --explain {topic.upper()}"
+    return f"gymdata {topic} --help" if topic in COMMANDS else None
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def read_page(topic: str) -> Page:
+    """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
+    from gymdata.errors import UsageError
+
+    name = _slug(topic.removesuffix(".md"))
+    if name not in TOPICS:
+        # A word of one topic's name is enough: reward for your-reward.
+        named = [t for t in TOPICS if name in t.split("-")]
+        titled = [page.name for page in pages() if _slug(page.title) == name]
+        if len(titled or named) != 1:
+            unknown = UsageError.unknown_choice("topic", topic, TOPICS)
+            unknown.hint = _elsewhere(topic) or unknown.hint
+            raise unknown
+        (name,) = titled or named
+    return _page(name, settings_page()) if name == "settings" else _page(name)
+
+
+def pages() -> list[Page]:
+    """Every topic, for lists: of the page of settings its head alone, without loading the classes."""
+    return [_page(name, HEAD) if name == "settings" else _page(name) for name in TOPICS]
+
+
+def _page(name: str, text: str | None = None) -> Page:
+    source = text or files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
+    # Comments are notes to the tests that run the blocks.
+    text = re.sub(r"^<!--.*?-->\n", "", source, flags=re.MULTILINE | re.DOTALL)
+    title, summary = text.split("\n\n")[:2]
+    return Page(name, title.removeprefix("# "), " ".join(summary.split()), text)

@@ -1,0 +1,51 @@
+"""What a notebook shows of a result, dry runs, and modules of folders that have a function's name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gymdata
+
+SAMPLE = Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts"
+
+
+def test_a_result_is_a_table_in_a_notebook(tmp_path: Path) -> None:
+    """``_repr_html_`` has the summary's names and values, escaped."""
+    report = gymdata.filter(SAMPLE / "clean.jsonl", tmp_path / "<b>", where=["reward > 0"])
+    text = report._repr_html_()
+    assert "<caption>FilterReport</caption>" in text
+    assert "<th style='text-align: left'>written to</th>" in text
+    assert "&lt;b&gt;" in text
+
+
+def test_a_validation_shows_its_codes() -> None:
+    """The short form of a validation counts the violations by code."""
+    assert "'T209': 3" in repr(gymdata.validate(SAMPLE / "broken.jsonl"))
+    assert "T209" in gymdata.validate(SAMPLE / "broken.jsonl")._repr_html_()
+
+
+def test_a_module_of_a_folder_with_a_function_s_name_is_imported() -> None:
+    """``import gymdata.finetune.port as port`` and ``gymdata.finetune.port`` work, and the function stays the function."""
+    code = (
+        "import gymdata, gymdata.finetune.port as port; assert gymdata.finetune.port is port;"
+        "import gymdata.finetune.state; assert gymdata.finetune.state.__name__ == 'gymdata.finetune.state';"
+        "assert callable(gymdata.finetune)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.torch
+def test_dry_run_is_a_keyword_wherever_it_is_a_flag(tmp_path: Path) -> None:
+    """``collect(…, dry_run=True)`` says what would be sampled, and ``filter`` what would stay; neither writes."""
+    tasks = [{"task_id": "t", "prompt": "How much is 1+1?", "answer": "2"}]
+    model = SAMPLE.parent / "policy"
+    planned = gymdata.collect(tasks, model=str(model), output=tmp_path / "run", num_rollouts=3, dry_run=True)
+    assert (planned.tasks, planned.rollouts_wanted) == (1, 3)
+    kept = gymdata.filter(SAMPLE / "clean.jsonl", tmp_path / "kept", where=["reward > 0"], dry_run=True)
+    assert kept.rows()
+    assert list(tmp_path.iterdir()) == []

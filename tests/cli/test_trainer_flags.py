@@ -1,0 +1,38 @@
+"""Arguments of TRL and transformers, as their users type them: the answer is the setting to give."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymdata.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-steps", "10"], "--set max_steps=10"),
+        (["--learning-rate=1e-5"], "--set learning_rate=1e-5"),
+        (["--bf16"], "--set bf16=true"),
+        (["--per_device_train_batch_size", "4"], "--set per_device_train_batch_size=4"),
+        (["--lora_r", "8"], "--set lora_r=8"),
+        (["--weight-decay", "-1"], "--set weight_decay=-1"),
+        (["--lr-scheduler-kwargs", "{a: 1}"], "--set 'lr_scheduler_kwargs={a: 1}'"),
+        (["--output_dir", "here"], "use -o"),
+        (["--loss", "gspo"], "--loss is an option of train-rl"),
+        (["--margin-scale", "2"], "--set margin_scale=2"),
+    ],
+)
+def test_an_argument_of_the_trainer_is_answered_with_its_setting(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is read: the word, and what does it."""
+    pytest.importorskip("trl")
+    assert main(["train-dpo", "pairs", "-m", "model", "-o", "out", *words]) == 2
+    shown = capsys.readouterr().err
+    assert f"No such option: {words[0].partition('=')[0]}\n" in shown
+    assert says in shown
+
+
+def test_a_word_that_nobody_knows_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train-rl", "x", "-m", "model", "-o", "out", "--nonsense", "1"]) == 2
+    assert "gymdata train-rl --help" in capsys.readouterr().err
