@@ -40,6 +40,7 @@ _SHAPES: dict[str, type] = {
     "run_id": str, "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
     "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
     "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict,
+    "config": dict, "engine": dict, "model": dict, "chat": dict,
 }  # fmt: skip
 
 _RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"

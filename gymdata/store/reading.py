@@ -285,6 +285,8 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] 
         try:
             facts = read_facts(run_json)
         except DataError as error:
+            if error.code == "S104":
+                raise  # a newer version's rows may mean something else
             # Files beside a damaged run.json may be read by their names; nothing then records what they must be.
             warn(f"{path}: is read without the check against run.json ({error.message})")
             return None

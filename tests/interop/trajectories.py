@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymdata.rollouts.schema import ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
-from gymdata.store.columns import build, to_rows
+from gymdata.store.columns import build, content_hashes, to_rows
 from tests.rollout_files import rollout
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -107,8 +107,11 @@ def native(draw: st.DrawFn, reward: st.SearchStrategy[float | None]) -> dict[str
 
 
 def as_spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as the store gives them to a writer."""
-    return to_rows(pa.Table.from_pylist(list(rows), schema=ROLLOUTS.arrow))
+    """Rows as the store gives them to a writer, with the hashes of their turns."""
+    table = pa.Table.from_pylist(list(rows), schema=ROLLOUTS.arrow)
+    for name, hashes in content_hashes(table["turns"]).items():
+        table = table.set_column(table.schema.get_field_index(name), ROLLOUTS.arrow.field(name), hashes)
+    return to_rows(table)
 
 
 def as_stored(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,13 +19,14 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem, rollout_id_of
 from gymdata.rollouts.messages import STRICT, meant_role
-from gymdata.rollouts.schema import MESSAGE, ROLES, ROLLOUTS
+from gymdata.rollouts.schema import HASHES, MESSAGE, ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
 
 #: The key of gymdata's own facts in another format's objects.
 OWN = "gymdata"
-_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens")
+#: Held by other fields, or computed from the turns when a row is written.
+_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", *HASHES)
 _COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
 _MESSAGE_FIELDS = [f.name for f in MESSAGE]
 _INT32 = 2**31
