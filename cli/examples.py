@@ -60,7 +60,7 @@ gymdata train-sft runs/x -m sample_data/policy -o runs/sft \\
     ),
     "train-dpo": (
         """\
-gymdata train-dpo runs/x/pairs-reward -m sample_data/policy -o runs/dpo \\
+gymdata train-dpo runs/x -m sample_data/policy -o runs/dpo \\
     --config sample_data/dpo.yaml --set learning_rate=1e-4""",
     ),
     "train-kto": (
@@ -70,7 +70,7 @@ gymdata train-kto runs/x -m sample_data/policy -o runs/kto \\
     ),
     "train-reward": (
         """\
-gymdata train-reward runs/x/pairs-reward -m sample_data/policy \\
+gymdata train-reward runs/x -m sample_data/policy \\
     -o runs/reward-model --config sample_data/reward.yaml""",
     ),
     "train-value": (
@@ -87,7 +87,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
         "gymdata finetune sample_data/finetune.yaml",
         "gymdata finetune sample_data/finetune.yaml -o num_epochs 2",
     ),
-    "show": ("gymdata show runs/x", "gymdata show runs/x --best"),
+    "show": ("gymdata show runs/x", "gymdata show runs/x --best -n 3", "gymdata show runs/x --pair"),
     "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
     "report": ("gymdata report runs/x",),
     "query": (

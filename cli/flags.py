@@ -32,8 +32,8 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE", "map": "FIELD=COLUMN",
-    "pair": "ID", "random": "N", "ray": "[ADDRESS]", "replicas": "N", "reward_url": "URL", "select": "CODE", "shard": "I/N",
-    "system": "TEXT",
+    "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N", "reward_url": "URL", "select": "CODE",
+    "shard": "I/N", "system": "TEXT",
     "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
     "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip
@@ -116,15 +116,26 @@ def with_flags(
 
 
 def ray_here(argv: list[str]) -> list[str]:
-    """``--ray`` without an address is Ray on this machine: the parser has no option with an optional value."""
-
+    """``--ray`` without an address is Ray on this machine."""
     from gymdata.engines.servers.replicas import LOCAL, is_address
 
-    def bare(after: str) -> bool:
-        return not after or after.startswith("-") or (not is_address(after) and ("/" in after or Path(after).exists()))
+    return optional_value(argv, "--ray", LOCAL, lambda after: is_address(after) or not is_path(after))
 
-    given = zip(argv, [*argv[1:], ""], strict=False)
-    return [part for word, after in given for part in ([word, LOCAL] if word == "--ray" and bare(after) else [word])]
+
+def optional_value(argv: list[str], option: str, default: str, fits: Callable[[str], bool]) -> list[str]:
+    """``option`` with the value ``default`` where the word after it is no value of it: the parser has no option with an
+    optional value."""
+
+    def bare(after: str) -> bool:
+        return not after or after.startswith("-") or not fits(after)
+
+    pairs = zip(argv, [*argv[1:], ""], strict=False)
+    return [part for word, after in pairs for part in ([word, default] if word == option and bare(after) else [word])]
+
+
+def is_path(word: str) -> bool:
+    """Whether a word is a path or a URL, rather than a name."""
+    return "/" in word or Path(word).exists()
 
 
 def with_common(body: Body, *, reads: bool) -> Body:

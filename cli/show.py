@@ -6,16 +6,21 @@ from typing import Annotated
 
 import typer
 
-from gymdata.show.settings import ShowConfig
+from gymdata.show.settings import FIRST, ShowConfig
 
 from .console import note
-from .flags import Json, with_flags
+from .flags import Json, is_path, optional_value, with_flags
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
 _Id = Annotated[
     str | None, typer.Argument(metavar="ROLLOUT_ID", help="A rollout's ID, or its beginning (default: first).")
 ]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Also show sampled tokens, colored by logprob.")]
+
+
+def rewrite(words: list[str]) -> list[str]:
+    """``--pair`` without an ID is the first pair."""
+    return optional_value(words, "--pair", FIRST, lambda after: not is_path(after))
 
 
 @with_flags(ShowConfig, file=False)
@@ -33,8 +38,9 @@ def show(
         from gymdata.show.report import render
 
         render(shown, tokens=tokens)
-        if shown.by_default and shown.total > 1:
-            others = "--pair ID" if shown.pair else "ROLLOUT_ID, --task ID, --best, --worst or --random N"
-            note(f"1 of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {others} shows others")
+        number = 1 if shown.pair else len(shown.rollouts)
+        if shown.by_default and shown.total > number:
+            others = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"
+            note(f"{number:,} of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {others} shows others")
 
     return finish(shown, render, json=json)

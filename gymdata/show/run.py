@@ -17,7 +17,7 @@ from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.violations import Violation
-from gymdata.show.settings import ShowConfig
+from gymdata.show.settings import FIRST, ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Shown(Report):
 def show(
     path: str | Path, rollout_id: str | None = None, *, config: ShowConfig | None = None, **settings: Any
 ) -> Shown:
-    """The selected rollouts at ``path``, or the pair. Without a choice: the first rollout, or the first pair of a path
-    that has no rollouts.
+    """The selected rollouts at ``path``, or the pair. Without a choice: the first ``limit`` rollouts, or the first pair of
+    a path that has no rollouts.
 
     ``rollout_id`` may be the beginning of an id. Settings are those of ``ShowConfig``. Raises UsageError for two choices,
     DataError where there is nothing to show.
@@ -99,6 +99,8 @@ def show(
         f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")
     }
     chosen = [name for name, value in given.items() if value is not None]
+    if rollout_id is not None and config.limit is not None:
+        chosen.append(config.called("limit"))
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
     from gymdata.engines._transformers import reader_of
@@ -106,6 +108,11 @@ def show(
     found = find_run_json(path)
     reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
     if config.pair is not None or (not chosen and _holds_only_pairs(path)):
+        if config.limit is not None:
+            name = config.called("limit")
+            raise UsageError(
+                f"{name}: got {config.limit}, but pairs are shown one at a time", hint="choose it with --pair"
+            )
         pair, total = _pair(path, config.pair)
         return Shown([], pair, total, not chosen, _read(reader))
     keys = _keys(path)
@@ -164,7 +171,7 @@ def _choose(
         rows = [row for row, name in enumerate(keys["task_id"]) if name == config.task]
         if not rows:
             raise DataError.unknown_id(path, "task_id", config.task, sorted(set(keys["task_id"])))
-        return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))
+        return sorted(rows, key=lambda row: (keys["rollout_index"][row], ids[row]))[: config.limit]
     if config.best or config.worst:
         # A run in progress may have grown since.
         rewards = _scores(path, score)[: len(ids)]
@@ -174,13 +181,15 @@ def _choose(
 
             raise DataError(f"{path}: no rollout has a reward", hint=unscored_hint([path]))
         sign = -1 if config.best else 1
-        return [min(scored, key=lambda row: (sign * rewards[row], keys["task_id"][row], ids[row]))]
+        return sorted(scored, key=lambda row: (sign * rewards[row], keys["task_id"][row], ids[row]))[
+            : config.limit or 1
+        ]
     if config.random is not None:
         import numpy as np
 
         drawn: list[int] = np.random.default_rng(config.seed).permutation(len(ids))[: config.random].tolist()
         return sorted(drawn)
-    return [0]
+    return list(range(min(config.limit or 1, len(ids))))
 
 
 def _scores(path: str | Path, name: str | None) -> list[Any]:
@@ -295,7 +304,7 @@ def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
         ids += batch.column("pair_id").to_pylist()
     if not ids:
         raise DataError(f"{path}: has no pairs", hint=f"`gymdata pairs {path}` builds some")
-    at = 0 if pair is None else _one(path, "pair_id", pair, ids)
+    at = 0 if pair in (None, FIRST) else _one(path, "pair_id", pair, ids)
     (table,) = _take(path, PAIRS, [at])
     (row,) = table.to_pylist()
     for name in ("prompt", "chosen", "rejected"):

@@ -74,7 +74,7 @@ def test_the_parser_takes_every_example(command: str, line: str) -> None:
 def test_the_light_examples_run(folder: Path) -> None:
     """What needs neither engine nor torch runs on the shipped data, in order, in one folder."""
     run([words_of(line) for command, line in LINES if command not in HEAVY and not serves(line)])
-    made = ["x/pairs-reward/pairs.parquet", "good", "gym/run.json", "x.html", "turns.csv", "messages.jsonl"]
+    made = ["x/pairs-numeric/pairs.parquet", "good", "gym/run.json", "x.html", "turns.csv", "messages.jsonl"]
     assert [name for name in made if not (folder / "runs" / name).exists()] == []
 
 

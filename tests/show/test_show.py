@@ -45,6 +45,28 @@ def test_rollouts_are_chosen_by_id_task_reward_and_chance(run: Path, capsys: pyt
     assert len(shown_ids(run, capsys, "--random", "99")) == 8
 
 
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        ([], ["a-0", "a-1", "a-2"]),
+        (["--best"], ["a-1", "b-1", "a-0"]),
+        (["--worst"], ["d-0", "a-0", "a-2"]),
+        (["--task", "b"], ["b-0", "b-1", "b-2"]),
+    ],
+)
+def test_n_is_the_number_of_rollouts(
+    run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], ids: list[str]
+) -> None:
+    """-n counts from the first, the best or the worst, within a task too; more than there are is all of them."""
+    assert shown_ids(run, capsys, "-n", "3", *flags) == ids
+    assert shown_ids(run, capsys, "-n", "2", *flags) == ids[:2]
+    assert len(shown_ids(run, capsys, "-n", "99", *flags)) == {"--task": 3, "--best": 7, "--worst": 7}.get(
+        (flags or [""])[0], 8
+    )
+    assert main(["show", str(run), "-n", "2", *flags]) == 0
+    assert ("2 of 8 rollouts: ROLLOUT_ID" in capsys.readouterr().err) == (not flags)
+
+
 def test_the_best_rollout_is_chosen_by_scores_that_were_made_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +104,9 @@ def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(
         (["--best", "--worst"], "--best and --worst exclude each other"),
         (["a-0", "--task", "a"], "ROLLOUT_ID and --task exclude each other"),
         (["--random", "0"], "--random"),
+        (["-n", "0"], "-n"),
+        (["a-0", "-n", "2"], "ROLLOUT_ID and -n / --limit exclude each other"),
+        (["--random", "2", "-n", "2"], "has no effect with --random or --pair"),
         (["--task", "zz"], "got task_id 'zz'"),
         (["--pair", "x"], "has no pairs"),
     ],
@@ -229,6 +254,20 @@ def test_a_pair_is_shown_from_its_fork(run: Path, capsys: pytest.CaptureFixture[
         assert main(["show", str(path), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)
+
+
+def test_pair_without_an_id_is_the_first(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the flag stands, also before the path and where the run has rollouts; -n of pairs is refused."""
+    gymdata.pairs(run, breaks="drop", strategy="all", output=run.parent / "pairs")
+    monkeypatch.chdir(run.parent)
+    first = gymdata.query("SELECT pair_id FROM pairs", "pairs")["pair_id"][0].as_py()
+    for words in (["pairs", "--pair"], ["--pair", "pairs"], ["pairs", "--pair", "--tokens"], ["pairs"]):
+        assert main(["show", *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["pair"]["pair_id"] == first
+    assert main(["show", "pairs", "-n", "2"]) == 2
+    assert "pairs are shown one at a time" in capsys.readouterr().err
 
 
 def test_rows_of_a_live_run_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
