@@ -206,10 +206,15 @@ def build(command: str | None) -> typer.Typer:
 def rewritten(command: str | None, argv: list[str]) -> list[str]:
     """The words as the parser takes them: a command's module may have a ``rewrite`` for syntax that the parser does not
     support."""
-    if command not in COMMANDS:
-        return argv
-    rewrite = getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), "rewrite", None)
+    rewrite = _of_module(command, "rewrite")
     return list(rewrite(argv)) if rewrite is not None else argv
+
+
+def _of_module(command: str | None, function: str) -> Any:
+    """A function of the command's module; None where it has none."""
+    if command not in COMMANDS:
+        return None
+    return getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), function, None)
 
 
 def _named_only() -> None:
@@ -324,9 +329,8 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
         if text.startswith("Missing argument") and command in COMMANDS:
             example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
             hint = f"{example}; options: {hint}"
-        elif text.startswith("No such option") and (command or "").startswith("train-"):
-            instead = _in_training(command or "", where, argv)
-            text, hint = (text if instead is None else f"No such option: {where}"), instead or hint
+        elif text.startswith("No such option") and (instead := _instead(command, where, argv)):
+            text, hint = f"No such option: {where}", instead
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import wanted
 
@@ -336,21 +340,14 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
     return UsageError.bad_value(where, fault["input"], wanted(fault), hint=hint)
 
 
-def _in_training(command: str, option: str, argv: list[str]) -> str | None:
-    """How to give a setting of the trainer that is no option of this command, or which training commands have the option."""
-    from gymdata.train.settings import TRAINERS
-    from gymdata.train.trainer_settings import instead_of_flag
-
-    algorithm, words = command.removeprefix("train-"), [part for word in argv for part in word.split("=", 1)]
-    after = words[words.index(option) + 1 :][:1]
+def _instead(command: str | None, option: str, argv: list[str]) -> str | None:
+    """What to type for an option that the command does not have: a command's module may have an ``instead_of`` that knows
+    the words of other programs."""
+    answer = _of_module(command, "instead_of")
+    words = [part for word in argv for part in word.split("=", 1)]
+    after = words[words.index(option) + 1 :][:1] if option in words else []
     value = after[0] if after and (not after[0].startswith("-") or after[0][1:2].isdigit()) else None
-    kind = TRAINERS.get(algorithm)
-    keys = kind.key_only & kind.model_fields.keys() if kind else set()
-    if kind and (instead := instead_of_flag(algorithm, option, value, keys)):
-        return instead
-    field = option.lstrip("-").replace("-", "_")
-    owners = [f"train-{name}" for name, kind in TRAINERS.items() if field in kind.model_fields]
-    return f"{option} is an option of {', '.join(owners)}" if owners else None
+    return answer(command, option, value) if answer is not None else None
 
 
 def _of_python(caught: Exception) -> GymdataError:

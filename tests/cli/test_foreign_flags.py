@@ -1,4 +1,4 @@
-"""Arguments of TRL and transformers, as their users type them: the answer is the setting to give."""
+"""Options of other programs, as their users type them: the answer is what does the same here."""
 
 from __future__ import annotations
 
@@ -36,3 +36,25 @@ def test_an_argument_of_the_trainer_is_answered_with_its_setting(
 def test_a_word_that_nobody_knows_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train-rl", "x", "-m", "model", "-o", "out", "--nonsense", "1"]) == 2
     assert "gymdata train-rl --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("query SQL x --format csv", "--csv"),
+        ("query SQL x --format=json", "--json"),
+        ("query SQL x --format table", "leave it out"),
+        ("query SQL x --format parquet", "-o FILE.parquet"),
+        ("query SQL x --format xml", "gymdata query --help"),
+        ("query SQL x --nonsense", "gymdata query --help"),
+        ("view x --no-browser", "opens no browser: leave it out"),
+    ],
+)
+def test_an_option_of_another_program_is_answered_with_ours(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of SQL programs, and of servers that open a browser; a value that they do not have gets the help."""
+    assert main(words.split()) == 2
+    shown = capsys.readouterr().err
+    assert "No such option" in shown
+    assert says in shown
