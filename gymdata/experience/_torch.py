@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gymdata.experience.texts import RolloutTexts
 from gymdata.store.partial_reads import RowGroup
 
 #: Field of Experience → column of the table.
@@ -49,8 +50,9 @@ class Experience:
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
     sequence_index; where the file has them, rl_weight, ce_weight, ref_kl_weight and teacher_logprobs in the shape of
-    advantages. labels, references: texts per row, None unless the caller sets them. A row that only fills up the last
-    batch of a rank has weight 0 and an empty action_mask.
+    advantages. prompts, labels, references: texts per row (see ``gymdata.experience.texts``); None where no row has one.
+    pad_len: padding of a packed batch, 0, as none is needed. A row that only fills up the last batch of a rank has weight 0
+    and an empty action_mask.
     """
 
     sequences: torch.Tensor
@@ -64,9 +66,11 @@ class Experience:
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
     kl: torch.Tensor | None = None
     action_entropy: torch.Tensor | None = None
-    labels: list[str] | None = None
-    references: list[str] | None = None
+    labels: list[str | None] | None = None
+    references: list[str | None] | None = None
     packed_seq_lens: torch.Tensor | None = None
+    prompts: list[str | None] | None = None
+    pad_len: int | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
         """The batch with every tensor on ``device``, in place; None stays None."""
@@ -88,9 +92,10 @@ class Experience:
             packed_seq_lens=self.packed_seq_lens,
             response_length=self.info["response_length"],
             total_length=self.info["total_length"],
+            prompts=self.prompts,
             labels=self.labels,
             references=self.references,
-            pad_len=None if self.packed_seq_lens is None else 0,
+            pad_len=self.pad_len,
         )
 
     def _actions(self) -> int | None:
@@ -102,8 +107,6 @@ class Samples:
     """Tokens of a batch, padded or packed, in the shapes of ``Experience``.
 
     num_actions: A, or packed the responses' lengths (B,); response_length: trained tokens per row, (B,); total_length: (B,).
-    prompts, labels, references: texts per row, None unless the caller sets them; pad_len:
-    padding of a packed batch, which ``load_experiences`` makes without any.
     """
 
     sequences: torch.Tensor
@@ -113,9 +116,9 @@ class Samples:
     packed_seq_lens: torch.Tensor | None = None
     response_length: torch.Tensor | None = None
     total_length: torch.Tensor | None = None
-    prompts: list[str] | None = None
-    labels: list[str] | None = None
-    references: list[str] | None = None
+    prompts: list[str | None] | None = None
+    labels: list[str | None] | None = None
+    references: list[str | None] | None = None
     pad_len: int | None = None
 
     def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Samples:
@@ -165,12 +168,13 @@ class ExperienceBatches(Iterator[Experience]):
 
     def __init__(
         self, groups: Sequence[RowGroup], order: np.ndarray | None, batch_size: int, rank: int, world_size: int,
-        start_step: int, packed: bool,
+        start_step: int, packed: bool, texts: RolloutTexts,
     ) -> None:  # fmt: skip
         self._rows = _Rows(groups, keep=order is not None)
         self._order = np.arange(self._rows.count) if order is None else order
         self._size, self._rank, self._world = batch_size * world_size, rank, world_size
         self._packed = packed
+        self._texts = texts
         self.steps = -(-len(self._order) // self._size)
         self.step = min(start_step, self.steps)
 
@@ -186,6 +190,8 @@ class ExperienceBatches(Iterator[Experience]):
         filler = not len(mine)
         rows = [self._rows.fetch(int(row)) for row in (together[:1] if filler else mine)]
         batch = _packed(rows) if self._packed else _padded(rows)
+        for name, texts in self._texts.of(batch.info["rollout_id"]).items():
+            setattr(batch, name, texts)
         if filler:
             if batch.action_mask is not None:
                 batch.action_mask.zero_()
@@ -288,6 +294,7 @@ def _packed(rows: Sequence[_Row]) -> Experience:
         action_mask=torch.from_numpy(mask[None]),
         **made,
         packed_seq_lens=torch.from_numpy(lengths),
+        pad_len=0,
         info=_info(rows) | beside,
     )
 

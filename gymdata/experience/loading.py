@@ -34,24 +34,27 @@ def load_experiences(
 
     In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that
     only depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to resume a run.
-    ``columns``: the token columns to load (logprobs, advantages, returns, ref_logprobs, values, entropy, kl, rl_weight,
-    ce_weight, ref_kl_weight, teacher_logprobs), all that are there when not given; ids and masks always come. The
-    result has ``len``: its steps, equally many on every rank.
+    ``columns``: what to load of the token columns (logprobs, advantages, returns, ref_logprobs, values, entropy, kl,
+    rl_weight, ce_weight, ref_kl_weight, teacher_logprobs) and the texts (prompts, labels, references), all that are there
+    when not given; ids and masks always come. Texts are read from the rollouts that the experiences were made from, where
+    these are still on this machine. The result has ``len``: its steps, equally many on every rank.
 
     Raises DataError for a path without experiences and UsageError for numbers that make no sense.
     """
     import numpy as np
 
+    from gymdata.experience.texts import FIELDS, RolloutTexts
     from gymdata.rollouts.schema import EXPERIENCES
     from gymdata.store.partial_reads import cached_row_groups, row_groups
 
     path = path_of(path, "load_experiences")
     _check(batch_size, rank, world_size, start_step)
-    wanted = list(columns if columns is not None else _TOKENS)
+    wanted = _TOKENS if columns is None else columns
     for name in wanted:
-        if name not in (*_TOKENS, *_ALWAYS):
-            raise UsageError.unknown_choice("token column of experiences", name, _TOKENS)
-    names = list(dict.fromkeys([*_ALWAYS, *wanted]))
+        if name not in (*_TOKENS, *FIELDS, *_ALWAYS):
+            raise UsageError.unknown_choice("column of experiences", name, (*_TOKENS, *FIELDS))
+    texts = [name for name in FIELDS if columns is None or name in columns]
+    names = [name for name in dict.fromkeys([*_ALWAYS, *wanted]) if name not in FIELDS]
     order = None
     if shuffle_seed is None:
         groups = row_groups(path, EXPERIENCES, names)
@@ -63,7 +66,7 @@ def load_experiences(
         raise DataError.empty(path, "experiences")
     with needs("train"):
         from gymdata.experience._torch import ExperienceBatches
-    return ExperienceBatches(groups, order, batch_size, rank, world_size, start_step, packed)
+    return ExperienceBatches(groups, order, batch_size, rank, world_size, start_step, packed, RolloutTexts(path, texts))
 
 
 def _only(table: Any, names: Sequence[str]) -> Any:

@@ -19,9 +19,12 @@ from gymdata.remote.reading import described
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json
-from gymdata.store.paths import find_run_json, read_facts, resolve
+from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
+
+#: Stages whose output is made from rollouts in other folders.
+_MADE = ("experiences", "pairs")
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -61,6 +64,26 @@ def ancestry(
 def parent_paths(facts: Mapping[str, Any]) -> list[str]:
     """The paths of the parents in run.json's facts; "" for a parent without one."""
     return [str(parent.get("path") or "") for parent in facts.get("parents") or []]
+
+
+def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
+    """The paths, or URLs, that ``source`` and the pairs and experiences behind it were made from, each once; ``source``
+    itself where it is neither. Besides rollouts these may be models, and tables of scores."""
+    waiting: list[str | Path] = [source]
+    seen: set[str | Path] = set()
+    while waiting:
+        path = waiting.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        found = None if is_url(path) else find_run_json(path)
+        facts = {} if found is None else read_facts(found)
+        if found is None or facts.get("stage") not in _MADE:
+            yield path
+            continue
+        # A run that was moved whole still has its stages inside.
+        outer = found.parent.parent if found.name == RUN_JSON else found.parent
+        waiting += [parent if is_url(parent) or Path(parent).exists() else outer for parent in parent_paths(facts)]
 
 
 def vocabulary(path: str | Path) -> int | None:

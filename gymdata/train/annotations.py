@@ -26,7 +26,7 @@ from gymdata.rollouts.schema import ANNOTATIONS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
-from gymdata.store.lineage import ancestry, parent_of, parent_paths
+from gymdata.store.lineage import parent_of, rollouts_behind, run_folder
 from gymdata.store.paths import RUN_JSON, read_facts, refuse_unwritable, resolve
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import write_table
@@ -42,27 +42,17 @@ _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")
 _BATCH_ROWS = 512
 #: The values of a token that was not trained.
 _NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan, "losses": 0.0}
-#: Stages whose output is made from rollouts in other folders.
-_MADE = ("experiences", "pairs")
 
 
 def run_behind(source: str | Path) -> Path:
     """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
     it is local."""
     runs, remote = dict[Path, None](), list[str]()
-
-    def above(found: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
-        for path in parent_paths(facts) if facts.get("stage") in _MADE else ():
-            if not is_url(path):
-                # A run that was moved whole still has its stages inside.
-                outer = found.parent.parent if found.name == RUN_JSON else found.parent
-                yield Path(path) if Path(path).exists() else outer
-
-    for found, facts in ancestry(source, above):
-        if facts.get("stage") in _MADE:
-            remote += [url_of(path) for path in parent_paths(facts) if is_url(path)]
-        elif found.name == RUN_JSON and resolve(found.parent, ROLLOUTS):
-            runs[found.parent.resolve()] = None
+    for path in rollouts_behind(source):
+        if is_url(path):
+            remote.append(url_of(path))
+        elif (run := run_folder(path)) is not None and resolve(run, ROLLOUTS):
+            runs[run.resolve()] = None
     remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
     if len(runs) == 1 and not remote:
         return next(iter(runs))

@@ -108,6 +108,7 @@ def test_experience_has_the_published_fields_in_order() -> None:
     assert [f.name for f in fields(gymdata.Experience)] == [
         "sequences", "action_log_probs", "base_action_log_probs", "values", "returns", "advantages", "attention_mask",
         "action_mask", "info", "kl", "action_entropy", "labels", "references", "packed_seq_lens",
+        "prompts", "pad_len",
     ]  # fmt: skip
     assert [f.name for f in fields(gymdata.Samples)] == [
         "sequences", "attention_mask", "action_mask", "num_actions", "packed_seq_lens", "response_length", "total_length",

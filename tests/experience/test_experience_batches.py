@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch
 import gymdata
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.store import tables, write_run_json, write_table
+from gymdata.store import hash_file, tables, write_run_json, write_table
+from tests.rollout_files import rollout, two_turns, write_run
 
 pytestmark = pytest.mark.torch
 
@@ -156,6 +159,67 @@ def test_moving_a_batch_with_missing_fields(tmp_path: Path) -> None:
     assert moved.samples().pin_memory().to_device("cpu").total_length.tolist() == moved.info["total_length"].tolist()
     assert isinstance(moved, gymdata.Experience)
     assert isinstance(moved.samples(), gymdata.Samples)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Tasks with an answer, one with a label too, one whose prompt has two messages, and rollouts with several turns."""
+    tasks: dict[str, dict[str, Any]] = {
+        "a": {"answer": "4", "label": "math"},
+        "b": {"answer": ["x", "y"]},
+        "c": {"answer": 7},
+    }
+    made = [rollout(name, i, float(i), two_turns(5, 40)) for name in tasks for i in range(2)]
+    made = [{**row, "task": json.dumps(tasks[row["task_id"]])} for row in made]
+    made[4]["messages"].insert(0, {"role": "system", "content": "Be brief."})
+    return write_run(tmp_path / "run", made)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_seed": 3}, {"packed": True}])
+def test_texts_are_those_of_the_rollouts(run: Path, options: dict[str, Any]) -> None:
+    """prompts, labels and references of each row, in any order, padded and packed; ``samples`` has them too."""
+    path = gymdata.experience(run, estimator="grpo").path
+    expected = {"a": ("4", "math"), "b": ('["x", "y"]', None), "c": ("7", None)}
+    rows = 0
+    for batch in gymdata.load_experiences(path, 4, **options):
+        samples = batch.samples()
+        assert (samples.prompts, samples.labels, samples.references) == (batch.prompts, batch.labels, batch.references)
+        assert batch.pad_len == samples.pad_len == (0 if options.get("packed") else None)
+        for line, name in enumerate(batch.info["rollout_id"]):
+            task = name[0]
+            assert batch.prompts[line] == ("Be brief.\n\n" if name == "c-0" else "") + f"question {task}"
+            assert batch.references[line] == expected[task][0]
+            assert (batch.labels or [None] * 4)[line] == expected[task][1]
+            rows += 1
+    assert rows == 6
+
+
+def test_texts_are_found_in_a_run_that_was_moved_and_only_where_asked_for(run: Path) -> None:
+    """A run that was moved whole has its rollouts; columns without texts read none."""
+    inside = gymdata.experience(run, estimator="grpo").path.relative_to(run)
+    moved = run.rename(run.with_name("moved"))
+    (batch,) = gymdata.load_experiences(moved / inside, 8, columns=["advantages", "references"])
+    assert (batch.references[0], batch.prompts, batch.labels) == ("4", None, None)
+
+
+def test_rollouts_that_are_gone_or_overwritten_give_no_texts(run: Path, tmp_path: Path) -> None:
+    """Texts are None where other rollouts have the same IDs by now, and where no rollouts are left."""
+    part = run / "rollouts" / "part-00000.parquet"
+
+    def seal() -> None:
+        facts = json.loads((run / "run.json").read_text())
+        facts["files"][0]["xxh3"] = hash_file(part)
+        (run / "run.json").write_text(json.dumps(facts))
+
+    seal()
+    path = gymdata.experience(run, tmp_path / "apart.parquet", estimator="grpo").path
+    (batch,) = gymdata.load_experiences(path, 8)
+    assert batch.prompts is not None
+    changed = [{**row, "messages": row["messages"][1:]} for row in gymdata.load_rollouts(run).to_pylist()]
+    for change in (lambda: (write_run(run, changed), seal()), part.unlink, lambda: shutil.rmtree(run)):
+        change()
+        (batch,) = gymdata.load_experiences(path, 8)
+        assert batch.prompts is batch.labels is batch.references is None
 
 
 def test_mistakes_are_named(file: Path, tmp_path: Path) -> None:
