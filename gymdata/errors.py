@@ -211,6 +211,13 @@ class UsageError(GymdataError):
         error.faults = found
         return error
 
+    def within(self, where: str) -> UsageError:
+        """This error of settings that are a section, ``where``, of a file."""
+        named = [
+            (f"{where}: {fault.message.removeprefix('settings: ')}", fault.hint) for fault in self.faults or (self,)
+        ]
+        return UsageError.several(UsageError(message, hint=hint) for message, hint in named)
+
     @classmethod
     def unknown_key(cls, key: str, known: Iterable[str], where: str, value: object = None) -> UsageError:
         """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""

@@ -17,7 +17,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -111,9 +112,17 @@ class Config(pydantic.BaseModel):
         return cls.of({**base, **keywords}, "settings", own=own)
 
     @classmethod
-    def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None, own: Sequence[str] = ()) -> Self:
+    def of(
+        cls,
+        values: Any,
+        where: str,
+        flags: Mapping[str, str] | None = None,
+        own: Sequence[str] = (),
+        section: str = "",
+    ) -> Self:
         """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
-        names; ``own``: more names that may be meant by an unknown one. Raises UsageError."""
+        names; ``own``: more names that may be meant by an unknown one; ``section``: the dotted key in ``where`` of
+        ``values``. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         if not cls.__pydantic_complete__:
@@ -122,7 +131,11 @@ class Config(pydantic.BaseModel):
         try:
             found = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise UsageError.several(cls._explain(error, where, flags or {}, own)) from error
+            raise UsageError.several(cls._explain(error, where, flags or {}, own, section)) from error
+        except UsageError as error:
+            if not section:
+                raise
+            raise error.within(f"{where}: {section}") from error
         found._names, found._where = dict(flags or {}), where
         found._refuse_idle()
         return found
@@ -153,23 +166,26 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def _explain(
-        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], own: Sequence[str]
+        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], own: Sequence[str], section: str
     ) -> Iterator[UsageError]:
         """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
-        found = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        misspelt = found[0]["type"] == "extra_forbidden"
-        seen = set()
-        for fault in found:
-            path = ".".join(str(part) for part in fault["loc"])
-            if (misspelt and fault["type"] == "missing") or fault["loc"][:1] in seen:
-                continue  # for a union pydantic reports why each member does not fit
-            seen.add(fault["loc"][:1])
+        misspelt, seen = set[tuple[str, ...]](), set[tuple[str, ...]]()
+        for fault in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
+            # For a union pydantic reports why each member does not fit.
+            keys, once, names, hint = _walk(cls, fault["loc"])
+            path = ".".join([section, *keys]).strip(".")
+            name, inside = _called(path, where, flags), tuple(keys[:-1])
             if fault["type"] == "extra_forbidden":
-                name = _called(path, where, flags)
-                known = {*cls.model_fields, *own}
-                yield UsageError.unknown_key(path, known, place_of(name, path), fault["input"])
-            else:
-                yield cls._explained(fault, path, where, _called(path, where, flags))
+                misspelt.add(inside)
+                value = fault["input"] if len(keys) == 1 else None
+                known = {*names, *own} if not inside else names
+                yield UsageError.unknown_key(keys[-1], known, place_of(name, keys[-1]), value)
+            elif (fault["type"] != "missing" or inside not in misspelt) and once not in seen:
+                if fault["type"] == "value_error" and keys and _is_section(hint):
+                    yield UsageError(f"{name}: {wanted(fault)}").at(name)
+                else:
+                    yield cls._explained(fault, path, where, name)
+            seen |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
 
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
@@ -190,6 +206,37 @@ class Config(pydantic.BaseModel):
         if not path:
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
         return UsageError.bad_value(name, fault.get("input"), expected)
+
+
+def _walk(
+    model: type[pydantic.BaseModel], loc: Sequence[str | int]
+) -> tuple[list[str], tuple[str, ...], list[str], Any]:
+    """The keys on the way to a fault, without the names that pydantic gives to members of a union; those of them before
+    the first union whose member is no section; the keys that the section of the last one may have; and its type."""
+    hint: Any = model
+    keys, names, union_at = list[str](), list[str](), len(loc)
+    for word in loc:
+        members = (
+            [each for each in get_args(hint) if each is not type(None)]
+            if get_origin(hint) in (Union, UnionType)
+            else [hint]
+        )
+        if len(members) > 1:
+            hint = next((each for each in members if _is_section(each) and each.__name__ == word), None)
+            union_at = union_at if hint is not None else min(union_at, len(keys))
+            continue
+        hint, *inside = members[0], *get_args(members[0])
+        keys.append(str(word))
+        if _is_section(hint):
+            fields = {field.alias or name: field for name, field in hint.model_fields.items()}
+            names, hint = list(fields), fields[str(word)].annotation if word in fields else None
+        else:
+            hint = inside[-1] if inside else None
+    return keys, tuple(keys[:union_at]), names, hint
+
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, pydantic.BaseModel)
 
 
 @contextlib.contextmanager
@@ -230,8 +277,8 @@ def _called(key: str, where: str, names: Mapping[str, str]) -> str:
 
 
 def place_of(name: str, key: str) -> str:
-    """Where an unknown key ``name`` came from: the file, or ``--set``."""
-    return _SET.strip() if name.startswith(_SET) else name.removesuffix(f": {key}")
+    """Where an unknown ``key`` came from: the file, and the section in it, or ``--set``."""
+    return _SET.strip() if name.startswith(_SET) else re.sub(rf"(: |\.){re.escape(key)}$", "", name)
 
 
 def wanted(fault: Any) -> str:
@@ -303,17 +350,20 @@ def _assign(values: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError.bad_value("--set", text, "key=value")
-    *parents, last = key.strip().split(".")
-    at = values
+    section, last = section_of(values, key.strip().split("."), f"--set {text}")
+    section[last] = parse_value(value)
+
+
+def section_of(values: dict[str, Any], words: Sequence[str], called: str) -> tuple[dict[str, Any], str]:
+    """The mapping that has the last of the ``words`` of a dotted key; those on the way are made where they are missing,
+    and copied where they are not. Raises UsageError, with the name ``called``, for a key below a single value."""
+    *parents, last = words
     for parent in parents:
-        below = at.get(parent)
-        if below is None:
-            below = {}
-        if not isinstance(below, dict):
-            raise UsageError(f"--set {text}: {parent!r} is a single value, so it has no key {last!r}")
-        at[parent] = dict(below)
-        at = at[parent]
-    at[last] = parse_value(value)
+        below = values.get(parent)
+        if not isinstance(below, dict | None):
+            raise UsageError(f"{called}: {parent!r} is a single value, so it has no key {last!r}")
+        values[parent] = values = dict(below or {})
+    return values, last
 
 
 def _loader() -> Any:

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pydantic
 
 from gymdata.errors import MissingExtraError, UsageError
 from gymdata.finetune.published import translated
 from gymdata.finetune.settings import (
     EVALUATORS,
     IGNORED_KEYS,
-    JUDGE_KEYS,
     KINDS,
-    UNSUPPORTED_KEYS,
     CollectBuilder,
     FinetuneConfig,
     FinetuningSection,
     Part,
 )
-from gymdata.judge.settings import JudgeConfig
-from gymdata.settings import parse_value, read_yaml, wanted
+from gymdata.settings import parse_value, read_yaml, section_of
 
 #: (dotted key, text as typed or a value), in the order in which they are applied.
 Overrides = Sequence[tuple[str, Any]]
@@ -39,6 +33,7 @@ _OF_VALIDATION = {
 }
 #: Keys of ``llms`` that identify the trained model; the others are for sampling.
 _POLICY = ("_type", "model_name", "model", "base_url")
+_EVALUATORS = "eval.evaluators"
 _MISSING: Any = object()
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 #: Further checks of a configuration whose keys are valid.
@@ -67,29 +62,22 @@ def load(
     ours = translated(values, file.parent, served=over is not None)
     if notes is not None:
         notes += ours.notes
-    refused = [UsageError(f"{file}: {path}: {why}", hint=hint) for path, why, hint in ours.refused]
+    refused = [UsageError(f"{file}: {why}", hint=hint) for why, hint in ours.refused]
     return check(ours.values, str(file), more, refused)
 
 
 def check(
-    values: dict[str, Any], where: str, more: More | None = None, found: Sequence[UsageError] = ()
+    values: dict[str, Any], where: str, more: More | None = None, refused: Sequence[UsageError] = ()
 ) -> FinetuneConfig:
     """``values`` as a configuration. Raises UsageError naming the dotted path in ``where`` of everything that is wrong: what
-    was ``found`` already, too; ``more`` gives what else is, of a configuration whose keys are right."""
-    read = {k: v for k, v in values.items() if k not in IGNORED_KEYS}
-    unknown = dict(_unknown(FinetuneConfig, read, where, ""))
-    faults = [*found, *_unsupported(values, where), *unknown.values()]
-    config = None
+    is ``refused`` already, too; ``more`` gives what else is, of a configuration whose keys are right."""
+    read = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
+    faults, config = [*refused, *_unsupported(values, where)], None
     try:
-        config = FinetuneConfig.model_validate(_with_keys(read, where))
+        config = FinetuneConfig.of(_with_keys(read, where), where)
     except UsageError as error:
-        faults += error.faults or (error,)
-    except pydantic.ValidationError as error:
-        faults += _explained(error, where, "", {path.rpartition(".")[0] for path in unknown})
-    for section in KINDS:
-        for name, kind, keys in _parts(values.get(section)):
-            faults += _part_faults(section, name, kind, keys, where)
-    faults += _evaluator_faults(values, where)
+        faults.append(error)
+    faults += _part_faults(values, where)
     if config is not None:
         faults += _name_faults(config, where)
         if more is not None:
@@ -148,11 +136,7 @@ def target_of(config: FinetuneConfig) -> str:
 def shipped(section: str, name: str, part: Part, where: str) -> Any | None:
     """The checked settings of a part of a shipped kind; None for a class of the user's."""
     kind = KINDS[section].get(part.type_)
-    if kind is None:
-        return None
-    if faults := list(_part_faults(section, name, part.type_, part.keys(), where)):
-        raise UsageError.several(faults)
-    return kind.model_validate(part.keys())
+    return kind.of(part.keys(), where, section=f"{section}.{name}") if kind is not None else None
 
 
 def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[str, Part]:
@@ -170,20 +154,12 @@ def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[s
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. Raises UsageError for a key that leads through a single value."""
-    words = _path_of(key)
-    at = values
-    for word in words[:-1]:
-        below = at.get(word)
-        if below is None:
-            below = {}
-        if not isinstance(below, dict):
-            raise UsageError(f"--override {key}: {word!r} is a single value, so it has no key {words[-1]!r}")
-        at[word] = dict(below)
-        at = at[word]
-    if words[-1] == "dataset" and isinstance(value, str) and isinstance(at.get("dataset"), dict):
+    section, last = section_of(values, _path_of(key), f"--override {key}")
+    dataset = section.get("dataset")
+    if last == "dataset" and isinstance(value, str) and isinstance(dataset, dict):
         # Another file of the same columns.
-        value = {k: v for k, v in at["dataset"].items() if k != "_type"} | {"file_path": value}
-    at[words[-1]] = value
+        value = {k: v for k, v in dataset.items() if k != "_type"} | {"file_path": value}
+    section[last] = value
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,9 +203,6 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
             hint=f"what stands in for the workflow: -o {key}.env path.py:Class, or, where it is served, -o "
             f"{key}.workflow_url http://…; or take {'them' if len(sections) > 1 else 'it'} out",
         )
-    for path, instead in UNSUPPORTED_KEYS.items():
-        if _at(values, path) is not _MISSING:
-            yield UsageError(f"{where}: {path} cannot be honoured", hint=instead or f"take {path} out")
 
 
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
@@ -258,56 +231,26 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
         )
 
 
-def _part_faults(section: str, name: str, kind_name: str, keys: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    """The faults of a part of a shipped kind; other kinds are not checked."""
-    kind = KINDS[section].get(kind_name)
-    if kind is None:
-        return
-    path, known = f"{section}.{name}", kind.known()
-    unknown = list(_each_known(keys, known, where, path))
-    yield from unknown
-    try:
-        kind.model_validate({key: value for key, value in keys.items() if key in known})
-    except pydantic.ValidationError as error:
-        yield from _explained(error, where, path, {path} if unknown else set())
-    except UsageError as error:
-        # Keys of a command's own configuration, checked by that.
-        yield from _of_part(error, f"{where}: {path}")
-
-
-def _of_part(error: UsageError, where: str) -> Iterator[UsageError]:
-    for fault in error.faults or (error,):
-        yield UsageError(f"{where}: {fault.message.removeprefix('settings: ')}", hint=fault.hint)
-
-
-def _evaluator_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    for name, kind, keys in _parts(_at(values, "eval.evaluators")):
-        path = f"eval.evaluators.{name}"
-        if kind.rpartition(":")[0].endswith(".py"):
-            continue  # its constructor knows its keys
-        if kind not in EVALUATORS:
-            fault = UsageError.unknown_choice(f"{where}: {path}._type", kind, EVALUATORS)
-            fault.hint = fault.hint or f"-o {path}._type path.py:Class"
-            yield fault
-            continue
-        known = JUDGE_KEYS if kind == "genrm" else {"rewards"}
-        yield from _each_known(keys, known, where, path)
-        if kind == "reward" and not keys.get("rewards"):
-            yield UsageError(f"{where}: {path}.rewards is missing", hint="a list of specs, as rewards: [numeric]")
-        if kind == "genrm":
+def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+    """The faults of the parts of shipped kinds; the constructors of others know their keys."""
+    for section in KINDS:
+        for name, keys in _mapping(_at(values, section)).items():
+            if not isinstance(keys, Mapping) or not isinstance(keys.get("_type"), str):
+                continue
+            part = Part.model_validate(keys)
+            if section == _EVALUATORS and part.type_ not in EVALUATORS and ".py:" not in part.type_:
+                fault = UsageError.unknown_choice(f"{where}: {section}.{name}._type", part.type_, EVALUATORS)
+                fault.hint = fault.hint or f"-o {section}.{name}._type path.py:Class"
+                yield fault
             try:
-                JudgeConfig.load(None, {**{k: v for k, v in keys.items() if k in known}, "path": ""}).checked()
+                shipped(section, str(name), part, where)
             except UsageError as error:
-                yield from _of_part(error, f"{where}: {path}")
-    path = "finetuning.validation.settings"
-    settings, known = _mapping(_at(values, path)), CollectBuilder.known()
-    yield from _each_known(settings, known, where, path)
+                yield error
     try:
-        CollectBuilder.model_validate({key: value for key, value in settings.items() if key in known})
-    except pydantic.ValidationError as error:
-        yield from _explained(error, where, path)
+        path = "finetuning.validation.settings"
+        CollectBuilder.of(_mapping(_at(values, path)), where, section=path)
     except UsageError as error:
-        yield from _of_part(error, f"{where}: {path}")
+        yield error
 
 
 def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
@@ -346,74 +289,7 @@ def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]
     except MissingExtraError:
         return  # no fault of the file: finetune names everything that it lacks before it starts
     except UsageError as error:
-        yield from _of_part(error, f"{where}: trainer_adapters.{name}")
-
-
-def _unknown(model: type[pydantic.BaseModel], values: Any, where: str, path: str) -> Iterator[tuple[str, UsageError]]:
-    """Go through ``values`` as ``model`` would: the path of each key that it has not, and the error."""
-    if not isinstance(values, dict) or model.model_config.get("extra") == "allow":
-        return
-    fields = {f.alias or name: f for name, f in model.model_fields.items()}
-    unsupported = {key.rpartition(".")[2] for key in UNSUPPORTED_KEYS if key.rpartition(".")[0] == path}
-    for name, value in values.items():
-        inside = f"{path}.{name}".lstrip(".")
-        if name not in fields:
-            if name not in unsupported:
-                yield inside, UsageError.unknown_key(str(name), fields, f"{where}: {path}" if path else where)
-            continue
-        for below, many in _models(fields[name].annotation):
-            for key, one in value.items() if many and isinstance(value, dict) else [("", value)]:
-                yield from _unknown(below, one, where, f"{inside}.{key}".rstrip("."))
-
-
-def _models(hint: Any) -> Iterator[tuple[type[pydantic.BaseModel], bool]]:
-    """Models in a type hint, and whether they are the values of a mapping."""
-    if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
-        yield hint, False
-        return
-    many = typing.get_origin(hint) is dict
-    for part in typing.get_args(hint):
-        for model, deeper in _models(part):
-            yield model, many or deeper
-
-
-def _each_known(values: Mapping[str, Any], known: typing.Iterable[str], where: str, path: str) -> Iterator[UsageError]:
-    names = set(known)
-    for key in values:
-        if key not in names:
-            yield UsageError.unknown_key(str(key), names, f"{where}: {path}")
-
-
-def _explained(
-    error: pydantic.ValidationError, where: str, path: str, misspelt: Collection[str] = ()
-) -> Iterator[UsageError]:
-    """The faults that pydantic found, once per key. ``misspelt``: places with unknown keys, which are why others seem
-    missing."""
-    seen = set()
-    for fault in error.errors():
-        words = [str(word) for word in fault["loc"]]
-        # For a union pydantic also names the member.
-        words = [word for word in words if not word.endswith("Section") and word not in ("str", "list[str]")]
-        place = ".".join([path, *words]).strip(".")
-        inside = place.rpartition(".")[0] if fault["type"] == "missing" else place
-        if fault["type"] == "extra_forbidden" or place in seen or inside in misspelt:
-            continue
-        seen.add(place)
-        if isinstance(cause := (fault.get("ctx") or {}).get("error"), UsageError):
-            yield UsageError(f"{where}: {place}: {cause.message}", hint=cause.hint)
-        elif fault["type"] == "missing":
-            yield UsageError(f"{where}: {place} is missing")
-        elif fault["type"] == "value_error":
-            yield UsageError(f"{where}: {place}: {fault['msg'].removeprefix('Value error, ')}")
-        else:
-            yield UsageError.bad_value(f"{where}: {place}", fault.get("input"), wanted(fault))
-
-
-def _parts(section: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(name, ``_type``, the other keys) of the entries of a section that have a type."""
-    for name, part in _mapping(section).items():
-        if isinstance(part, Mapping) and isinstance(part.get("_type"), str):
-            yield str(name), part["_type"], {key: value for key, value in part.items() if key != "_type"}
+        yield error.within(f"{where}: trainer_adapters.{name}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

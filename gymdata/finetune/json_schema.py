@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymdata.collect.settings import CollectConfig
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.finetune.settings import IGNORED_KEYS, JUDGE_KEYS, KINDS, CollectBuilder, FinetuneConfig
-from gymdata.judge.settings import JudgeConfig
+from gymdata.finetune.settings import IGNORED_KEYS, KINDS, FinetuneConfig, OfCommand
 from gymdata.pairs.settings import PairsConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -20,25 +18,15 @@ def schema() -> dict[str, Any]:
     definitions.pop("Part", None)
     for section, kinds in KINDS.items():
         shipped = [_kind(name, _properties(kind, definitions)) for name, kind in kinds.items()]
-        own = {
-            "type": "object",
-            "description": "An entry point's name, or path.py:Class; the other keys go to it.",
-            "properties": {"_type": {"type": "string", "not": {"enum": list(kinds)}}},
-            "required": ["_type"],
-        }
-        made["properties"][section] = {"type": "object", "additionalProperties": {"anyOf": [*shipped, own]}}
-    judge = _of(JudgeConfig, definitions)
-    definitions["EvalSection"]["properties"]["evaluators"]["additionalProperties"] = {
-        "anyOf": [
-            _kind("reward", {"rewards": {"type": "array", "items": {"type": "string"}, "minItems": 1}}),
-            _kind("genrm", {key: judge[key] for key in sorted(JUDGE_KEYS)}),
-            {
-                "type": "object",
-                "properties": {"_type": {"type": "string", "pattern": r"\.py:\w+$"}},
-                "required": ["_type"],
-            },
-        ]
-    }
+        described = {"description": "An entry point's name, or path.py:Class; the other keys go to it."}
+        type_of: dict[str, Any] = {"not": {"enum": list(kinds)}}
+        if section == "eval.evaluators":
+            described, type_of = {}, {"pattern": r"\.py:\w+$"}
+            entry = definitions["EvalSection"]["properties"]["evaluators"]
+        else:
+            entry = made["properties"][section] = {"type": "object"}
+        own = {"properties": {"_type": {"type": "string", **type_of}}, "required": ["_type"]}
+        entry["additionalProperties"] = {"anyOf": [*shipped, {"type": "object", **described, **own}]}
     for name in IGNORED_KEYS:
         made["properties"][name] = {
             "description": "Of the NeMo Agent Toolkit: an environment or a workflow's server stands in."
@@ -59,8 +47,8 @@ def _kind(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 def _properties(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     own = _of(kind, definitions)
-    if kind is CollectBuilder:
-        own |= {key: value for key, value in _of(CollectConfig, definitions).items() if key in kind.known()}
+    if issubclass(kind, OfCommand):
+        own |= {key: value for key, value in _of(kind.command, definitions).items() if key in kind.known()}
         own.pop("settings", None)
     for key, config in (("pairs", PairsConfig), ("experience", ExperienceConfig)):
         if key in own:

@@ -41,12 +41,12 @@ _Reader = Callable[["_Document", str, dict[str, Any]], dict[str, Any]]
 
 @dataclass(slots=True)
 class Translated:
-    """A document in the words of this harness. ``notes``: a line for each key that is left out; ``refused``: path and reason
-    of what cannot be carried over as it is, with what to do."""
+    """A document in the words of this harness. ``notes``: a line for each key that is left out; ``refused``: what
+    cannot be carried over as it is, and what to do."""
 
     values: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    refused: list[tuple[str, str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
 
 
 def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False) -> Translated:
@@ -73,7 +73,7 @@ class _Document:
 
     def __init__(self, values: dict[str, Any], beside: Path) -> None:
         self.values, self.beside, self.notes = values, beside, list[str]()
-        self.refused: list[tuple[str, str, str]] = []
+        self.refused: list[tuple[str, str]] = []
         #: Whether the policy is served by a backend of the toolkit.
         self.art = False
 
@@ -145,21 +145,24 @@ class _Document:
         return (self.beside / folder).is_dir() or Path(folder).is_dir()
 
     def outputs(self) -> None:
-        """Where the toolkit writes what it evaluated."""
+        """Where the toolkit writes what it evaluated, and its measurements."""
         general = self.section("eval").get("general")
         if not isinstance(general, Mapping):
             return
         for key in ("output_dir", "output"):
             if key in general:
                 self.leave(f"eval.general.{key}", "everything is written under finetuning.output_dir")
-        self.values["eval"]["general"] = {k: v for k, v in general.items() if k not in ("output_dir", "output")}
+        if "profiler" in general:
+            self.refused.append(("eval.general.profiler cannot be honoured", "take eval.general.profiler out"))
+        kept = {key: value for key, value in general.items() if key not in ("output_dir", "output", "profiler")}
+        self.values["eval"]["general"] = kept
 
 
 def _art_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     _reward(document, keys)
     if (keys := {"num_generations": 2, **keys})["num_generations"] == 1:
         document.refused.append(
-            (f"{path}.num_generations", "one rollout per task has no other to be compared with, so nothing is learned",
+            (f"{path}.num_generations: one rollout per task has no other to be compared with, so nothing is learned",
              f"-o {path}.num_generations 8")
         )  # fmt: skip
     return {**keys, "_type": "collect"}

@@ -6,8 +6,9 @@ silently accepted. Parts (``_type``) that are not shipped are classes of the use
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
@@ -19,11 +20,6 @@ from gymdata.pairs.settings import PairsConfig
 from gymdata.settings import Config
 from gymdata.urls import ENGINE_KEYS, refuse_userinfo
 
-#: Keys of a collection that the loop decides, not a builder.
-_DECIDED = {
-    "tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward", "run_id", "policy_version",
-    "overwrite", "concurrency",
-}  # fmt: skip
 _PARTS = pydantic.ConfigDict(frozen=True, extra="allow", protected_namespaces=(), populate_by_name=True)
 
 
@@ -114,13 +110,14 @@ class EvalSection(Config):
     evaluators: dict[str, Part] = pydantic.Field(default_factory=dict)
 
 
-class CollectBuilder(Config):
-    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts per task) every
-    key of its configuration that the loop does not decide. ``allow_missing``: the share of rollouts that may be lost for
-    good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
+class OfCommand(Config):
+    """Settings of a command as the keys of a part, besides its own keys."""
 
-    num_generations: int = pydantic.Field(8, ge=1)
-    allow_missing: float = pydantic.Field(0.05, ge=0.0, lt=1.0)
+    #: The command's configuration, its keys that the loop decides, and values for those that it cannot do without.
+    command: ClassVar[type[Config]]
+    decided: ClassVar[Set[str]]
+    filled_in: ClassVar[Mapping[str, str]]
+
     settings: dict[str, Any] = pydantic.Field(default_factory=dict)
 
     @pydantic.model_validator(mode="before")
@@ -128,19 +125,60 @@ class CollectBuilder(Config):
     def _sort_keys(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        own = {k: v for k, v in values.items() if k in cls.model_fields}
-        own["settings"] = {**(own.get("settings") or {}), **{k: v for k, v in values.items() if k not in own}}
-        return own
+        own = {key: value for key, value in values.items() if key in cls.model_fields and key != "settings"}
+        return {**own, "settings": {key: value for key, value in values.items() if key not in own}}
 
     @pydantic.model_validator(mode="after")
-    def _checked(self) -> CollectBuilder:
-        CollectConfig.load(None, {"tasks": "", **self.settings})
+    def _checked(self) -> Self:
+        names = self.known()
+        faults = [UsageError.unknown_key(key, names, "settings") for key in self.settings if key not in names]
+        settings = {key: value for key, value in self.settings.items() if key in names}
+        try:
+            self.check(self.command.of({**self.filled_in, **settings}, "settings"))
+        except UsageError as error:
+            faults.append(error)
+        if faults:
+            raise UsageError.several(faults)
         return self
+
+    def check(self, config: Any) -> None:
+        """Raise UsageError for a configuration of the command that its keys alone do not show to be wrong."""
 
     @classmethod
     def known(cls) -> set[str]:
-        """Keys that a builder of this kind takes."""
-        return (set(cls.model_fields) - {"settings"}) | (set(CollectConfig.model_fields) - _DECIDED)
+        """Keys that a part of this kind takes."""
+        return (set(cls.model_fields) - {"settings"}) | (set(cls.command.model_fields) - cls.decided)
+
+
+class CollectBuilder(OfCommand):
+    """``_type: collect``: ``gymdata collect`` in a process of its own. Besides ``num_generations`` (rollouts per task) every
+    key of its configuration that the loop does not decide. ``allow_missing``: the share of rollouts that may be lost for
+    good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
+
+    command = CollectConfig
+    decided = frozenset({"tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward", "run_id",
+                         "policy_version", "overwrite", "concurrency"})  # fmt: skip
+    filled_in: ClassVar[Mapping[str, str]] = {"tasks": ""}
+
+    num_generations: int = pydantic.Field(8, ge=1)
+    allow_missing: float = pydantic.Field(0.05, ge=0.0, lt=1.0)
+
+
+class RewardEvaluator(Config):
+    """``_type: reward``: reward specs, as ``gymdata collect --reward`` takes them."""
+
+    rewards: list[str] = pydantic.Field(min_length=1)
+
+
+class GenrmEvaluator(OfCommand):
+    """``_type: genrm``: keys of ``gymdata judge``, which scores the rollouts of an epoch."""
+
+    command = JudgeConfig
+    decided = frozenset({"path", "output", "name", "limit", "aggregate_only", "retry_unparsed", "overwrite"})
+    filled_in: ClassVar[Mapping[str, str]] = {"path": ""}
+
+    def check(self, config: Any) -> None:
+        config.checked()
 
 
 class TrlAdapter(Config):
@@ -152,10 +190,6 @@ class TrlAdapter(Config):
     dpo: dict[str, Any] = pydantic.Field(default_factory=dict)
     kto: dict[str, Any] = pydantic.Field(default_factory=dict)
     rl: dict[str, Any] = pydantic.Field(default_factory=dict)
-
-    @classmethod
-    def known(cls) -> set[str]:
-        return set(cls.model_fields)
 
 
 class CommandAdapter(Config):
@@ -170,10 +204,6 @@ class CommandAdapter(Config):
     env: dict[str, str] = pydantic.Field(default_factory=dict)
     timeout_s: float | None = pydantic.Field(None, gt=0.0)
 
-    @classmethod
-    def known(cls) -> set[str]:
-        return set(cls.model_fields)
-
 
 class EpochsTrainer(Config):
     """``_type: epochs``, the shipped loop. ``pairs``, ``experience``: keys of the --config of these commands, used when the
@@ -184,10 +214,6 @@ class EpochsTrainer(Config):
     pairs: dict[str, Any] = pydantic.Field(default_factory=dict)
     experience: dict[str, Any] = pydantic.Field(default_factory=dict)
     measure_kl: int = pydantic.Field(512, ge=0)
-
-    @classmethod
-    def known(cls) -> set[str]:
-        return set(cls.model_fields)
 
     @pydantic.model_validator(mode="after")
     def _checked(self) -> EpochsTrainer:
@@ -317,23 +343,20 @@ class FinetuneFlags(Config):
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
 
 
-#: Shipped kinds of each section.
+#: Shipped kinds of each section of parts.
 KINDS: dict[str, dict[str, type[Any]]] = {
+    "eval.evaluators": {"reward": RewardEvaluator, "genrm": GenrmEvaluator},
     "trajectory_builders": {"collect": CollectBuilder},
     "trainer_adapters": {"trl": TrlAdapter, "command": CommandAdapter},
     "trainers": {"epochs": EpochsTrainer},
 }
-EVALUATORS = ("reward", "genrm", "path.py:Class")
-#: Keys of ``gymdata judge`` that an evaluator may have; the loop decides the others.
-JUDGE_KEYS = set(JudgeConfig.model_fields) - {"path", "output", "name", "limit", "aggregate_only", "retry_unparsed",
-                                              "overwrite"}  # fmt: skip
+EVALUATORS = (*KINDS["eval.evaluators"], "path.py:Class")
 #: Sections of the NeMo Agent Toolkit that are not read here, and what replaces them. They may stay in the file when an
 #: environment or a workflow's server replaces the workflow.
 IGNORED_KEYS = (
     "workflow", "functions", "function_groups", "general", "embedders", "retrievers", "memory", "object_stores",
     "authentication", "middleware", "ttc_strategies", "optimizer", "logging", "telemetry",
 )  # fmt: skip
-UNSUPPORTED_KEYS = {"eval.general.profiler": None}
 
 
 def output_dir(config: FinetuneConfig) -> Path:
