@@ -19,7 +19,7 @@ _Paths = Annotated[
 
 def instead_of(command: str, option: str, value: str | None) -> str | None:
     """Servers of other programs open a browser."""
-    return f"`gymdata {command}` opens no browser: leave it out" if option in ("--no-browser", "--no-open") else None
+    return f"`gymdata {command}` opens no browser: leave it out" if option == "--no-browser" else None
 
 
 @with_flags(ViewConfig)
