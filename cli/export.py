@@ -28,7 +28,15 @@ def export(
     from gymdata.interop.run import export as run
 
     format = settings.format
-    done = run(path, output, format, overwrite=overwrite, workers=settings.workers, command=command_words())
+    done = run(
+        path,
+        output,
+        format,
+        reward=settings.reward,
+        overwrite=overwrite,
+        workers=settings.workers,
+        command=command_words(),
+    )
     # The table shows people what is lost; a script that reads stdout may log this.
     for what, n in done.lost.items() if json else ():
         note(f"{format} cannot hold: {what} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")

@@ -25,7 +25,10 @@ PLUG_EDGES = {("environments", "engines"), ("rewards", "engines")}
 #: A command's folder may use these modules of another command's folder, and no more. ``*``: any.
 EDGES = {
     ("validate", "interop"): {"formats", "nemo_gym"},
-    **{(command, "scores"): {"chosen"} for command in ("pairs", "experience", "filter", "train", "show")},
+    **{
+        (command, "scores"): {"chosen"}
+        for command in ("pairs", "experience", "filter", "train", "show", "report", "view", "interop")
+    },
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
     ("score", "collect"): {"tasks", "task_files"},

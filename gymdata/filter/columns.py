@@ -20,7 +20,7 @@ from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import COUNTS, NUMBERS, SCALARS, Kind, is_number, may_be_column, unknown_column
 from gymdata.rollouts.messages import field_at, object_of
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.scores.chosen import default_score, named_scores, scores_of
+from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, refuse_duplicates
@@ -94,11 +94,13 @@ def load_columns(
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(table, sources)
     if newest is not None:
-        warn(f"reward is the score {newest!r}, the newest of these rollouts")
-        _, values, scored_by = scores_of(sources, table, newest)
-        table = table.set_column(table.column_names.index("reward"), "reward", values)
+        hint = f"reward_{TOTAL}: the total reward of collect"
+        warn(f"reward is the score {newest!r}, the newest of these rollouts ({hint})")
     columns = RolloutColumns(table)
-    columns.scored_by += scored_by if newest is not None else []
+    if newest is not None:
+        # Beside the table, in which reward_reward finds the total reward.
+        scored, columns.scored_by = with_score(sources, table, newest)
+        columns.values["reward"], columns.kinds["reward"] = _plain(scored["reward"].combine_chunks(), "reward")
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
@@ -140,7 +142,8 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
     if name in COUNTS:
         counted = np.ones(table.num_rows, bool)
         if name == "n_scored":
-            counted = np.isfinite(known_rewards(table["reward"]))
+            _add(columns, "reward", where, sources, tasks)
+            counted = np.isfinite(columns.numbers("reward"))
         per_group = np.bincount(columns.groups, weights=counted).astype(np.float64)
     else:
         what, _, of = name.partition("_")
@@ -152,7 +155,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
 def _scores(
     columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path]
 ) -> tuple[pa.Array, list[Path]]:
-    known = named_scores(sources, columns.table)
+    known = [TOTAL, *named_scores(sources, columns.table)]
     if name.removeprefix("reward_") not in known:
         raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
     _, values, scored_by = scores_of(sources, columns.table, name.removeprefix("reward_"))

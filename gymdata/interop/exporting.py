@@ -16,7 +16,7 @@ from gymdata.interop import formats
 from gymdata.interop.importing import ODD, reason_of
 from gymdata.interop.text_export import UNREAD, WRITERS
 from gymdata.rollouts.checks import refuse_unsound_rows
-from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
 from gymdata.workers.processes import in_order
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DIGITS = "digits of log-probabilities beyond float32"
 _BATCH_ROWS = 1024
+_KEY_ROWS = 65_536
 #: Bytes of rows that are converted at once.
 _TEXT_BYTES = 8 << 20
 
@@ -37,13 +38,14 @@ _TEXT_BYTES = 8 << 20
 class Export:
     """An export of the rows under ``path``, and its counts so far.
 
-    ``seen``: rows read; ``lost``: what the format cannot hold → number of rows; ``turns``, ``turns_lost``: of NeMo Gym
-    rows.
+    ``score``: what is written as the reward, None for the total reward; ``seen``: rows read; ``lost``: what the format
+    cannot hold → number of rows; ``turns``, ``turns_lost``: of NeMo Gym rows.
     """
 
     path: str
     format: str
     vocab_size: int | None
+    score: str | None = None
     seen: int = 0
     turns: int = 0
     turns_lost: int = 0
@@ -85,9 +87,23 @@ class Export:
 
     def _batches(self, source: Source) -> Iterator[pa.RecordBatch]:
         table, names = TABLES[formats.table_of(self.format)], formats.columns(self.format)
-        if self.format in WRITERS:
+        if self.format in WRITERS and self.score is None:
             return scan_source(source, table.without(*UNREAD), names, _BATCH_ROWS, threads=False)
-        return scan_source(source, table, names, _BATCH_ROWS)
+        batches = scan_source(source, table, names, _BATCH_ROWS)
+        return batches if self.score is None else self._scored(batches, source)
+
+    def _scored(self, batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:
+        """``batches``, all of a file, with the score in the place of the reward."""
+        import pyarrow as pa
+
+        from gymdata.scores.chosen import with_score
+
+        keys = pa.Table.from_batches(scan_source(source, ROLLOUTS, ("rollout_id", "reward", "rewards"), _KEY_ROWS))
+        rewards, row = with_score([self.path], keys, self.score)[0]["reward"].combine_chunks(), 0
+        for batch in batches:
+            values = rewards.slice(row, batch.num_rows)
+            yield batch.set_column(batch.schema.get_field_index("reward"), "reward", values)
+            row += batch.num_rows
 
     def _made(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
         if self.format == "nemo-gym":

@@ -128,6 +128,10 @@ def read(
     return nat.table_rows(sources, run_id=run_id, reject=reject, shapes=shapes, check=check)
 
 
+#: Formats of rollouts that hold their reward.
+WITH_REWARD = ("nemo-gym", "nat-trajectories", "atif", "verl")
+
+
 def table_of(name: str) -> str:
     """The table whose rows are written in the format ``name``."""
     return "pairs" if name in OF_PAIRS else "rollouts"

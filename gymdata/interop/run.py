@@ -24,11 +24,13 @@ from gymdata.interop.in_pieces import chat_of, fits, imported
 from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import build
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, placed_output
+from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, replacing
 from gymdata.workers.tuning import rare_collections
 
@@ -394,11 +396,14 @@ def export(
     output: str | Path,
     format: str,
     *,
+    reward: str | None = None,
     overwrite: bool = False,
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ExportSummary:
     """Write the rollouts under ``path`` in another project's format, one of ``FORMATS``.
+
+    ``reward``: the score that is written as the reward, by default the newest, else the total reward of ``collect``.
 
     ``nemo-gym``, ``nat-trajectories`` and ``atif`` keep ids and log-probabilities, with whole prompts; the others are text.
     ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
@@ -415,27 +420,35 @@ def export(
     suffixes = formats.SUFFIXES.get(format, (".jsonl",))
     if target.suffix not in suffixes:
         raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(suffixes)}, for {format}")
+    if format in formats.WITH_REWARD:
+        reward, note = default_score([path], reward)
+        if note:
+            warn(note)
+    elif reward is not None:
+        raise UsageError(f"--reward {reward}: {format} holds no rewards", hint="leave it out")
     sources = resolve(path, formats.table_of(format))
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
-    settings = {"format": format, "path": str(Path(path).resolve())}
+    settings = {"format": format, "path": str(Path(path).resolve()), **({"reward": reward} if reward else {})}
     with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "an export that was made")
         described = {"command": list(command), "config": settings}
-        return _export(path, sources, target, format, workers, out, described)
+        return _export(
+            path, sources, target, Export(str(path), format, vocabulary(path), reward), workers, out, described
+        )
 
 
 def _export(
     path: str | Path,
     sources: Sequence[Source],
     target: Path,
-    format: str,
+    account: Export,
     workers: int,
     out: StageOutput,
     facts: Mapping[str, Any],
 ) -> ExportSummary:
+    format = account.format
     summary = ExportSummary(str(target), format)
-    account = Export(str(path), format, vocabulary(path))
     part = out.part(target.name)
     try:
         with rare_collections():
@@ -454,7 +467,8 @@ def _export(
     summary.lost = {what: n for what, n in lost.items() if n}
     from gymdata.store.lineage import parent_of
 
-    out.finish({**facts, "parents": [parent_of(path)], "counts": summary.to_dict()})
+    scored_in = rescorings([path], account.score) if account.score else []
+    out.finish({**facts, "parents": [parent_of(one) for one in (path, *scored_in)], "counts": summary.to_dict()})
     return summary
 
 

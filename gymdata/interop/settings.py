@@ -42,4 +42,7 @@ class ExportConfig(Config):
         "openai",
         "verl",
     ] = pydantic.Field(description="Format to write.")
+    reward: str | None = pydantic.Field(
+        None, description="Score to write as the reward (default: the newest score; without one the total reward)."
+    )
     workers: Workers = 1

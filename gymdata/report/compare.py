@@ -7,23 +7,33 @@ over tasks, so that what is common to both runs does not widen it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.errors import DataError
 from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import TOTAL, with_score
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
+
+if TYPE_CHECKING:
+    from gymdata.show.run import ShownRollout
 
 #: Means closer than this are equal.
 _SAME = 1e-9
 _EXAMPLES = 3
 
 
-def comparison(one: str | Path, other: str | Path) -> dict[str, Any]:
-    """``difference`` (second minus first) and ``flips``. Raises DataError without a task that both have scored."""
-    tables = [read_table(path, ROLLOUTS, ["task_id", "reward", "task"]) for path in (one, other)]
+def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[str, Any]:
+    """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
+    task that both have scored."""
+    columns = ["task_id", "reward", "task", *([] if score is None else ["rollout_id", "rewards"])]
+    tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (one, other)]
     sides = [Rewards.of(table) for table in tables]
     before, after = (side.by_task() for side in sides)
     tasks = sorted(before.keys() & after.keys())
@@ -43,8 +53,9 @@ def comparison(one: str | Path, other: str | Path) -> dict[str, Any]:
     }
     ways = {t: _way(before[t], after[t]) for t in tasks}
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
-    return {"difference": difference, "flips": {**flips, "by_field": _by_field(tables[1], ways),
-                                                "examples": _examples((one, other), before, after, ways)}}  # fmt: skip
+    examples = _examples((one, other), tables, score, before, after, ways)
+    by_field = _by_field(tables[1], ways)
+    return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
 
 
 def _way(before: float, after: float) -> str:
@@ -65,11 +76,28 @@ def _by_field(table: Any, ways: Mapping[str, str]) -> dict[str, list[dict[str, A
     return found
 
 
+def example(shown: ShownRollout, score: str | None, value: float | None) -> dict[str, Any]:
+    """A rollout as ``show --json`` has it, with the value of the score that is reported on."""
+    return (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
+
+
 def _examples(
-    paths: Sequence[str | Path], before: Mapping[str, float], after: Mapping[str, float], ways: Mapping[str, str]
+    paths: Sequence[str | Path],
+    tables: Sequence[pa.Table],
+    score: str | None,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    ways: Mapping[str, str],
 ) -> dict[str, list[dict[str, Any]]]:
     """The tasks that moved most, in each direction, with the first rollout of each run."""
     from gymdata.show.run import show
+
+    def first(path: str | Path, table: pa.Table, task: str) -> dict[str, Any]:
+        shown = show(path, task=task, limit=1).rollouts[0]
+        if score is None:
+            return shown.to_dict()
+        row = pc.index(table["rollout_id"], shown.row["rollout_id"]).as_py()
+        return example(shown, score, table["reward"][row].as_py())
 
     found = {}
     for way, sign in (("up", -1), ("down", 1)):
@@ -77,7 +105,7 @@ def _examples(
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
         found[way] = [
             {"task_id": t, "before": before[t], "after": after[t]}
-            | {side: show(p, task=t).rollouts[0].to_dict() for side, p in zip(("first", "second"), paths, strict=True)}
+            | {side: first(p, table, t) for side, p, table in zip(("first", "second"), paths, tables, strict=True)}
             for t in tasks[:_EXAMPLES]
         ]
     return found

@@ -260,7 +260,7 @@ def _ends(ends: Sequence[float] | None) -> str:
 
 def _reward_table(run: Mapping[str, Any]) -> str:
     rewards = run["rewards"]
-    rows = [("reward", rewards["mean"], _ends(rewards["ci95"]), rewards["n"])]
+    rows = [(run["score"], rewards["mean"], _ends(rewards["ci95"]), rewards["n"])]
     parts = rewards["parts"] if len(rewards["parts"]) > 1 else {}
     rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in parts.items()]
     rows += [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
@@ -314,7 +314,8 @@ def _validation(checked: Mapping[str, Any] | None) -> str:
 
 def _example(name: str, row: Mapping[str, Any]) -> str:
     size = counted(row["n_generated_tokens"], "token")
-    title = f"{escape(name)}: task {escape(row['task_id'])}, reward {text(row['reward'])}, {size}"
+    score = row.get("score") or {"name": "reward", "value": row["reward"]}
+    title = f"{escape(name)}: task {escape(row['task_id'])}, {escape(score['name'])} {text(score['value'])}, {size}"
     faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
     listed = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
     return (

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.scores.chosen import with_score
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
 from gymdata.store.tables import read_coded
@@ -128,9 +129,11 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any
     ]
 
 
-def figures(path: str | Path, threshold: float) -> dict[str, Any]:
-    """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``."""
-    table = read_coded([path], ROLLOUTS, _COLUMNS, _TEXTS)
+def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, Any]:
+    """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``. ``score``: what counts as
+    the reward; None for the total reward."""
+    columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
+    table, _ = with_score([path], read_coded([path], ROLLOUTS, columns, _TEXTS), score)
     rewards = Rewards.of(table)
     return {
         "rewards": _rewards(table, rewards),
@@ -296,14 +299,15 @@ def _seconds(at: Any) -> float:
         return math.nan
 
 
-def _examples(table: pa.Table, path: str | Path) -> dict[str, str]:
-    """Ids of the best, the worst and a typical rollout: that of the median reward, and of the median length among equal."""
+def _examples(table: pa.Table, path: str | Path) -> dict[str, tuple[str, float | None]]:
+    """Id and reward of the best, the worst and a typical rollout: that of the median reward, and of the median length among
+    equal."""
     sizes = table["n_generated_tokens"].to_numpy()
     values = pc.fill_null(table["reward"], math.nan).to_numpy()
     rows = np.flatnonzero(np.isfinite(values))
     if not len(rows):
         middle = np.argsort(sizes, kind="stable")[len(sizes) // 2 :][:1]
-        return _least_ids(path, {"typical": middle}) if len(sizes) else {}
+        return {name: (one, None) for name, one in _least_ids(path, {"typical": middle}).items()} if len(sizes) else {}
     by_length = float(np.median(sizes[rows]))
 
     def near(value: float) -> npt.NDArray[np.int64]:
@@ -316,7 +320,9 @@ def _examples(table: pa.Table, path: str | Path) -> dict[str, str]:
     ends = {"best": float(values[rows].max()), "worst": float(values[rows].min()), "typical": half}
     found = _least_ids(path, {name: near(value) for name, value in ends.items()})
     # With two kinds of reward the typical one is the best or the worst.
-    return {name: one for i, (name, one) in enumerate(found.items()) if one not in list(found.values())[:i]}
+    return {
+        name: (one, ends[name]) for i, (name, one) in enumerate(found.items()) if one not in list(found.values())[:i]
+    }
 
 
 def _least_ids(path: str | Path, rows: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, str]:

@@ -15,15 +15,17 @@ from typing import Any
 from gymdata.errors import DataError, UsageError, counted, shown
 from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import mirrored
-from gymdata.report.compare import comparison
+from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.settings import ReportConfig
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import TOTAL, default_score
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
 from gymdata.store.paths import local_output
+from gymdata.store.reading import warn
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import give_back
 
@@ -32,7 +34,7 @@ __all__ = ["ReportPage", "report"]
 #: Largest pass@k in the headline; larger ones are in the table.
 _LARGEST_K = 64
 #: Figures of a path without rollouts.
-_NO_ROLLOUTS: dict[str, Any] = {"rewards": None, "pass_at_k": [], "validation": None}
+_NO_ROLLOUTS: dict[str, Any] = {"score": None, "rewards": None, "pass_at_k": [], "validation": None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,13 +78,16 @@ def report(
     """
     config = ReportConfig.called_with(report, config, settings)
     paths = [Path(path_of(one, "report")) for one in (path, other) if one is not None]
-    runs = [_figures(one, config.threshold) for one in paths]
+    score, note = default_score(paths, config.reward)
+    if note:
+        warn(note)
+    runs = [_figures(one, config.threshold, score) for one in paths]
     found = dict(runs[0])
     if len(runs) == 2:
         if not all(run["rewards"] for run in runs):
             raise DataError.empty(next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"]), "rollouts")
-        compared = comparison(*paths)
-        found = {"headline": compared_headline(compared), **compared, "runs": runs}
+        compared = comparison(paths[0], paths[1], score)
+        found = {"headline": compared_headline(compared) + _by(score), **compared, "runs": runs}
         found |= {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
     else:
         found = {"headline": _headline(found), **found}
@@ -116,16 +121,21 @@ def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
     return folder / "report.html"
 
 
-def _figures(path: Path, threshold: float) -> dict[str, Any]:
+def _by(score: str | None) -> str:
+    """The end of a headline: the score where it is not the total reward."""
+    return "" if score in (None, TOTAL) else f", score {score}"
+
+
+def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
     found = find_run_json(path)
     facts = read_run_json(found) if found is not None else {}
     stages = stage_figures(path)
     rollouts = _NO_ROLLOUTS
     if stage_table(path) is None and resolve(path, ROLLOUTS):
-        of_rollouts = rollout_figures(path, threshold)
+        of_rollouts = rollout_figures(path, threshold, score)
         give_back()
         rollouts = {**of_rollouts, "validation": _validation(path)}
-        rollouts["examples"] = _examples(path, rollouts["examples"])
+        rollouts |= {"score": score or TOTAL, "examples": _examples(path, score, rollouts["examples"])}
     elif not any(stages[key] for key in ("pairs", "scores", "experiences", "judge", "training", "epochs")):
         raise DataError.empty(path, "rollouts, pairs, scores, experiences, judgements or a training")
     return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": _end(path)}
@@ -146,10 +156,11 @@ def _validation(path: Path) -> dict[str, Any]:
     }
 
 
-def _examples(path: Path, ids: Mapping[str, str]) -> dict[str, Any]:
+def _examples(path: Path, score: str | None, rewards: Mapping[str, tuple[str, float | None]]) -> dict[str, Any]:
+    """``rewards``: name of the example → its rollout's id and score."""
     from gymdata.show.run import show
 
-    return {name: show(path, rollout_id).rollouts[0].to_dict() for name, rollout_id in ids.items()}
+    return {name: example(show(path, one).rollouts[0], score, value) for name, (one, value) in rewards.items()}
 
 
 def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +252,7 @@ def _headline(found: Mapping[str, Any]) -> str:
         whole = [one for one in found["pass_at_k"][1:] if not one["too_few"] and one["k"] <= _LARGEST_K]
         best = whole[-1] if whole else None
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
-        return f"{text}{more}, {size}"
+        return f"{text}{more}, {size}{_by(found['score'])}"
     if found["epochs"]:
         rewards = [row["reward_mean"] for row in found["epochs"] if row.get("reward_mean") is not None]
         moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""

@@ -14,4 +14,7 @@ class ReportConfig(Config):
 
     output: Path | None = pydantic.Field(None, description="HTML file to write (default: report.html in the folder).")
     png: Path | None = pydantic.Field(None, description="Also write each chart as a PNG into this folder.")
+    reward: str | None = pydantic.Field(
+        None, description="Score to report on (default: the newest score; without one the total reward)."
+    )
     threshold: float = pydantic.Field(0.5, description="A rollout is a success if its reward is above this.")

@@ -45,6 +45,11 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
     return None, None
 
 
+def rescored_at(sources: Sequence[str | Path]) -> list[dict[str, int]]:
+    """``_times`` of each run: another value means that the default may be another one."""
+    return [_times(run) for source in sources if (run := run_folder(source)) is not None]
+
+
 def _times(run: Path) -> dict[str, int]:
     """The scores that `gymdata score` wrote for ``run``, with the time of their last change."""
     files = run.glob(f"scores-*/{RUN_JSON}")
@@ -85,6 +90,15 @@ def scores_of(
     values_of = np.full(len(parts), np.nan)
     values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
     return name, _known(pa.chunked_array([pa.array(values_of)])), []
+
+
+def with_score(sources: Sequence[str | Path], rollouts: pa.Table, name: str | None) -> tuple[pa.Table, list[Path]]:
+    """``rollouts`` (with rollout_id, reward and rewards) with the score ``name`` as their reward, and the folders of the
+    re-scorings that it came from. Without a name they are as they are."""
+    if name is None:
+        return rollouts, []
+    _, values, folders = scores_of(sources, rollouts, name)
+    return rollouts.set_column(rollouts.schema.get_field_index("reward"), "reward", values), folders
 
 
 def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -152,12 +166,18 @@ def _rescorings(source: str | Path) -> list[str]:
     )
 
 
+def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
+    """The folders of the re-scoring ``name``: one of each run that has it."""
+    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    made = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
+    return [folders[0] for folders in made if folders]
+
+
 def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
-    run = run_folder(source)
-    made = [folder for kind in _KINDS if run is not None and (folder := run / f"{kind}-{name}").is_dir()]
-    if not made:
+    folders = rescorings([source], name)
+    if not folders:
         return None
-    folder = made[0]
+    folder = folders[0]
     table = read_table(folder, SCORES)
     inside = pc.unique(table["name"]).to_pylist()
     wanted = name if name in inside or len(inside) != 1 else inside[0]

@@ -89,6 +89,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
             pairs_left=pairs_left,
             total=len(selection.rows),
             selection=selection,
+            score=snapshot.score,
             command=command_of(snapshot, query, selection),
             scale=(0.0, 1.0),
             policy=policy,

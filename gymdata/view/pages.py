@@ -126,6 +126,7 @@ class Pages:
             "growing": snapshot.growing,
             "problems": [] if bare else snapshot.problems,
             "repeated": [] if bare else snapshot.repeated,
+            "score": snapshot.score,
             "paths": [str(path) for path in self.index.paths],
             "here": request.url.path,
             "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},
@@ -332,7 +333,7 @@ class Pages:
         """The values of the page of a group's rollouts."""
         columns = ["rollout_id", "rollout_index", "task_id", "group_id", "status", "stop_reason", "reward", "rewards",
                    "n_turns", "n_breaks", "n_generated_tokens", "messages"]  # fmt: skip
-        values = comparing.group_cards(self.index.rows(snapshot, mates, columns))
+        values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
         rewards = [
             card["reward"] for card in values["cards"] if card["reward"] is not None and np.isfinite(card["reward"])
         ]
@@ -411,7 +412,8 @@ class Pages:
             if number is None:
                 sides.append({"id": row[name], "messages": None, "reward": None, "index": None})
                 continue
-            one = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"]).to_pylist()[0]
+            row_of = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"])
+            one = snapshot.scored(row_of, [number]).to_pylist()[0]
             own = one["messages"][comparing.completion(one["messages"]) :]
             prompt = one["messages"][: comparing.completion(one["messages"])]
             sides.append({"id": row[name], "messages": shown_messages({"messages": own}), "reward": one["reward"],

@@ -24,6 +24,7 @@ from gymdata.credit.estimators import ALL
 from gymdata.errors import GymdataError
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
+from gymdata.scores.chosen import TOTAL
 from gymdata.store.tables import read_table
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
@@ -89,14 +90,14 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     for one, value in zip(group, shaped.tolist(), strict=True):
         one["advantage"] = _finite(value)
         one["this"] = one["rollout_id"] == row["rollout_id"]
-    other_score = facts.get("score") not in (None, "reward")
+    other_score = (facts.get("score") or TOTAL) != (snapshot.score or TOTAL)
     settings = {key: config[key] for key in _SHAPING if config.get(key) not in (None, False, "none", "outcome", 1.0)}
     return {
         "estimator": estimator,
         "formula": f"A = {used.formula}" if used else estimator,
         "by_group": used is not None and used.standardizes,
         "file": tokens.experience,
-        "score": facts.get("score") or "reward",
+        "score": facts.get("score") or TOTAL,
         "same_rewards": not other_score,
         "settings": settings,
         "group": group,

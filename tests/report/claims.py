@@ -240,9 +240,10 @@ def shown(path: Path, rollout_id: str) -> dict[str, Any]:
 
 #: What a path without rollouts has.
 NO_ROLLOUTS: dict[str, Twin] = {name: lambda _, value=value: value for name, value in
-                                (("rewards", None), ("pass_at_k", []), ("validation", None))}  # fmt: skip
+                                (("score", None), ("rewards", None), ("pass_at_k", []), ("validation", None))}  # fmt: skip
 
 ROLLOUTS: dict[str, str | Twin] = {
+    "score": lambda _: "reward",
     "rewards.n": "SELECT count(*) FROM rollouts WHERE isfinite(reward)",
     "rewards.tasks": f"SELECT count(DISTINCT task_id) FROM {SCORED}",
     "rewards.rollouts": "SELECT count(*) FROM rollouts",

@@ -12,9 +12,13 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import UsageError
+from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
 from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store.reading import DataWarning
+from gymdata.view.evidence.index import RolloutIndex
+from gymdata.view.evidence.selection import Query, Selector
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -76,6 +80,9 @@ def test_experience_and_filter_use_it(run: Path, capsys: pytest.CaptureFixture[s
     assert "reward is the score 'mine'" in capsys.readouterr().err
     kept = gymdata.load_rollouts(run.parent / "kept")
     assert (kept["rollout_index"].to_pylist(), kept["reward"].to_pylist()) == ([2, 2], [0.0, 0.0])
+    total = ["filter", str(run), "--where", "reward_reward < reward and n_scored = 3", "-o", str(run.parent / "total")]
+    assert main(total) == 0
+    assert gymdata.load_rollouts(run.parent / "total")["rollout_index"].to_pylist() == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("named", [[], ["--reward", "mine"]])
@@ -93,3 +100,59 @@ def test_a_score_that_is_not_there_is_refused_by_name(run: Path) -> None:
     with pytest.raises(UsageError, match="got 'yours'") as raised:
         gymdata.pairs(run, reward="yours")
     assert "mine" in str(raised.value.hint)
+
+
+def test_a_report_is_of_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one run and of two: the figures, the headline and the examples; --reward reward is the total."""
+    with pytest.warns(DataWarning, match="score: mine"):
+        made = gymdata.report(run, write=False).to_dict()
+    assert (made["score"], made["rewards"]["mean"]) == ("mine", 1.0)
+    assert made["headline"].endswith("score mine")
+    assert made["examples"]["best"]["score"] == {"name": "mine", "value": 2.0}
+    assert gymdata.report(run, write=False, reward="reward").to_dict()["rewards"]["mean"] == 0.0
+    compared = gymdata.report(run, run, write=False, reward="mine").to_dict()
+    assert compared["difference"]["before"] == 1.0
+    assert main(["report", str(run)]) == 0
+    assert "mine 2" in (run / "report.html").read_text()
+    assert "score: mine, the newest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_export_holds_it(run: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """In formats with a reward, by one process and by several; where the score has no value there is none."""
+    write_scores(run, "later", {1: 5.0})
+
+    def rewards(*flags: str) -> list[float | None]:
+        words = ["--format", "nemo-gym", "--workers", str(workers), "--overwrite", *flags]
+        assert main(["export", str(run), "-o", str(run.parent / "gym.jsonl"), *words]) == 0
+        return [json.loads(line)["reward"] for line in (run.parent / "gym.jsonl").read_text().splitlines()]
+
+    assert rewards() == [None, 5.0, None] * 2
+    facts = read_run_json(run.parent / "gym.jsonl.run.json")
+    assert facts["config"]["reward"] == "later"
+    assert str((run / "scores-later").resolve()) in [parent["path"] for parent in facts["parents"]]
+    assert rewards("--reward", "mine") == [0.0, 1.0, 2.0] * 2
+    assert rewards("--reward", "reward") == [0.0] * 6
+    words = ["export", str(run), "-o", str(run.parent / "text.jsonl"), "--format", "openai", "--reward", "mine"]
+    assert main(words) == 2
+    assert "openai holds no rewards" in capsys.readouterr().err
+
+
+def test_a_viewer_shows_it(run: Path) -> None:
+    """In its table, on a rollout's page and under a filter, whose command keeps the same rollouts; a score that is made
+    while it runs counts from then on."""
+    index = RolloutIndex([run], fresh_s=0)
+    snapshot = index.snapshot()
+    assert (snapshot.score, snapshot.table["reward"].to_pylist()) == ("mine", [0.0, 1.0, 2.0] * 2)
+    assert index.row(snapshot, 2)["reward"] == 2.0
+    rows = Selector().select(snapshot, Query(where="reward > 1.5")).rows.tolist()
+    assert rows == [2, 5]
+    write_scores(run, "later", {0: 9.0})
+    assert index.snapshot().table["reward"].to_pylist() == [9.0, None, None] * 2
+    assert index.snapshot() is index.snapshot()
+    index.close()
+
+
+def test_a_loop_uses_the_reward_that_its_file_names(run: Path) -> None:
+    """A score that somebody made of an epoch's rollouts since changes nothing."""
+    assert set(Source(run).scores()["reward"].to_pylist()) == {0.0}

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import default_score, rescored_at, with_score
 from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
@@ -60,7 +61,8 @@ class _Part:
 class Snapshot:
     """All rollouts at one moment, in reading order. ``version`` grows when something changed; ``problems``: a line for each
     file whose rows are not here; ``growing``: rows come from a journal; ``paths``: the given ones that hold rollouts;
-    ``repeated``: a line for each folder or file whose rollouts are counted with another, too."""
+    ``repeated``: a line for each folder or file whose rollouts are counted with another, too; ``score``: the re-scoring
+    that is ``table``'s reward, None for the total reward of ``collect``."""
 
     table: pa.Table
     parts: tuple[_Part, ...]
@@ -69,6 +71,7 @@ class Snapshot:
     growing: bool
     paths: tuple[Path, ...] = ()
     repeated: tuple[str, ...] = ()
+    score: str | None = None
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -81,6 +84,11 @@ class Snapshot:
         """The rows with this text in a column, in order."""
         found: list[int] = np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
         return found
+
+    def scored(self, rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+        """``rows``, which are those of ``numbers``, with this snapshot's reward."""
+        rewards = self.table["reward"].take(pa.array(numbers, pa.int64()))
+        return rows.set_column(rows.schema.get_field_index("reward"), "reward", rewards)
 
     def file(self, number: int) -> Path:
         for part in self.parts:
@@ -116,6 +124,8 @@ class RolloutIndex:
         self._rows: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._looked = 0.0
         self._last = Snapshot(_HELD.empty_table(), (), 0, (), False)
+        #: Of the last look: the problems of files, and the times of scores.
+        self._state: tuple[tuple[str, ...], list[dict[str, int]]] = ((), [])
 
     def close(self) -> None:
         """Remove what was put aside."""
@@ -140,8 +150,8 @@ class RolloutIndex:
         return pa.concat_tables([found[n] for n in numbers], promote_options="default")
 
     def row(self, snapshot: Snapshot, number: int) -> dict[str, Any]:
-        """One rollout, all columns."""
-        found: dict[str, Any] = self.rows(snapshot, [number]).to_pylist()[0]
+        """One rollout, all columns; ``reward`` is the snapshot's."""
+        found: dict[str, Any] = snapshot.scored(self.rows(snapshot, [number]), [number]).to_pylist()[0]
         return found
 
     def _read(self, part: _Part, rows: Sequence[int], columns: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
@@ -181,15 +191,23 @@ class RolloutIndex:
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
         same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
-        if same and tuple(problems) == self._last.problems:
+        state = (tuple(problems), rescored_at(holding))
+        if same and state == self._state:
             return
+        self._state = state
         self._held = {part.source.path.resolve(): part for part in parts}
         tables = [part.table for part in parts if part.table.num_rows]
         whole = pa.concat_tables(tables) if tables else _HELD.empty_table()
         growing = any(part.source.kind == "journal" for part in parts)
         version = self._last.version + 1
         repeated = tuple(_repeated(parts))
-        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated)
+        score = None
+        try:
+            score, _ = default_score(holding, None)
+            whole, _ = with_score(holding, whole, score)
+        except GymdataError as error:
+            problems.append(str(error))
+        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated, score)
 
     def _part(self, file: Path, source: Source) -> _Part:
         stat = file.stat()
