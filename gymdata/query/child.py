@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _START = "import sys; sys.path[:] = sys.argv[2:]; from gymdata.query.child import serve; serve()"
 #: Bytes of memory that no statement can do without: the libraries and a few buffers. With less they fail to load, or hang.
 _LEAST_MEMORY = 512 << 20
+#: The same for addresses (``ulimit -v``), of which libraries and threads reserve more than they use.
+_LEAST_ADDRESSES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,9 @@ def run_query(
     limits = replace(limits, memory=_memory_limit(limits))
     if limits.memory < _LEAST_MEMORY:
         raise _out_of_memory(limits, f" (SQL takes at least {_LEAST_MEMORY / 1e9:.3g} GB)")
+    if (addresses := _inherited(resource.RLIMIT_AS)) < _LEAST_ADDRESSES:
+        why = f" (under `ulimit -v` SQL takes at least {_LEAST_ADDRESSES / 1e9:.3g} GB)"
+        raise _out_of_memory(replace(limits, memory=addresses), why)
     statement = Statement(sql, tuple(map(str, paths)), as_text, limits, reading.current().allow_changed)
     process, connection = _started()
     try:
@@ -89,11 +95,14 @@ def run_query(
 
 def _memory_limit(limits: Limits) -> int:
     """Bytes that a statement may take: ``limits``, what this process may take, or half of what the machine has."""
-    import resource
-
-    inherited = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(limits.memory or machine, machine, *(limit for limit in inherited if limit != resource.RLIM_INFINITY))
+    return min(limits.memory or machine, machine, _inherited(resource.RLIMIT_AS), _inherited(resource.RLIMIT_DATA))
+
+
+def _inherited(kind: int) -> int:
+    """This process's own limit in bytes."""
+    limit = resource.getrlimit(kind)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _started() -> tuple[subprocess.Popen[bytes], Connection]:
@@ -205,8 +214,6 @@ def _end_with_parent(connection: Connection) -> NoReturn:
 
 def _limit_memory(memory: int) -> None:
     """Data of this process, not its address space: libraries and DuckDB's allocator reserve far more than they use."""
-    import resource
-
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     with contextlib.suppress(OSError):  # Linux: where memory is short, this process is ended before any other
         Path("/proc/self/oom_score_adj").write_text("1000")

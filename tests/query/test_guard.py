@@ -67,7 +67,7 @@ def test_a_statement_over_its_memory_is_an_error(sql: str):
     assert raised.value.exit_code == 1
 
 
-@pytest.mark.parametrize("kilobytes", [300_000, 540_000])
+@pytest.mark.parametrize("kilobytes", [300_000, 540_000, 1_300_000])
 def test_too_little_memory_for_the_process_is_named(kilobytes: int):
     """Under a low ``ulimit -v`` a query ends with an error about memory, not with a signal, and does not call the file
     damaged."""
