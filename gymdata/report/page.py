@@ -9,20 +9,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import counted
-from gymdata.report.charts import Chart, escape, of_histogram, of_rates, of_series, svg
+import jinja2
+from markupsafe import Markup
+
+from gymdata.errors import counted, printable
+from gymdata.report.charts import Chart, of_histogram, of_rates, of_series, svg
 from gymdata.report.stages import EPOCH_CURVES, curve
 from gymdata.rollouts.violations import CODES
 
-_STYLE = files("gymdata.report").joinpath("page.css").read_text(encoding="utf-8")
-
-
 _GENERATOR = '<meta name="generator" content="gymdata">'
+_EPOCH = {
+    "epoch": "epoch", "policy": "policy_version", "reward": "reward_mean", "rollouts": "rollouts", "groups": "groups",
+    "trained on": "groups_selected", "tokens trained": "trained_tokens", "loss": "training_loss",
+    "KL to start": "kl_to_start", "held-out": "validation.rate",
+}  # fmt: skip
 
 
 def is_page(file: Path) -> bool:
@@ -32,24 +37,41 @@ def is_page(file: Path) -> bool:
 
 
 def page(figures: Mapping[str, Any]) -> str:
-    runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
-    body = [f'<h1>{escape(figures["headline"])}</h1><p class="soft">{escape(_gist(runs))}</p>']
-    if "difference" in figures:
-        body.append(_compared(figures))
-    for run in runs:
-        name = f" of {run['path']}" if len(runs) > 1 else ""
-        body += [_section(title + name, content) for title, content in _sections(run, brief=len(runs) > 1)]
-    body.append(_what_was_run(runs))
-    policy = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{policy}'\">"
-        f'{_GENERATOR}<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(figures['headline'])}</title><style>{_STYLE}</style></head><body><main>"
-        + "".join(body)
-        + "<footer>Every number is recomputed from the files named here; intervals are 95 %, by task.</footer>"
-        + "</main></body></html>\n"
+    """The whole page of the figures of one run, or of two."""
+    folder = files("gymdata.report")
+    style = folder.joinpath("page.css").read_text(encoding="utf-8")
+    filters = (
+        text, counted, left_out, columns, _gist, _apart, _reward_rows, _ending_rows, _finding_rows, _stage_rows,
+        _lineage_rows, _epoch_row, _stage_title, _reward_charts, _size_charts, _time_charts, _stage_charts,
+    )  # fmt: skip
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # What a terminal or browser would act on is an escape; Markup comes from the template itself.
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        trim_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
+    environment.filters |= {one.__name__.lstrip("_"): one for one in filters}
+    environment.filters |= {"svg": lambda chart: Markup(svg(chart)), "as_json": _as_json}
+    template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        {"runs": [figures], **figures},
+        codes=CODES,
+        epoch_columns=list(_EPOCH),
+        generator=Markup(_GENERATOR),
+        policy=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        style=Markup(style),
+    )
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def columns(row: Mapping[str, Any], *names: str) -> list[Any]:
+    """These values of a row, for a table."""
+    return [row[name] for name in names]
 
 
 def charts_of(figures: Mapping[str, Any]) -> list[Chart]:
@@ -145,14 +167,6 @@ def _known(*charts: Chart | None) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _what_was_run(runs: Sequence[Mapping[str, Any]]) -> str:
-    cards = "".join(
-        f'<div class="card"><h3>{escape(run["path"])}</h3>{_facts(run["what"].items())}</div>' for run in runs
-    )
-    kind = "cards" if len(runs) > 1 else "one"
-    return _section("What was run", f'<div class="{kind}">{cards}</div>')
-
-
 def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
     """The facts to know besides the headline."""
     sentences = []
@@ -166,28 +180,6 @@ def _gist(runs: Sequence[Mapping[str, Any]]) -> str:
             rewards = run["rewards"]
             sentences.append(f"{name}{rewards['n']:,} of {counted(rewards['rollouts'], 'rollout')} have a reward.")
     return " ".join(sentences)
-
-
-def _sections(run: Mapping[str, Any], brief: bool) -> Iterable[tuple[str, str]]:
-    if (rewards := run["rewards"]) is not None:
-        yield "Rewards", _cards(_reward_charts(run)) + _reward_table(run)
-        if not brief:
-            yield "Lengths and endings", _cards(_size_charts(run), _endings(run))
-            yield "Over time", _cards(_time_charts(run), _failures(run))
-        yield "Validation", _validation(run["validation"])
-        if not brief and rewards["n"]:
-            yield (
-                "Examples",
-                '<div class="card">' + "".join(_example(k, v) for k, v in run["examples"].items()) + "</div>",
-            )
-    if brief:
-        return
-    if run["epochs"]:
-        yield "Epochs", _epochs(run["epochs"])
-    if charts := _stage_charts(run):
-        yield _stage_title(run), _cards(charts) + _stages(run)
-    if run["lineage"]:
-        yield "Lineage", _lineage(run["lineage"])
 
 
 def _stage_title(run: Mapping[str, Any]) -> str:
@@ -204,26 +196,8 @@ def _stage_title(run: Mapping[str, Any]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
-
-
-def _cards(charts: Sequence[Chart], *more: str) -> str:
-    cards = [f'<div class="card"><h3>{escape(chart.title)}</h3>{svg(chart)}</div>' for chart in charts]
-    cards += [f'<div class="card">{one}</div>' for one in more if one]
-    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
-
-
-def _facts(rows: Iterable[tuple[str, Any]]) -> str:
-    return (
-        '<dl class="facts">'
-        + "".join(f"<dt>{escape(k.replace('_', ' '))}</dt><dd>{text(v)}</dd>" for k, v in rows)
-        + "</dl>"
-    )
-
-
 def text(value: Any) -> str:
-    """A value as people read it, escaped."""
+    """A value as people read it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -238,41 +212,23 @@ def text(value: Any) -> str:
         count = f", {value['count']:,} of {value['n']:,}" if value.get("n") else ""
         return rate + (f" ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})" if ends and None not in ends else "") + count
     if isinstance(value, (list, tuple)):
-        return escape(", ".join(map(str, value)))
-    return escape(value)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Numbers are right-aligned, texts left-aligned."""
-    cells = [list(row) for row in rows]
-    kinds = [' class="t"' if any(isinstance(row[i], str) for row in cells) else "" for i in range(len(head))]
-    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in cells
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 def _ends(ends: Sequence[float] | None) -> str:
     return "–" if not ends else f"{ends[0]:.4g} to {ends[1]:.4g}"
 
 
-def _reward_table(run: Mapping[str, Any]) -> str:
+def _reward_rows(run: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     rewards = run["rewards"]
     rows = [(run["score"], rewards["mean"], _ends(rewards["ci95"]), rewards["n"])]
     parts = rewards["parts"] if len(rewards["parts"]) > 1 else {}
     rows += [(name, one["mean"], _ends(one["ci95"]), one["n"]) for name, one in parts.items()]
-    rows += [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
-    groups = rewards["groups"]
-    line = f"{counted(groups['of_several'], 'group')} of several rollouts: {groups['mixed']:,} with different rewards"
-    summary = (
-        f'<p class="soft">{line}, {groups["without_variance"]:,} without variance.</p>' if groups["of_several"] else ""
-    )
-    return f'<div class="card">{_table(("", "mean", "95 %", "of"), rows)}{summary}</div>'
+    return rows + [(f"pass@{one['k']}", one["value"], _ends(one["ci95"]), one["tasks"]) for one in run["pass_at_k"]]
 
 
-def _endings(run: Mapping[str, Any]) -> str:
+def _ending_rows(run: Mapping[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [("truncated", run["truncated"]), ("rollouts with breaks", run["breaks"])]
     rows += [(f"finish reason {name}", n) for name, n in sorted(run["finish_reasons"].items())]
     rows += [(f"stop reason {name}", n) for name, n in sorted(run["stop_reasons"].items())]
@@ -287,54 +243,14 @@ def _endings(run: Mapping[str, Any]) -> str:
         rows.append(("tool results that are errors", run["tools"]))
         if len(run["tools"]["by_name"]) > 1:
             rows += [(f"  {name}", one) for name, one in run["tools"]["by_name"].items()]
-    return "<h3>How rollouts ended</h3>" + _facts(rows)
+    return rows
 
 
-def _failures(run: Mapping[str, Any]) -> str:
-    failures = run["failures"]
-    if not failures["n"]:
-        return ""
-    return "<h3>Failed attempts</h3>" + _facts([("all", failures["n"]), *sorted(failures["by_kind"].items())])
-
-
-def _validation(checked: Mapping[str, Any] | None) -> str:
-    if checked is None:
-        return ""
-    rows = [
+def _finding_rows(checked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
         (f"{code} {CODES[code].name}", CODES[code].severity, n, checked["behavior"].get(code) or CODES[code].meaning)
         for code, n in checked["by_code"].items()
     ]
-    found = [counted(checked[f"{kind}s"], kind) for kind in ("error", "warning")]
-    line = (
-        f"{', '.join(found)}; {checked['trainable']:,} of {counted(checked['rollouts'], 'rollout')} can be trained on."
-    )
-    table = _table(("code", "severity", "findings", "meaning"), rows) if rows else ""
-    return f'<div class="card"><p>{line}</p>{table}</div>'
-
-
-def _example(name: str, row: Mapping[str, Any]) -> str:
-    size = counted(row["n_generated_tokens"], "token")
-    score = row.get("score") or {"name": "reward", "value": row["reward"]}
-    title = f"{escape(name)}: task {escape(row['task_id'])}, {escape(score['name'])} {text(score['value'])}, {size}"
-    faults = sorted({v["code"] for v in row["violations"] if v["severity"] == "error"})
-    listed = f'<p class="down">{escape(", ".join(f"{c} {CODES[c].name}" for c in faults))}</p>' if faults else ""
-    return (
-        f"<details><summary>{title}</summary><p><code>{escape(row['rollout_id'])}</code></p>{listed}"
-        + "".join(map(_message, row["messages"]))
-        + "</details>"
-    )
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    name = f" {message['name']}" if message.get("name") else ""
-    parts = [f'<div class="role">{escape(message.get("role"))}{escape(name)}</div>']
-    if message.get("reasoning"):
-        parts.append(f'<pre class="soft">{escape(message["reasoning"])}</pre>')
-    if message.get("content") or not message.get("tool_calls"):
-        parts.append(f"<pre>{escape(message.get('content') or '(empty)')}</pre>")
-    if message.get("tool_calls"):
-        parts.append(f"<pre>{escape(json.dumps(message['tool_calls'], ensure_ascii=False, indent=1))}</pre>")
-    return "".join(parts)
 
 
 def _spoken(name: str) -> str:
@@ -345,23 +261,14 @@ def _words(rates: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", " "): one for name, one in rates.items()}
 
 
-_EPOCH = (
-    ("epoch", "epoch"), ("policy", "policy_version"), ("reward", "reward_mean"), ("rollouts", "rollouts"),
-    ("groups", "groups"), ("trained on", "groups_selected"), ("tokens trained", "trained_tokens"),
-    ("loss", "training_loss"), ("KL to start", "kl_to_start"), ("held-out", "validation.rate"),
-)  # fmt: skip
-
-
-def _epochs(rows: Sequence[Mapping[str, Any]]) -> str:
-    def at(row: Mapping[str, Any], key: str) -> Any:
+def _epoch_row(row: Mapping[str, Any]) -> list[Any]:
+    def at(key: str) -> Any:
         value: Any = row
         for word in key.split("."):
             value = value.get(word) if isinstance(value, Mapping) else None
         return value
 
-    table = _table([head for head, _ in _EPOCH], [[at(row, key) for _, key in _EPOCH] for row in rows])
-    dropped = "".join(f"<li>Epoch {row['epoch']}: {escape(left_out(row))}</li>" for row in rows)
-    return f'<div class="card">{table}</div><h2>What was dropped</h2><div class="card"><ul>{dropped}</ul></div>'
+    return [at(key) for key in _EPOCH.values()]
 
 
 def left_out(row: Mapping[str, Any]) -> str:
@@ -383,7 +290,7 @@ def left_out(row: Mapping[str, Any]) -> str:
     return "; ".join(reasons) or "nothing"
 
 
-def _stages(run: Mapping[str, Any]) -> str:
+def _stage_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for one in run["pairs"]:
         made = f"{counted(one['pairs'], 'pair')} of {counted(one['tasks'], 'task')}"
@@ -410,33 +317,16 @@ def _stages(run: Mapping[str, Any]) -> str:
                 f"{one['stage']}, {one['status']}: {text(one['steps'])} steps, {text(one['trained_tokens'])} tokens{equal}",
             )
         )
-    return f'<div class="card">{_facts(rows)}</div>' if rows else ""
+    return rows
 
 
-def _lineage(rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [(one["stage"] or "–", one["run_id"] or "–", one["command"], ", ".join(one["parents"])) for one in rows]
-    return f'<div class="card">{_table(("stage", "run", "command", "made from"), cells)}</div>'
+def _lineage_rows(run: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    rows = run["lineage"]
+    return [(one["stage"] or "–", one["run_id"] or "–", one["command"], ", ".join(one["parents"])) for one in rows]
 
 
-def _compared(figures: Mapping[str, Any]) -> str:
-    flips, difference = figures["flips"], figures["difference"]
-    up = f'<span class="up">{counted(flips["up"], "task")} went up</span>'
-    down = f'<span class="down">{flips["down"]:,} down</span>'
+def _apart(difference: Mapping[str, Any]) -> str:
+    """The tasks that are not compared."""
     apart = [f"{difference[f'only_{side}']:,} that only the {side} run has scored" for side in ("first", "second")
              if difference[f"only_{side}"]]  # fmt: skip
-    missing = f" Left out of the tasks: {' and '.join(apart)}." if apart else ""
-    parts = [f'<div class="card"><p>{up}, {down}, {flips["same"]:,} stayed.{missing}</p></div>']
-    tables = [
-        f"<h3>By {escape(field)}</h3>"
-        + _table((field, "up", "down", "same"), [(r["value"], r["up"], r["down"], r["same"]) for r in rows])
-        for field, rows in flips["by_field"].items()
-    ]
-    for way in ("up", "down"):
-        if rows := flips["examples"][way]:
-            cells = [(r["task_id"], r["before"], r["after"]) for r in rows]
-            shown = "".join(
-                _example(f"{one['task_id']}, {side}", one[side]) for one in rows for side in ("first", "second")
-            )
-            tables.append(f"<h3>Tasks that went {way}</h3>{_table(('task', 'before', 'after'), cells)}{shown}")
-    parts.append(_cards([], *tables))
-    return _section("What changed", "".join(parts))
+    return f" Left out of the tasks: {' and '.join(apart)}." if apart else ""
