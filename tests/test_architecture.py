@@ -41,6 +41,7 @@ EDGES = {
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},
     ("view", "judge"): {"groups"},
+    ("view", "train"): {"losses"},
     ("view", "query"): {"child", "guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run"},
     ("report", "validate"): {"run"},

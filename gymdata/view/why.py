@@ -26,6 +26,7 @@ from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
 from gymdata.scores.chosen import TOTAL
 from gymdata.store.tables import read_table
+from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.stages import Stages, facts_of
@@ -53,7 +54,37 @@ def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Sna
         "reference": _finite(other),
         "audited": tokens.audited,
         "sequence": _sequence(tokens, turn),
+        "losses": loss_panels(),
     }
+
+
+def loss_panels() -> list[dict[str, Any]]:
+    """The losses that say how they limit a ratio, each with a slider for its bounds, from its defaults on."""
+    panels = []
+    for loss in LOSSES.values():
+        if loss.curve is not None:
+            bounds = [_slider(name, value) for name, value in loss.settings.items() if name in _BOUNDS]
+            panels.append(
+                {"name": loss.curve.title, "limits": loss.curve.limits, "of": loss.curve.of, "bounds": bounds}
+            )
+    return panels
+
+
+#: Setting of a loss → its bound of a ratio, the side that it is on, and how far the slider goes, in distances from 1.
+_BOUNDS: Mapping[str, tuple[str, str, float, float]] = {
+    "clip_low": ("low", "1 − clip_low", -1.0, 2.5),
+    "clip_high": ("high", "1 + clip_high", 1.0, 5.0),
+    "tis_cap": ("high", "tis_cap", 1.0, 5.0),
+}
+
+
+def _slider(name: str, value: float) -> dict[str, Any]:
+    key, label, side, reach = _BOUNDS[name]
+    distance = value - 1 if name == "tis_cap" else value
+    end = max(1 + side * reach * distance, 0.0)
+    low, high = sorted((1.0, end))
+    numbers = {"min": low, "max": high, "step": distance / 20, "start": 1 + side * distance}
+    return {"key": key, "label": label, **{name: round(number, 9) for name, number in numbers.items()}}
 
 
 def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
     kept = why.locator("[data-kept=PPO-clip]")
     # r-0 has A > 0: 1.3 and 3.0 are beyond 1.2; the other three have A < 0: 0.5 is below 0.8. So 5 of 20 are clipped.
     assert kept.inner_text() == "75.0 %"
-    slider = why.get_by_label("PPO-clip 1 + ε")
+    slider = why.get_by_label("PPO-clip 1 + clip_high")
     slider.evaluate("(box) => { box.value = 2; box.dispatchEvent(new Event('input', { bubbles: true })); }")
     expect(kept).to_have_text("80.0 %")
     page.keyboard.press("Escape")

@@ -5,49 +5,43 @@ import { html, render, useEffect, useMemo, useState } from "/static/vendor/htm-p
 const digits = (value, n = 4) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2) : String(Number(value.toFixed(n))));
 const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 
-// name → its bounds (key, label, min, max, step, default), whether a token at this ratio and sign keeps its gradient, the
-// weight that it has, and the formula. GSPO looks at whole sequences.
-const LOSSES = [
-  { name: "PPO-clip", what: "no gradient beyond the bounds on the side that the advantage pushes to",
-    bounds: [["low", "1 − ε", 0.5, 1, 0.01, 0.8], ["high", "1 + ε", 1, 2, 0.01, 1.2]],
+// How a loss limits a ratio: the losses themselves, their bounds and defaults come with the token.
+const beyond = (r, b) => r > b.high || r < (b.low ?? 0);
+const LIMITS = {
+  clipped: { what: "no gradient beyond the bounds on the side that the advantage pushes to",
     keeps: (r, a, b) => !((a > 0 && r > b.high) || (a < 0 && r < b.low)), weight: (r) => r },
-  { name: "CISPO", what: "every token keeps its gradient; its weight is clipped",
-    bounds: [["high", "highest weight", 1, 8, 0.1, 5]], keeps: () => true, weight: (r, b) => Math.min(r, b.high), changed: (r, b) => r > b.high },
-  { name: "TIS", what: "truncated importance sampling: the weight is min(ratio, cap)",
-    bounds: [["cap", "cap", 1, 8, 0.1, 2]], keeps: () => true, weight: (r, b) => Math.min(r, b.cap), changed: (r, b) => r > b.cap },
-  { name: "IcePop", what: "tokens outside the band are masked out",
-    bounds: [["low", "α", 0.1, 1, 0.01, 0.5], ["high", "β", 1, 8, 0.1, 5]], keeps: (r, _, b) => r >= b.low && r <= b.high, weight: (r) => r },
-  { name: "GSPO", what: "the ratio of the whole sequence, per token, is clipped", sequence: true,
-    bounds: [["low", "1 − ε", 0.98, 1, 0.0001, 0.9997], ["high", "1 + ε", 1, 1.02, 0.0001, 1.0004]],
-    keeps: (r, a, b) => !((a > 0 && r > b.high) || (a < 0 && r < b.low)), weight: (r) => r },
-];
+  capped: { what: "every token keeps its gradient; its weight stays within the bounds",
+    keeps: () => true, weight: (r, b) => Math.max(Math.min(r, b.high), b.low ?? 0), changed: beyond },
+  masked: { what: "tokens outside the bounds are masked out", keeps: (r, _, b) => !beyond(r, b), weight: (r) => r },
+};
 
 function Loss({ loss, ratio, advantage, run }) {
-  const [bounds, setBounds] = useState(Object.fromEntries(loss.bounds.map(([key, , , , , start]) => [key, start])));
+  const limits = LIMITS[loss.limits];
+  const [bounds, setBounds] = useState(Object.fromEntries(loss.bounds.map(({ key, start }) => [key, start])));
   const counts = useMemo(() => {
     if (!run) return null;
-    const { width, counts: tables } = loss.sequence ? run.by_sequence : run.by_token;
+    const { width, counts: tables } = loss.of === "sequence" ? run.by_sequence : run.by_token;
     let [kept, changed, all] = [0, 0, 0];
     for (const [row, sign] of [[tables[0], -1], [tables[1], 0], [tables[2], 1]]) {
       for (let bin = 0; bin < run.bins; bin++) {
         if (!row[bin]) continue;
         const r = Math.exp(-width + ((bin + 0.5) * 2 * width) / run.bins);
         all += row[bin];
-        if (loss.keeps(r, sign, bounds)) kept += row[bin];
-        if (loss.changed?.(r, bounds)) changed += row[bin];
+        if (limits.keeps(r, sign, bounds)) kept += row[bin];
+        if (limits.changed?.(r, bounds)) changed += row[bin];
       }
     }
     return { kept, changed, all };
   }, [run, bounds]);
-  const keeps = ratio == null ? null : loss.keeps(ratio, advantage ?? 0, bounds);
+  const keeps = ratio == null ? null : limits.keeps(ratio, advantage ?? 0, bounds);
   return html`<section class="loss">
     <header><h3>${loss.name}</h3><span class="verdict ${keeps === false ? "bad" : "good"}">${keeps == null ? "" : keeps ? "kept" : "no gradient"}</span></header>
-    <p class="muted">${loss.what}</p>
-    ${loss.bounds.map(([key, label, min, max, step]) => html`<label class="slide"><span>${label}</span>
+    <p class="muted">${limits.what}${loss.of === "sequence" ? ", of the whole sequence" : ""}</p>
+    ${loss.bounds.map(({ key, label, min, max, step }) => html`<label class="slide"><span>${label}</span>
       <input type="range" aria-label=${`${loss.name} ${label}`} min=${min} max=${max} step=${step} value=${bounds[key]} onInput=${(e) => setBounds({ ...bounds, [key]: Number(e.target.value) })} />
       <output>${bounds[key]}</output></label>`)}
-    <p class="counts">${ratio == null ? null : html`<span>weight here <b>${digits(loss.weight(ratio, bounds))}</b></span>`}
-      ${counts && html`<span>over the run <b data-kept=${loss.name}>${percent(counts.kept, counts.all)}</b> of tokens keep their gradient${loss.changed ? html`, <b>${percent(counts.changed, counts.all)}</b> have their weight capped` : ""}</span>`}</p>
+    <p class="counts">${ratio == null ? null : html`<span>weight here <b>${digits(limits.weight(ratio, bounds))}</b></span>`}
+      ${counts && html`<span>over the run <b data-kept=${loss.name}>${percent(counts.kept, counts.all)}</b> of tokens keep their gradient${limits.changed ? html`, <b>${percent(counts.changed, counts.all)}</b> have their weight capped` : ""}</span>`}</p>
   </section>`;
 }
 
@@ -102,8 +96,8 @@ function Why({ about, turn, k, close }) {
       ${data.reference == null && html`<p class="muted">No audit has this rollout: <code>gymdata audit RUN -m MODEL --write-as ref_logprobs</code> gives another model's probabilities. Until then the ratio is 1, and every loss keeps every token.</p>`}</section>
     ${data.seen.steps.length > 0 && html`<${Seen} seen=${data.seen} />`}
     <section><h3>Would a loss keep it?</h3>${data.run && html`<p class="muted">Counts are over ${data.run.tokens.toLocaleString()} tokens of ${data.run.sequences.toLocaleString()} audited rollouts that were made into experiences${data.run.left_out ? `; ${data.run.left_out.toLocaleString()} others are in no experience, or in several sequences` : ""}.</p>`}
-      ${LOSSES.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} run=${data.run} advantage=${advantage}
-        ratio=${data.reference == null ? 1 : loss.sequence ? (data.sequence?.mean_log_ratio == null ? null : Math.exp(data.sequence.mean_log_ratio)) : ratio} />`)}</section>
+      ${data.losses.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} run=${data.run} advantage=${advantage}
+        ratio=${data.reference == null ? 1 : loss.of === "sequence" ? (data.sequence?.mean_log_ratio == null ? null : Math.exp(data.sequence.mean_log_ratio)) : ratio} />`)}</section>
   </div>`;
 }
 
