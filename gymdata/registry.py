@@ -110,6 +110,12 @@ def settings_of(function: Callable[..., Any]) -> dict[str, Setting]:
     return found
 
 
+def own_fields(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The fields of a settings class for settings that each belong to one function, as ``pydantic.create_model`` takes
+    them."""
+    return {name: (s.kind, FieldInfo.merge_field_infos(s.field, default=s.default)) for name, s in settings.items()}
+
+
 def shared_fields(settings: Mapping[str, Mapping[str, Setting]], own: str) -> dict[str, Any]:
     """The fields of a settings class for the settings of all functions by name, as ``pydantic.create_model`` takes them:
     None stands for the function's own default, which the description names, as ``own`` where they are many."""

@@ -139,7 +139,7 @@ class Crediting:
             raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
                              hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
         outcome = self.scores.copy() if uses_outcome else None
-        if config.estimator == "teacher":
+        if ALL[config.estimator].reads == "none":
             outcome = np.zeros(len(rollouts))
         steps = owner = None
         if outcome is not None:
@@ -190,12 +190,12 @@ class Crediting:
             report.notes.append(f"values are in the file, but {config.estimator} does not use them")
         if config.estimator == "gae" and config.critic is None and "values" not in self.evidence:
             report.notes.append("no values were given: every V is 0, so advantages are λ-discounted returns")
-        if config.estimator == "pass-at-k":
+        if (least := ALL[config.estimator].least) is not None:
             known = np.bincount(self.groups[np.isfinite(self.scores)], minlength=len(self.group_ids))
-            if small := int(((known > 0) & (known < config.pass_k)).sum()):
+            if small := int(((known > 0) & (known < config.own_settings[least])).sum()):
                 report.notes.append(
-                    f"{counted(small, 'group has', 'groups have')} fewer than {config.pass_k} scored rollouts "
-                    "(--pass-k): their advantages are 0"
+                    f"{counted(small, 'group has', 'groups have')} fewer than {config.own_settings[least]} scored rollouts "
+                    f"({least}): their advantages are 0"
                 )
         return shaped
 
@@ -203,7 +203,7 @@ class Crediting:
         config = self.config
         same = {name: getattr(config, name) for name in ShapeSettings.__dataclass_fields__ if name != "zero_variance"}
         # With a discount, turns of equal outcomes still differ by their distance from the end.
-        drop = self.comparing and not (config.estimator == "gigpo" and config.gamma < 1)
+        drop = self.comparing and not (ALL[config.estimator].turns is not None and config.gamma < 1)
         return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if drop else "keep"))
 
     def _overlong(self, generated: np.ndarray) -> np.ndarray | None:
@@ -313,12 +313,8 @@ class Crediting:
         self, shaped: Shaped, carried: Sequence[str] = ()
     ) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch, experiences.Credited]]:
         """Every batch with its credit, before baselines of places."""
-        by_turn = self.config.estimator in ("gigpo", "rae")
-        if by_turn and self._turns is None:
-            self._turns = turn_advantages(
-                Turns.of(self.batches()), shaped, self.groups, self.config.estimator, gamma=self.config.gamma,
-                step_weight=self.config.step_weight, decay=self.config.baseline_decay,
-            )  # fmt: skip
+        if ALL[self.config.estimator].turns is not None and self._turns is None:
+            self._turns = turn_advantages(Turns.of(self.batches()), shaped, self.groups, self.config)
         turn = 0
         for row, sequences, batch in self.batches(carried):
             n, sampled = batch.num_rows, sequences.sampled

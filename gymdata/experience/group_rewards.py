@@ -21,7 +21,8 @@ ZERO_VARIANCE, ONE_SCORED, NONE_SCORED = "zero_variance", "one_scored_rollout", 
 
 @dataclass(frozen=True, slots=True)
 class ShapeSettings:
-    """What happens to scalar rewards. ``reward_clip``: (low, high), or c for −c to c."""
+    """What happens to scalar rewards. ``own_settings``: those of the estimator; ``reward_clip``: (low, high), or c for −c
+    to c."""
 
     estimator: str = "grpo"
     zero_variance: Literal["drop", "keep"] = "drop"
@@ -30,7 +31,7 @@ class ShapeSettings:
     clip_filter_weights: bool = False
     clip_filter_eps: float = 3.0
     clip_filter_lamda: float = 1.0
-    pass_k: int = 4
+    own_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ def shape(
     elif outcome is not None:
         total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
         shaped_outcome = _limited(
-            credit.shape_rewards(total, settings.estimator, groups, settings.pass_k, lengths), settings
+            credit.shape_rewards(total, settings.estimator, groups, lengths=lengths, **settings.own_settings), settings
         )
     if steps is not None and step_owner is not None:
         own = np.where(kept[step_owner], steps, np.nan)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import credit
+from gymdata.credit.estimators import ALL
 from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, refuse_short_horizon, tokens_of
@@ -56,7 +57,7 @@ def experience(
     notes = changed_rollouts(sources)
     if config.token_columns is not None:
         refuse_replaced(config.token_columns, sources)
-    if config.estimator not in ("gdpo", "teacher"):
+    if ALL[config.estimator].reads == "reward":
         reward, note = default_score(sources, config.reward)
         config = config.model_copy(update={"reward": reward})
         notes += [note] if note else []
@@ -77,7 +78,7 @@ def _build(
     command: Sequence[str],
     progress: Progress,
 ) -> ExperiencesReport:
-    by_name = config.estimator == "gdpo" or config.reward is not None or config.rewards == "steps+outcome"
+    by_name = ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
     rollouts = Scalars.read(sources, named=by_name or config.token_columns is not None)
     score, values, scored_by, parts = _scores(sources, rollouts, config)
     work = Crediting(
@@ -118,7 +119,7 @@ def _scores(
     sources: Sequence[str | Path], rollouts: Scalars, config: ExperienceConfig
 ) -> tuple[str, np.ndarray, list[Path], dict[str, np.ndarray] | None]:
     """The score's name, one score per rollout (NaN: none), the files of re-scorings behind it, and its parts for gdpo."""
-    if config.estimator != "gdpo":
+    if ALL[config.estimator].reads != "parts":
         if config.reward is None:
             return "reward", rollouts.reward, [], None
         score, values, scored_by = scores_of(sources, rollouts.named, config.reward)
@@ -126,7 +127,7 @@ def _scores(
     named = config.reward_parts or tuple(sorted(rollouts.reward_names))
     if not named:
         raise RefusedError(
-            "--estimator gdpo compares the named parts of a reward, and these rollouts have none",
+            f"--estimator {config.estimator} compares the named parts of a reward, and these rollouts have none",
             code="R501",
             hint="score them with `gymdata score RUN --reward A --reward B`, or name re-scorings with --reward-parts a,b",
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
-from gymdata.credit.estimators import ALL, DEFAULT
+from gymdata.credit.estimators import ALL, DEFAULT, SETTINGS, Estimator
+from gymdata.registry import own_fields
 from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
 
 if TYPE_CHECKING:
@@ -17,18 +18,43 @@ else:
     EstimatorName = Literal.__getitem__(tuple(ALL))
 
 
-def _reads_rewards(c: Any) -> bool:
-    return bool(c.estimator != "teacher")
+def _with_estimator(fits: Callable[[Estimator], bool], kind: str = "") -> tuple[str, Callable[[Any], bool]]:
+    """What a setting goes with, for ``only_with``: the estimators that fit, or of which ``kind`` they are."""
+    fitting, others = _names(fits), _names(lambda estimator: not fits(estimator))
+    text = f"an --estimator {kind}: not {others}" if kind else f"--estimator {fitting}"
+    return text, lambda c: fits(ALL[c.estimator])
 
 
-def _discounts(c: Any) -> bool:
-    return bool(ALL[c.estimator].returns or c.kl_coef > 0)
+def _names(fits: Callable[[Estimator], bool]) -> str:
+    *some, last = (name for name, estimator in ALL.items() if fits(estimator))
+    return f"{', '.join(some)} or {last}" if some else last
 
 
+_OF_ONE_REWARD = _with_estimator(lambda e: e.reads == "reward", "of one reward")
+_OF_DISCOUNTS, _discounts = _with_estimator(lambda e: e.discounts, "of discounted returns")
+_OF_RETURNS, _returns = _with_estimator(lambda e: e.returns, "of discounted returns")
 _CLIP = "a number above 0, or a lower and an upper bound: 5 or -1,1"
 
 
-class ExperienceConfig(Config):
+class _Choice(Config):
+    estimator: EstimatorName = pydantic.Field(
+        DEFAULT, description="Advantage estimator; with --teacher alone: teacher."
+    )
+    baseline: str | None = pydantic.Field(
+        None, description="Scored greedy run (temperature 0) whose reward of the same task is the baseline, for remax."
+    )
+    reward_parts: Names = pydantic.Field(
+        (), description="Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward)."
+    )
+
+
+#: The settings of estimators follow the choice of one.
+_WithOwnSettings: type[_Choice] = pydantic.create_model(
+    "_WithOwnSettings", __base__=_Choice, __module__=__name__, **own_fields(SETTINGS)
+)
+
+
+class ExperienceConfig(_WithOwnSettings):  # type: ignore[misc,valid-type]  # made above
     """How experiences are made from scored rollouts; the formulas are those of ``gymdata.credit``."""
 
     only_with: ClassVar[OnlyWith] = {
@@ -38,21 +64,18 @@ class ExperienceConfig(Config):
         "clip_filter_lamda": ("--clip-filter-weights", lambda c: c.clip_filter_weights),
         **{name: ("--reference, --critic or --teacher", lambda c: any((c.reference, c.critic, c.teacher)))
            for name in ("device", "dtype", "batch_tokens")},
-        "pass_k": ("--estimator pass-at-k", lambda c: c.estimator == "pass-at-k"),
-        "reward_parts": ("--estimator gdpo", lambda c: c.estimator == "gdpo"),
-        "baseline": ("--estimator remax", lambda c: c.estimator == "remax"),
-        "step_weight": ("--estimator gigpo", lambda c: c.estimator == "gigpo"),
-        "baseline_decay": ("--estimator rae", lambda c: c.estimator == "rae"),
+        **{name: _with_estimator(lambda e, name=name: name in e.options)  # type: ignore[misc]  # a lambda's default
+           for name in SETTINGS},
+        "reward_parts": _with_estimator(lambda e: e.reads == "parts"),
+        "baseline": _with_estimator(lambda e: e.baseline),
         "teacher_coef": ("--teacher", lambda c: c.teacher is not None or c.estimator == "teacher"),
-        "reward": ("an --estimator of one reward: not gdpo or teacher", lambda c: c.estimator not in ("gdpo", "teacher")),
+        "reward": _OF_ONE_REWARD,
         "rewards": ("an --estimator that reads rewards of turns", lambda c: not ALL[c.estimator].of_outcomes),
-        "overlong_buffer": ("an --estimator of one reward: not gdpo or teacher",
-                            lambda c: c.estimator not in ("gdpo", "teacher")),
+        "overlong_buffer": _OF_ONE_REWARD,
         **dict.fromkeys(("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
-                        ("an --estimator that reads rewards: not teacher", _reads_rewards)),
-        "gamma": ("--kl-coef, or an --estimator of discounted returns: not rae or teacher",
-                  lambda c: c.estimator == "gigpo" or _discounts(c)),
-        "discount_unit": ("--kl-coef, or an --estimator of discounted returns: not gigpo, rae or teacher", _discounts),
+                        _with_estimator(lambda e: e.reads != "none", "that reads rewards")),
+        "gamma": (f"--kl-coef, or {_OF_DISCOUNTS}", lambda c: _discounts(c) or c.kl_coef > 0),
+        "discount_unit": (f"--kl-coef, or {_OF_RETURNS}", lambda c: _returns(c) or c.kl_coef > 0),
     }  # fmt: skip
     sections: ClassVar[Mapping[str, str]] = {
         "estimator": "Estimator",
@@ -63,28 +86,9 @@ class ExperienceConfig(Config):
         "token_columns": "Models and columns",
     }
     key_only: ClassVar[Set[str]] = frozenset(
-        {"clip_filter_eps", "clip_filter_lamda", "step_weight", "baseline_decay", "teacher_coef"}
+        {"clip_filter_eps", "clip_filter_lamda", "teacher_coef", *SETTINGS} - {"pass_k"}
     )
 
-    estimator: EstimatorName = pydantic.Field(
-        DEFAULT, description="Advantage estimator; with --teacher alone: teacher."
-    )
-    baseline: str | None = pydantic.Field(
-        None, description="Scored greedy run (temperature 0) whose reward of the same task is the baseline, for remax."
-    )
-    pass_k: int = pydantic.Field(4, ge=1, description="Attempts of which one must succeed, for pass-at-k.")
-    reward_parts: Names = pydantic.Field(
-        (), description="Named rewards that gdpo normalizes one by one: a,b (default: all parts of the reward)."
-    )
-    step_weight: float = pydantic.Field(
-        1.0,
-        ge=0.0,
-        allow_inf_nan=False,
-        description="Weight of a turn's advantage relative to its rollout's, in gigpo.",
-    )
-    baseline_decay: float = pydantic.Field(
-        0.95, ge=0.0, lt=1.0, description="Decay of the running baseline of each agent, in rae."
-    )
     reward: str | None = pydantic.Field(
         None,
         description="Named reward or re-scoring to use; after a re-scoring the newest (default: the total reward).",
@@ -167,6 +171,11 @@ class ExperienceConfig(Config):
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     workers: Workers = 1
 
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """The settings of the estimator."""
+        return {name: getattr(self, name) for name in ALL[self.estimator].options}
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _teacher_alone(cls, values: Any) -> Any:
@@ -208,8 +217,10 @@ class ExperienceConfig(Config):
             raise ValueError("whiten and normalize_cross_batch are two forms of one thing: choose one")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs a kl_coef above 0 to begin with: it is multiplied")
-        if self.estimator == "remax" and self.baseline is None:
-            raise ValueError("estimator remax needs a baseline: a scored run of the same tasks with temperature 0")
+        if ALL[self.estimator].baseline and self.baseline is None:
+            raise ValueError(
+                f"estimator {self.estimator} needs a baseline: a scored run of the same tasks with temperature 0"
+            )
         if self.estimator == "teacher" and self.teacher is None and self.token_columns is None:
             raise ValueError("estimator teacher needs a teacher model, or token_columns with teacher_logprobs")
         return self

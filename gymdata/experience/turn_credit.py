@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from gymdata import credit
+from gymdata.credit.estimators import ALL, TurnRewards
 from gymdata.errors import RefusedError
 from gymdata.experience.group_rewards import Shaped
-from gymdata.rollouts.ragged import Array, offsets_of
+from gymdata.experience.settings import ExperienceConfig
+from gymdata.rollouts.ragged import Array
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, alternatives
 from gymdata.rollouts.turn_columns import TurnColumns
 
@@ -45,30 +46,14 @@ class Turns:
         return cls(np.concatenate(owners), np.concatenate(states), agent)
 
 
-def turn_advantages(
-    turns: Turns, shaped: Shaped, groups: Array, estimator: str, *, gamma: float, step_weight: float, decay: float
-) -> Array:
-    """The advantage of each turn, 0 where its rollout is not kept: ``gigpo`` or ``rae``."""
-    n = len(groups)
+def turn_advantages(turns: Turns, shaped: Shaped, groups: Array, config: ExperienceConfig) -> Array:
+    """The advantage of each turn by the estimator, 0 where its rollout is not kept."""
+    credit_of = ALL[config.estimator].turns
+    assert credit_of is not None
     reward = np.zeros(len(turns.owner)) if shaped.steps is None else np.nan_to_num(shaped.steps)
-    outcome = np.zeros(n) if shaped.outcome is None else np.nan_to_num(shaped.outcome)
-    kept = shaped.kept[turns.owner]
-    if estimator == "rae":
-        pair = turns.owner * (int(turns.agent.max(initial=0)) + 1) + turns.agent
-        _, first, of = np.unique(pair, return_index=True, return_inverse=True)
-        total = np.bincount(of, weights=reward, minlength=len(first)) + outcome[turns.owner[first]]
-        total[~kept[first]] = np.nan
-        found = credit.running_baseline(total, turns.agent[first], decay)[of]
-    else:
-        offsets = offsets_of(np.bincount(turns.owner, minlength=n))
-        filled = np.diff(offsets) > 0
-        reward[offsets[1:][filled] - 1] += outcome[filled]
-        episodes = np.bincount(turns.owner, weights=reward, minlength=n)
-        episodes[~shaped.kept] = np.nan
-        returns = credit.cumulative_returns_ragged(reward, offsets, gamma)
-        returns[~kept] = np.nan
-        found = credit.gigpo(episodes, returns, turns.owner, turns.state, groups, step_weight)
-    return np.nan_to_num(found)
+    outcome = np.zeros(len(groups)) if shaped.outcome is None else np.nan_to_num(shaped.outcome)
+    rewards = TurnRewards(turns.owner, turns.state, turns.agent, reward, outcome, shaped.kept, groups, config.gamma)
+    return np.nan_to_num(credit_of(rewards, **config.own_settings))
 
 
 def sum_pi_squared(turns: pa.ListArray, sampled: SampledTokens, kept: Array) -> Array:

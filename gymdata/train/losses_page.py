@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from gymdata.credit.estimators import ALL
-from gymdata.registry import shown
+from gymdata.registry import Setting, shown
 from gymdata.train.losses import LOSSES
 
 PAGE = "batch-rl.md"
@@ -21,16 +22,25 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, loss in LOSSES.items():
-        settings = ", ".join(f"`{key}` {shown(value)}" for key, value in loss.settings.items()) or "–"
         code = {"": "–", "none": "equal"}.get(loss.differs, loss.differs)
-        lines.append(f"| `{name}` | {loss.formula} | {loss.aggregation} | {settings} | {loss.source} | {code} |")
+        lines.append(
+            f"| `{name}` | {loss.formula} | {loss.aggregation} | {_settings(loss.options)} | {loss.source} | {code} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def estimators() -> str:
     """The estimators in Markdown."""
-    lines = ["| `--estimator` | advantage | source | when |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| `{e.name}` | {e.formula} | {e.source} | {e.when} |" for e in ALL.values())]) + "\n"
+    lines = [
+        "| `--estimator` | advantage | settings and defaults | source | when |",
+        "| --- | --- | --- | --- | --- |",
+        *(f"| `{e.name}` | {e.formula} | {_settings(e.options)} | {e.source} | {e.when} |" for e in ALL.values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(options: Mapping[str, Setting]) -> str:
+    return ", ".join(f"`{name}` {shown(option.default)}" for name, option in options.items()) or "–"
 
 
 def with_table(page: str) -> str:

@@ -114,7 +114,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
     group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
-    shaped = _shaped(rewards, estimator, int(config.get("pass_k") or 4))
+    shaped = _shaped(rewards, estimator, config)
     known = rewards[np.isfinite(rewards)]
     advantages = tokens.advantages[turn]
     saved = None if advantages is None else float(advantages[k])
@@ -133,7 +133,7 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
         "settings": settings,
         "group": group,
         "mean": float(known.mean()) if len(known) else None,
-        "std": float(known.std(ddof=0 if estimator == "cpgd" else 1)) if len(known) > 1 else None,
+        "std": float(known.std(ddof=used.ddof if used else 1)) if len(known) > 1 else None,
         "flat": bool(len(known) and known.max() == known.min()),
         "computed": next((one["advantage"] for one in group if one["this"]), None),
         "saved": _finite(saved),
@@ -141,15 +141,15 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     }
 
 
-def _shaped(rewards: npt.NDArray[np.float64], estimator: str, pass_k: int) -> npt.NDArray[np.float64]:
+def _shaped(rewards: npt.NDArray[np.float64], estimator: str, config: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     """A rollout's advantage from the rewards alone; NaN when the estimator reads more than these, or other ones."""
     unknown = np.full(len(rewards), np.nan)
-    if not len(rewards) or estimator not in ALL or ALL[estimator].whitens:
-        return unknown
-    if not ALL[estimator].plain and estimator not in ("maxrl", "pass-at-k"):
+    used = ALL.get(estimator)
+    if not len(rewards) or used is None or used.whitens or not used.alone or used.baseline:
         return unknown
     try:
-        return credit.shape_rewards(rewards, estimator, pass_k=pass_k)
+        own = {name: config[name] for name in used.options if config.get(name) is not None}
+        return credit.shape_rewards(rewards, estimator, **own)
     except GymdataError:
         return unknown  # rewards that this estimator does not take: another score was used
 

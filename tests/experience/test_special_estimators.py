@@ -178,7 +178,7 @@ def test_pass_at_k_and_maxrl_from_files(tmp_path: Path) -> None:
     ]
     run = write_run(tmp_path / "run", rows)
     report = gymdata.experience(run, tmp_path / "passes", estimator="pass-at-k", pass_k=3)
-    assert "1 group has fewer than 3 scored rollouts (--pass-k): their advantages are 0" in report.notes
+    assert "1 group has fewer than 3 scored rollouts (pass_k): their advantages are 0" in report.notes
     found = advantages(run, "three", estimator="pass-at-k", pass_k=3)
     assert [found[f"a-{i}"][0] for i in range(4)] == pytest.approx(credit.pass_at_k([1, 0, 0, 0], k=3).tolist())
     found = advantages(run, "max", estimator="maxrl")

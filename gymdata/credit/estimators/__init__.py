@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.credit.estimators._registry import REGISTRY, Estimator, estimator
+from gymdata.credit.estimators._registry import REGISTRY, Estimator, TurnRewards, estimator
 from gymdata.errors import UsageError
+from gymdata.registry import Setting
 
-__all__ = ["ALL", "DEFAULT", "ESTIMATORS", "Estimator", "estimator", "shape_rewards"]
+__all__ = ["ALL", "DEFAULT", "ESTIMATORS", "SETTINGS", "Estimator", "TurnRewards", "estimator", "shape_rewards"]
 DEFAULT = "grpo"
 #: Name → estimator, the default first.
 ALL: dict[str, Estimator] = {e.name: e.object for e in sorted(REGISTRY, key=lambda e: e.name != DEFAULT)}
+#: Setting of an estimator → its type, default and help.
+SETTINGS: dict[str, Setting] = {name: option for e in ALL.values() for name, option in e.options.items()}
 #: Name → how its group's scalar rewards are shaped, of those that take any reward of a rollout.
-ESTIMATORS: dict[str, Callable[..., npt.NDArray[Any]]] = {name: e.shape for name, e in ALL.items() if e.plain}
+ESTIMATORS: dict[str, Callable[..., npt.NDArray[Any]]] = {
+    name: e.shape for name, e in ALL.items() if e.alone and not e.limited
+}
 
 
 def shape_rewards(
@@ -27,14 +32,16 @@ def shape_rewards(
     groups: npt.ArrayLike | None = None,
     pass_k: int = 4,
     lengths: npt.ArrayLike | None = None,
+    **settings: Any,
 ) -> npt.NDArray[Any]:
     """Group shaping by the estimator's name (``-`` and ``_`` are the same; ``group_norm`` is ``grpo``). ``pass_k``: the k of
-    ``pass_at_k``; ``lengths``: generated tokens of each rollout, for ``opo``."""
+    ``pass_at_k``; ``lengths``: generated tokens of each rollout, for ``opo``; ``settings``: those of other estimators.
+    """
     name = estimator.replace("_", "-")
     name = "grpo" if name == "group-norm" else name
     if name not in ALL:
         raise UsageError.unknown_choice("estimator", estimator, ALL)
     shape = ALL[name].shape
     takes = inspect.signature(shape).parameters
-    given = {"k": pass_k, "lengths": lengths}
+    given = {"pass_k": pass_k, "lengths": lengths, **settings}
     return np.asarray(shape(rewards, groups, **{key: value for key, value in given.items() if key in takes}))

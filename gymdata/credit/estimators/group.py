@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from gymdata.credit.estimators._registry import estimator
+from typing import Annotated
+
+import numpy.typing as npt
+from pydantic import Field
+
+from gymdata.credit.estimators._registry import Array, estimator
 from gymdata.credit.shaping import cpgd, dr_grpo, grpo, maxrl, opo, pass_at_k, reinforce_baseline, rloo
 
 estimator(
@@ -17,21 +22,34 @@ estimator(
 estimator("rloo", "r − mean of the others", "2402.14740", "small groups, unbiased", compares=True)(rloo)
 estimator(
     "opo", "r − Σ n·r / Σ n, n the generated tokens of a rollout", "OPO, 2505.23585",
-    "on-policy data; the baseline of least variance where gradients grow with length", compares=True, plain=False,
+    "on-policy data; the baseline of least variance where gradients grow with length", compares=True, alone=False,
 )(opo)  # fmt: skip
 estimator(
     "cpgd", "(r − mean) / (population std + 1e-6)", "CPGD, 2505.12504", "as published, with `--clip-filter-weights`",
-    compares=True, standardizes=True,
+    compares=True, standardizes=True, ddof=0,
 )(cpgd)  # fmt: skip
 estimator(
     "maxrl", "(r − mean) / (mean + 1e-6)", "MaxRL, 2602.02710",
     "rewards of 0 or more; hard tasks should weigh more, as in the gradient of the log pass rate",
-    compares=True, standardizes=True, plain=False, of_outcomes=True,
+    compares=True, standardizes=True, limited=True, of_outcomes=True,
 )(maxrl)  # fmt: skip
-estimator(
+
+
+@estimator(
     "pass-at-k",
     "(1 − ρ)/σ for a success, (1 − ρ − C(n−c−1, k−1)/C(n−1, k−1))/σ for a failure; ρ = 1 − C(n−c, k)/C(n, k), "
     "σ = √(ρ(1 − ρ)) + 1e-6",
-    "2508.10751", "rewards of 0 and 1; one of `--pass-k` attempts has to succeed: keeps exploration alive",
-    compares=True, plain=False, of_outcomes=True,
-)(pass_at_k)  # fmt: skip
+    "2508.10751",
+    "rewards of 0 and 1; one of `--pass-k` attempts has to succeed: keeps exploration alive",
+    compares=True,
+    limited=True,
+    of_outcomes=True,
+    least="pass_k",
+)
+def _pass_at_k(
+    rewards: npt.ArrayLike,
+    groups: npt.ArrayLike | None = None,
+    *,
+    pass_k: Annotated[int, Field(description="Attempts of which one must succeed, for pass-at-k.", ge=1)] = 4,
+) -> Array:
+    return pass_at_k(rewards, groups, pass_k)

@@ -13,5 +13,5 @@ estimator(
 )(reinforce)  # fmt: skip
 estimator(
     "remax", "r − reward of the greedy rollout of the task", "ReMax, 2310.10505",
-    "single rollouts; `--baseline RUN` is a scored run with temperature 0", of_outcomes=True,
+    "single rollouts; `--baseline RUN` is a scored run with temperature 0", baseline=True, of_outcomes=True,
 )(reinforce)  # fmt: skip
