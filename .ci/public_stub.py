@@ -21,7 +21,10 @@ WIDER = {"Path": "str | Path", "Names": "Sequence[str]", "list": "Sequence", "di
 HOMES = {"Sequence": "collections.abc", "Mapping": "collections.abc", "Path": "pathlib", "Any": "typing"}
 
 #: Decorator of a settings class that adds the settings of registered functions → their folder.
-REGISTERED: dict[str, str] = {"_with_loss_settings": "gymdata/train/losses"}
+REGISTERED: dict[str, str] = {
+    "_with_loss_settings": "gymdata/train/losses",
+    "_with_estimator_settings": "gymdata/credit/estimators",
+}
 
 
 class Widened(ast.NodeTransformer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 
@@ -33,9 +33,16 @@ def _names(fits: Callable[[Estimator], bool]) -> str:
 _OF_ONE_REWARD = _with_estimator(lambda e: e.reads == "reward", "of one reward")
 _OF_DISCOUNTS, _discounts = _with_estimator(lambda e: e.discounts, "of discounted returns")
 _OF_RETURNS, _returns = _with_estimator(lambda e: e.returns, "of discounted returns")
+_Kind = TypeVar("_Kind", bound=Config)
 _CLIP = "a number above 0, or a lower and an upper bound: 5 or -1,1"
 
 
+def _with_estimator_settings(kind: type[_Kind]) -> type[_Kind]:
+    """The class with a field for each setting of the estimators."""
+    return pydantic.create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **own_fields(SETTINGS))
+
+
+@_with_estimator_settings
 class _Choice(Config):
     estimator: EstimatorName = pydantic.Field(
         DEFAULT, description="Advantage estimator; with --teacher alone: teacher."
@@ -48,13 +55,7 @@ class _Choice(Config):
     )
 
 
-#: The settings of estimators follow the choice of one.
-_WithOwnSettings: type[_Choice] = pydantic.create_model(
-    "_WithOwnSettings", __base__=_Choice, __module__=__name__, **own_fields(SETTINGS)
-)
-
-
-class ExperienceConfig(_WithOwnSettings):  # type: ignore[misc,valid-type]  # made above
+class ExperienceConfig(_Choice):
     """How experiences are made from scored rollouts; the formulas are those of ``gymdata.credit``."""
 
     only_with: ClassVar[OnlyWith] = {

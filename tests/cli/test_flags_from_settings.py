@@ -101,7 +101,7 @@ def test_a_misspelt_choice_names_the_flag_and_the_nearest(
 def test_choices_are_shown_in_the_help(capsys: Capture) -> None:
     """A short list stands beside the flag; a long one in the text."""
     assert main(["pairs", "--help"]) == 0
-    assert "--strategy <adjacent|all|best-worst>" in capsys.readouterr().out
+    assert "--truncated <keep|drop>" in capsys.readouterr().out
     assert main(["export", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--format FORMAT" in said

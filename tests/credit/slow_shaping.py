@@ -6,6 +6,8 @@ import math
 import statistics
 
 NAN, INF = math.nan, math.inf
+#: The estimators that are defined here.
+SLOW = ("grpo", "rloo", "cpgd", "dr-grpo", "reinforce-baseline", "reinforce", "gae", "reinforce++", "remax")
 
 
 def slow_shape(group: list[float], kind: str) -> list[float]:

@@ -80,13 +80,15 @@ def test_a_drawn_strategy_gives_the_pairs_that_it_chose(tmp_path: Path, package:
 def test_a_strategy_of_another_package_is_in_the_help_and_completed(package: Path) -> None:
     """Its name comes from the registry, as the shipped ones' do."""
     text = python(package, "import sys; from gymdata.cli.main import main; sys.exit(main(['pairs', '--help']))")
-    assert "adjacent|all|best-worst|top-random" in text.replace(" ", "").replace("│", "").replace("\n", "")
+    assert "best-worst|top-random" in text.replace(" ", "").replace("│", "").replace("\n", "")
 
 
 def test_every_shipped_strategy_says_what_it_does() -> None:
-    assert {entry.name: bool(entry.help) for entry in STRATEGIES} == {"adjacent": True, "all": True, "best-worst": True}
+    entries = list(STRATEGIES)
+    assert {"adjacent", "all", "best-worst"} <= {entry.name for entry in entries}
+    assert all(entry.help for entry in entries)
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="strategy: got 'bestworst', expected one of adjacent, all, best-worst"):
+    with pytest.raises(UsageError, match=r"strategy: got 'bestworst', expected one of .*best-worst"):
         STRATEGIES["bestworst"]
