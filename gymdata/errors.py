@@ -431,16 +431,6 @@ class DataError(GymdataError):
         return error
 
     @classmethod
-    def unfinished(cls, path: Path | str, intent: Path) -> DataError:
-        """An output whose writer is at work, or was killed, between its decision and the last rename."""
-        error = cls(
-            f"{path}: is unfinished: its new content is decided ({intent.name}) and not all in place",
-            hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
-        )
-        error.exit_code = EXIT_FAULTS
-        return error
-
-    @classmethod
     def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
         return cls(
             f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
@@ -509,23 +499,11 @@ class StoreError(GymdataError):
         )
 
     @classmethod
-    def written(cls, path: Path) -> StoreError:
-        return cls(f"{path}: another process is writing it", hint="wait for it, stop it, or give another output folder")
-
-    @classmethod
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         lines = "; ".join(f"{key}: run has {was!r}, now {now!r}" for key, was, now in differences)
         return cls(
             f"{run}: was made with other settings: {lines}",
             hint="use the same settings to resume, another output folder for a new run, or --overwrite to start again",
-        )
-
-    @classmethod
-    def edited_task(cls, run: Path, task_ids: Sequence[str]) -> StoreError:
-        return cls(
-            f"{run}: {counted(len(task_ids), 'task was', 'tasks were')} edited since rollouts of them were collected "
-            f"(first: {task_ids[0]!r})",
-            hint="give edited tasks a new task_id, or collect into another folder",
         )
 
     @classmethod
@@ -540,13 +518,6 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
-        )
-
-    @classmethod
-    def other_source(cls, place: Path, what: str, was: Sequence[str], now: Sequence[str]) -> StoreError:
-        return cls(
-            f"{place}: holds {what} from {', '.join(was)}; this is {', '.join(now)}",
             hint="--overwrite replaces them; another output folder or file (-o) keeps both",
         )
 
@@ -662,52 +633,8 @@ class RewardError(OutsideError):
         super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
 
     @classmethod
-    def raised(cls, name: str, error: BaseException, where: str, messages: str = "") -> RewardError:
-        """``messages``: the parameter that held messages, where the function may have taken it for a text."""
-        note = ""
-        if messages and isinstance(error, (AttributeError, KeyError, TypeError)):
-            note = f"; a {messages} is a list of messages here, its last text: {messages}[-1]['content']"
-        return cls(f"{name} raised {type(error).__name__}: {error} ({where}){note}")
-
-    @classmethod
-    def wrong_count(cls, name: str, got: int, expected: int, where: str) -> RewardError:
-        """Which value belongs to which rollout cannot be known, so none is used."""
-        return cls(
-            f"{name} returned {counted(got, 'value')} for {counted(expected, 'rollout')}, expected one for each ({where})",
-            hint="return a list with one number, or None, per completion, in their order",
-            fatal=True,
-        )
-
-    @classmethod
-    def wrong_type(cls, name: str, got: object, where: str) -> RewardError:
-        return cls(
-            f"{name} returned {_article(type(got).__name__)}, expected a list of numbers ({where})",
-            hint="return a list with one number, or None, per completion, in their order",
-            fatal=True,
-        )
-
-    @classmethod
     def no_number(cls, name: str, got: object, where: str) -> RewardError:
         return cls(f"{name} returned {brief(got)} for a rollout, expected a finite number or None ({where})")
-
-    @classmethod
-    def no_score(cls, name: str, got: str, where: str) -> RewardError:
-        return cls(f"{name} gave {_article(got)}, expected one output with a score ({where})")
-
-    @classmethod
-    def wrong_turns(cls, name: str, got: int, turns: int, where: str) -> RewardError:
-        return cls(
-            f"{name} returned {counted(got, 'value')} for a rollout with {counted(turns, 'turn')}, expected a number, "
-            f"or one per turn ({where})"
-        )
-
-    @classmethod
-    def no_column(cls, name: str, lacking: Sequence[str], columns: Sequence[str], where: str) -> RewardError:
-        """A parameter that no column of the task has the name of."""
-        named = ", ".join(map(repr, lacking))
-        return cls(
-            f"{name} takes {named}, which the task has no column for; it has {', '.join(columns) or 'none'} ({where})"
-        )
 
 
 def reported(document: Mapping[str, Any]) -> GymdataError:
@@ -723,10 +650,6 @@ def reported(document: Mapping[str, Any]) -> GymdataError:
     error.exit_code, error.code = int(document["exit_code"]), document["code"]
     error.where, error.got, error.expected = document["where"], document["got"], document["expected"]
     return error
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
 
 
 def require(extra: str, *modules: str) -> None:

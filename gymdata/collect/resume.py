@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 
-from gymdata.errors import StoreError
+from gymdata.errors import StoreError, counted
 from gymdata.rollouts.messages import Task
 
 _SEEDS = 2**63
@@ -129,7 +129,11 @@ class AttemptTracker:
                 else:
                     pending += 1
         if edited:
-            raise StoreError.edited_task(run, edited)
+            raise StoreError(
+                f"{run}: {counted(len(edited), 'task was', 'tasks were')} edited since rollouts of them were collected "
+                f"(first: {edited[0]!r})",
+                hint="give edited tasks a new task_id, or collect into another folder",
+            )
         return ResumeState(pending, exhausted)
 
     def groups(self, tasks: Iterable[Task]) -> Iterator[OwedGroup]:

@@ -259,17 +259,14 @@ def _differs(backbone: Any) -> str | None:
         for ids, nodes in zip(sequences, tree.nodes, strict=True):
             alone = backbone(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).last_hidden_state[0]
             scale = alone.abs().max().clamp(min=1e-6)
-            if ((states[torch.from_numpy(nodes).to(device)] - alone).abs().max() / scale).item() > _tolerance(alone):
+            tolerance = 1e-3 if alone.dtype in (torch.float32, torch.float64) else 5e-2
+            if ((states[torch.from_numpy(nodes).to(device)] - alone).abs().max() / scale).item() > tolerance:
                 return "its states change with what else is in the batch"
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         return f"it takes no mask of its own ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
     finally:
         backbone.train(training)
     return None
-
-
-def _tolerance(states: torch.Tensor) -> float:
-    return 1e-3 if states.dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def _has_dropout(backbone: Any) -> bool:

@@ -142,7 +142,7 @@ def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[st
     digest = hashlib.blake2b(digest_size=16)
     for name, rows in (
         ("pieces", sorted(pieces.items())),
-        ("merges", [_merge(m) for m in merges]),
+        ("merges", [m.split(" ", 1) if isinstance(m, str) else list(m) for m in merges]),
         ("added", sorted(added.items())),
     ):
         digest.update(f"{name}\n".encode())
@@ -155,11 +155,6 @@ def tokenizer_hash(pieces: Mapping[int, str], merges: Iterable[str | Sequence[st
 def template_hash(text: str | None) -> str:
     """BLAKE2b-128 hex of a chat template's text; of the empty text for None."""
     return hashlib.blake2b((text or "").encode(), digest_size=16).hexdigest()
-
-
-def _merge(merge: str | Sequence[str]) -> list[str]:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return [left, right]
 
 
 def _weight_files(folder: Path) -> list[Path]:

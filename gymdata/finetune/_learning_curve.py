@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import needs
+from gymdata.errors import counted, needs
 from gymdata.store.run_json import replacing
 
 _REWARD, _HELD_OUT, _LOSS, _KL = "#2f6db3", "#c8553d", "#6b4e9b", "#3a8f6b"
@@ -37,7 +37,9 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
     if all(0 <= row[name] <= 1 for row in rows for name in ("reward_min", "reward_max") if _number(row[name])):
         top.set_ylim(0, 1.02)
     top.legend(fontsize=9, loc="lower right", framealpha=0.9)
-    top.set_title(_title(rows, facts), loc="left", fontsize=11)
+    algorithm = rows[-1]["algorithm"] if rows else ""
+    title = f"{algorithm}, {counted(len(rows), 'epoch')}, run {facts.get('run_id', '')}"
+    top.set_title(title, loc="left", fontsize=11)
     _groups(middle, rows)
     _below(bottom, rows)
     for axis in panels:
@@ -139,11 +141,6 @@ def _below(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         on.set_ylabel(label, color=color, fontsize=9)
         on.tick_params(axis="y", colors=color, labelsize=8)
     kl.spines["top"].set_visible(False)
-
-
-def _title(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    algorithm = rows[-1]["algorithm"] if rows else ""
-    return f"{algorithm}, {len(rows)} epoch{'s' * (len(rows) != 1)}, run {facts.get('run_id', '')}"
 
 
 def _numbers(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -60,7 +60,7 @@ def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | 
             alone += 1
             continue
         candidates = [_candidate(names, r, completions[r].as_py(), show) for r in rows]
-        conversation = [_judge_message(m) for m in prompts[rows[0]].as_py()]
+        conversation = [{"role": m["role"], "content": m.get("content") or ""} for m in prompts[rows[0]].as_py()]
         comparisons.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
@@ -131,10 +131,6 @@ def _arguments(given: Any) -> Any:
         return json.loads(given)
     except (TypeError, ValueError, RecursionError):
         return given
-
-
-def _judge_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": message["role"], "content": message.get("content") or ""}
 
 
 @dataclass(frozen=True, slots=True)

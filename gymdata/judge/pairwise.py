@@ -212,7 +212,9 @@ class PairwiseJudge:
                 self.tally.asked += 1
                 self.tally.in_flight += 1
                 try:
-                    seed = _seed(self.seed, key, attempt)
+                    seed = (
+                        int.from_bytes(blake2b(f"{self.seed}:{key}:{attempt}".encode(), digest_size=8).digest()) >> 33
+                    )
                     answer = await self.judge.compare(conversation, one, two, principle, seed)
                 finally:
                     self.tally.in_flight -= 1
@@ -320,7 +322,3 @@ def digest(*parts: str) -> str:
         data = part.encode("utf-8", "surrogatepass")
         whole.update(b"%d:%b" % (len(data), data))
     return whole.hexdigest()
-
-
-def _seed(seed: int, key: str, attempt: int) -> int:
-    return int.from_bytes(blake2b(f"{seed}:{key}:{attempt}".encode(), digest_size=8).digest()) >> 33

@@ -242,7 +242,11 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             for row in batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted)).to_pylist():
-                hashes = {name: _hash(value) for name, value in row.items() if name not in _TIMES and value is not None}
+                hashes = {
+                    name: hashlib.blake2b(orjson.dumps(value, default=str), digest_size=16).digest()
+                    for name, value in row.items()
+                    if name not in _TIMES and value is not None
+                }
                 known, where = first.setdefault(row["rollout_id"], (hashes, source))
                 if other := sorted(
                     name for name in known.keys() | hashes.keys() if known.get(name) != hashes.get(name)
@@ -256,10 +260,6 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
             code="D701",
             hint="they were sampled twice under one run ID: leave one of the runs out",
         )
-
-
-def _hash(value: Any) -> bytes:
-    return hashlib.blake2b(orjson.dumps(value, default=str), digest_size=16).digest()
 
 
 def _described(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def page(figures: Mapping[str, Any]) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters |= {one.__name__.lstrip("_"): one for one in filters}
-    environment.filters |= {"svg": lambda chart: Markup(svg(chart)), "as_json": _as_json}
+    as_json = partial(json.dumps, ensure_ascii=False, indent=1)
+    environment.filters |= {"svg": lambda chart: Markup(svg(chart)), "as_json": as_json}
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         {"runs": [figures], **figures},
@@ -63,10 +65,6 @@ def page(figures: Mapping[str, Any]) -> str:
         policy=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         style=Markup(style),
     )
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1)
 
 
 def columns(row: Mapping[str, Any], *names: str) -> list[Any]:
@@ -79,18 +77,11 @@ def charts_of(figures: Mapping[str, Any]) -> list[Chart]:
     runs: Sequence[Mapping[str, Any]] = figures.get("runs") or [figures]
     found = []
     for number, run in enumerate(runs, 1):
-        for chart in _charts(run):
+        charts = (*_reward_charts(run), *_size_charts(run), *_time_charts(run), *_stage_charts(run))
+        for chart in charts:
             prefix = f"{number}-" if len(runs) > 1 else ""
             found.append(Chart(prefix + chart.name, *(getattr(chart, f) for f in Chart.__slots__[1:])))
     return found
-
-
-def _charts(run: Mapping[str, Any]) -> list[Chart]:
-    return [
-        chart
-        for charts in (_reward_charts(run), _size_charts(run), _time_charts(run), _stage_charts(run))
-        for chart in charts
-    ]
 
 
 def _reward_charts(run: Mapping[str, Any]) -> list[Chart]:
@@ -143,7 +134,8 @@ def _stage_charts(run: Mapping[str, Any]) -> list[Chart]:
         bars = one["advantage"]["histogram"]
         found.append(of_histogram(f"advantages-{n}", "Advantages of sequences", bars, "mean advantage"))
     for n, one in enumerate(run["judge"], 1):
-        found.append(of_rates(f"judge-{n}", f"Bias of {one['judge']}", _words(one["bias"]), (0.0, 1.0)))
+        rates = {name.replace("_", " "): rate for name, rate in one["bias"].items()}
+        found.append(of_rates(f"judge-{n}", f"Bias of {one['judge']}", rates, (0.0, 1.0)))
     for n, one in enumerate(run["training"], 1):
         name = str(one["path"]).rsplit("/", 1)[-1]
         found += [of_series(f"training-{n}-{c.replace('/', '-')}", f"{name}: {c}", {c: points}, "step")
@@ -255,10 +247,6 @@ def _finding_rows(checked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 def _spoken(name: str) -> str:
     return {"training_loss": "training loss", "kl_to_start": "KL to the first policy"}.get(name, name.replace("_", " "))
-
-
-def _words(rates: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", " "): one for name, one in rates.items()}
 
 
 def _epoch_row(row: Mapping[str, Any]) -> list[Any]:

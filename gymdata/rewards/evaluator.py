@@ -101,7 +101,10 @@ class EvaluatorReward(UserReward):
         """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
         outputs = getattr(value, "eval_output_items", None) if self._whole else [value]
         if not isinstance(outputs, list) or len(outputs) != 1 or not hasattr(outputs[0], "score"):
-            raise RewardError.no_score(self.name, type(value).__name__, self._defined)
+            got = type(value).__name__
+            raise RewardError(
+                f"{self.name} gave a value of type {got}, expected one output with a score ({self._defined})"
+            )
         reason = getattr(outputs[0], "reasoning", None)
         if isinstance(reason, Mapping) and reason.get("error"):
             raise RewardError(f"{self.name}: {reason['error']} ({self._defined})")

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import OutsideError, RewardError, UsageError
+from gymdata.errors import OutsideError, RewardError, UsageError, counted
 from gymdata.rewards.port import TRIES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.user_code import exit_raises, place_of, raised_at
@@ -188,9 +188,13 @@ class UserReward:
         except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
             raise self._raised(error, rollouts) from error
         if listed is None:
-            raise self._useless(RewardError.wrong_type(self.name, values, self._defined))
+            kind = type(values).__name__
+            article = "an" if kind[:1].lower() in "aeiou" else "a"
+            raise self._useless(f"{article} {kind}, expected a list of numbers")
         if len(listed) != len(rollouts):
-            raise self._useless(RewardError.wrong_count(self.name, len(listed), len(rollouts), self._defined))
+            # Which value belongs to which rollout cannot be known, so none is used.
+            n = counted(len(rollouts), "rollout")
+            raise self._useless(f"{counted(len(listed), 'value')} for {n}, expected one for each")
         return [self.value_of(value, rollout) for value, rollout in zip(listed, rollouts, strict=True)]
 
     def _run(self, awaitable: Any) -> Any:
@@ -200,9 +204,11 @@ class UserReward:
             weakref.finalize(self, _close, self._loop)
         return self._loop.run_until_complete(_awaited(awaitable))
 
-    def _useless(self, fault: RewardError) -> RewardError:
-        self.useless = fault
-        return fault
+    def _useless(self, returned: str) -> RewardError:
+        """The fault of what was ``returned`` for all rollouts alike."""
+        hint = "return a list with one number, or None, per completion, in their order"
+        self.useless = RewardError(f"{self.name} returned {returned} ({self._defined})", hint=hint, fatal=True)
+        return self.useless
 
     def _raised(self, error: BaseException, rollouts: Sequence[View]) -> RewardError:
         """The fault of what the function raised. A Ctrl-C of the command's is raised again."""
@@ -215,8 +221,11 @@ class UserReward:
         texts = [
             one for one, batch in (("completion", "completions"), ("prompt", "prompts")) if self._takes & {one, batch}
         ]
-        messages = texts[0] if texts and not all(map(_plain, rollouts)) else ""
-        fault = RewardError.raised(self.name, error, where, messages)
+        note = ""
+        if texts and not all(map(_plain, rollouts)) and isinstance(error, (AttributeError, KeyError, TypeError)):
+            # It may have taken the messages for a text.
+            note = f"; a {texts[0]} is a list of messages here, its last text: {texts[0]}[-1]['content']"
+        fault = RewardError(f"{self.name} raised {type(error).__name__}: {error} ({where}){note}")
         fault.__cause__ = error
         return fault
 
@@ -227,7 +236,8 @@ class UserReward:
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
             turns = n_turns(rollout)
             if len(value) != turns:
-                raise RewardError.wrong_turns(self.name, len(value), turns, self._defined)
+                got = f"{counted(len(value), 'value')} for a rollout with {counted(turns, 'turn')}"
+                raise RewardError(f"{self.name} returned {got}, expected a number, or one per turn ({self._defined})")
             return tuple(self._number(one) for one in value)
         return self._number(value)
 
@@ -253,7 +263,10 @@ class UserReward:
         lacking = [name for name in self._required if name not in arguments]
         if lacking:
             columns = sorted(name for name in arguments if name not in _RESERVED)
-            raise RewardError.no_column(self.name, lacking, columns, self._defined)
+            raise RewardError(
+                f"{self.name} takes {', '.join(map(repr, lacking))}, which the task has no column for; it has "
+                f"{', '.join(columns) or 'none'} ({self._defined})"
+            )
         named = {k: v for k, v in arguments.items() if k in self._takes}
         return {k: v for k, v in arguments.items() if k not in ("messages", "stdout")} | named if self._open else named
 

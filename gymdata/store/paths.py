@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError
 from gymdata.remote.places import is_url, is_view, mirrored, url_of
 
 if TYPE_CHECKING:
@@ -218,7 +218,13 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
             names = [file.name]
         if file.name not in names:
             return
-    raise DataError.unfinished(file or run_json.parent, intent)
+    # Its writer is at work, or was killed, between its decision and the last rename: a fault of the data.
+    error = DataError(
+        f"{file or run_json.parent}: is unfinished: its new content is decided ({intent.name}) and not all in place",
+        hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
+    )
+    error.exit_code = EXIT_FAULTS
+    raise error
 
 
 def local_output(output: str | Path, what: str = "-o") -> Path:

@@ -190,7 +190,8 @@ def claim_temporary(path: Path) -> tuple[Path, int]:
     try:
         return temporary, claim(temporary)
     except BlockingIOError as error:
-        raise StoreError.written(path) from error
+        hint = "wait for it, stop it, or give another output folder"
+        raise StoreError(f"{path}: another process is writing it", hint=hint) from error
     except OSError as error:
         raise StoreError.from_os(path, error) from error
 

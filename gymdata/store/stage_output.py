@@ -230,7 +230,11 @@ class StageOutput:
         # Inputs without a run, like scores and models, are not compared.
         added = {name for name, parent in was.items() if not parent.get("run_id")}
         if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
-            raise StoreError.other_source(self.place, what, *([_called(p) for p in s.values()] for s in (was, given)))
+            before, inputs = (", ".join(map(_called, sources.values())) for sources in (was, given))
+            raise StoreError(
+                f"{self.place}: holds {what} from {before}; this is {inputs}",
+                hint="--overwrite replaces them; another output folder or file (-o) keeps both",
+            )
         settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
         other = differences(self.facts.get(key) or {}, settings, defaults)
         if other:

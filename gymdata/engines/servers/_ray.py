@@ -242,7 +242,7 @@ class Replicas:
         """Join or start Ray; what the replicas take and where they have room, in words."""
         if not self._joined:
             self._joined = _join(self._address)
-        nodes = _nodes()
+        nodes = [Node(_name_of(node), node["Resources"]) for node in _known() if node["Alive"]]
         self._bundle = self._needs.bundle(nodes)
         alone = self._address == LOCAL and len(nodes) == 1
         return check_room(
@@ -339,10 +339,6 @@ def _first(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # The last line of a traceback has the error.
     return (lines[-1] if lines else type(error).__name__)[:300]
-
-
-def _nodes() -> list[Node]:
-    return [Node(_name_of(node), node["Resources"]) for node in _known() if node["Alive"]]
 
 
 def _known() -> list[dict[str, Any]]:
