@@ -7,7 +7,6 @@ started; inputs that must not change on a resume are identified by content, not 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import subprocess
@@ -15,20 +14,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gymdata.collect.task_shapes import TEXT_FILES
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError, counted, redacted, require
+from gymdata.errors import DataError, OutsideError, UsageError, counted, redacted
 from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
+from gymdata.finetune.parts import adapter_of, builder_of, custom, in_place, require_extras, spec
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
-from gymdata.finetune.port import Commands, Trainer, TrainerAdapter, TrajectoryBuilder
+from gymdata.finetune.port import Trainer, TrajectoryBuilder
 from gymdata.finetune.settings import (
     EVALUATORS,
-    KINDS,
-    CommandAdapter,
     DatasetSection,
     EpochsTrainer,
     FinetuneConfig,
@@ -43,7 +39,7 @@ from gymdata.store import hash_file
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.urls import ENGINE_KEYS
-from gymdata.user_code import from_here, load_symbol, place_in, place_of
+from gymdata.user_code import from_here
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,150 +81,6 @@ class FinetuneReport(Report):
             rows.append(("  last minus first", rate_text(held_out["difference"]).replace(" %", " points", 1)))
         rows += [("tokens trained", self.trained_tokens), ("policy", from_here(self.policy))]
         return [*rows, ("report", from_here(self.result["report"]))]
-
-
-#: The methods that a part must have, by section.
-_METHODS = {
-    "trajectory_builders": ("collect",),
-    "trainer_adapters": ("data", "submit", "status", "wait", "cancel"),
-    "trainers": ("run",),
-}
-
-
-def builder_of(
-    config: FinetuneConfig, where: str, beside: Path, commands: Commands, base: Mapping[str, Any]
-) -> TrajectoryBuilder:
-    """The trajectory builder that the configuration names. ``base``: collect settings under the builder's own."""
-    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
-    settings = shipped("trajectory_builders", name, part, where)
-    if settings is not None:
-        from gymdata.finetune.jobs import CollectingBuilder
-
-        found = in_place(settings.settings, beside)
-        if found.get("workflow_url") is not None:  # the workflow samples
-            base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
-        return CollectingBuilder(settings.model_copy(update={"settings": found}), commands, base)
-    made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
-    return made
-
-
-def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
-    """Raise UsageError with the command that installs what the parts need, all of it, unless it is there. ``served``: the
-    policy is behind a URL, so no engine is needed here."""
-    needed: dict[str, list[str]] = {}
-    adapter = shipped(
-        "trainer_adapters", *part_of(config, "trainer_adapters", config.finetuning.trainer_adapter), where
-    )
-    if adapter is not None and not isinstance(adapter, CommandAdapter):
-        needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
-    builder = shipped(
-        "trajectory_builders", *part_of(config, "trajectory_builders", config.finetuning.trajectory_builder), where
-    )
-    if builder is not None and not served and "workflow_url" not in builder.settings:
-        needed["engine"] = ["vllm"]
-    if config.finetuning.tensorboard:
-        needed["tensorboard"] = ["torch", "tensorboard"]
-    require(",".join(needed), *(module for modules in needed.values() for module in modules))
-
-
-def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapter:
-    """The trainer adapter that the configuration names."""
-    from gymdata.finetune.jobs import CommandJobs, TrlJobs
-
-    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
-    settings = shipped("trainer_adapters", name, part, where)
-    if settings is not None:
-        return CommandJobs(settings) if isinstance(settings, CommandAdapter) else TrlJobs(settings)
-    made: TrainerAdapter = custom("trainer_adapters", name, part, where, beside)
-    return made
-
-
-def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any:
-    """An instance of a class that is not shipped. Raises UsageError."""
-    flag = f"{where}: {section}.{name}._type"
-    if part.type_.rpartition(":")[0].endswith(".py"):
-        kind, _ = load_symbol(spec(part.type_, beside), flag)
-    else:
-        points = {point.name: point for point in entry_points(group=f"gymdata.{section}")}
-        if part.type_ not in points:
-            known = [*KINDS[section], *points, "path.py:Class"]
-            raise UsageError.unknown_choice(flag, part.type_, known)
-        kind = points[part.type_].load()
-    if not callable(kind) or inspect.iscoroutinefunction(kind):
-        got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
-        raise UsageError(
-            f"{flag}: got {got}, expected a class", hint="gymdata/finetune/port.py says what it must be able to do"
-        )
-    keys = part.keys()
-    try:
-        parameters = inspect.signature(kind).parameters
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{flag}: {part.type_}: its parameters cannot be read: {error}") from error
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for key in keys:
-            if key not in parameters:
-                raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
-    try:
-        made = kind(**keys)
-    except TypeError as error:
-        raise UsageError(f"{where}: {section}.{name}: {error}") from error
-    except Exception as error:  # user code may raise anything
-        at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
-        raise UsageError(f"{flag}: {part.type_} raised {type(error).__name__}: {error} ({at})") from error
-    _check_methods(made, _METHODS[section], f"{flag}: {part.type_}")
-    return made
-
-
-def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
-    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that is never
-    awaited."""
-    missing = [name for name in names if not callable(getattr(made, name, None))]
-    if missing:
-        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/finetune/port.py says what they do")
-    for name in names:
-        method = getattr(made, name)
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise UsageError(
-                f"{what}: {name} is async ({place_of(method)}), expected a plain method",
-                hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)",
-            )
-
-
-def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
-    """Collect settings with the files that they name found."""
-    found = dict(settings)
-    if isinstance(env := found.get("env"), str):
-        found["env"] = _named_spec(env, beside)
-    elif isinstance(env, Mapping):
-        found["env"] = {name: spec(one, beside) for name, one in env.items()}
-    elif isinstance(env, (list, tuple)):
-        found["env"] = [_named_spec(one, beside) for one in env]
-    if found.get("user") is not None:
-        found["user"] = spec(found["user"], beside)
-    for key in ("system", "user_prompt"):
-        if str(found.get(key) or "").endswith(TEXT_FILES):
-            found[key] = find(found[key], beside)
-    for key in ("chat_template", "prompt_template"):
-        if found.get(key) is not None:
-            found[key] = find(str(found[key]), beside)
-    return found
-
-
-def _named_spec(value: str, beside: Path) -> str:
-    """``SPEC`` or ``NAME=SPEC``."""
-    name, equals, rest = str(value).partition("=")
-    return f"{name}={spec(rest, beside)}" if equals and name.isidentifier() else spec(value, beside)
-
-
-def spec(value: str, beside: Path) -> str:
-    """``path.py:name``, with ``=weight`` or not, with its file found; everything else as it is."""
-    file, suffix, rest = str(value).partition(".py")
-    if not suffix or (rest and not rest.startswith(":")):
-        return str(value)
-    return find(file + suffix, beside) + rest
-
-
-__all__ = ["adapter_of", "builder_of", "custom", "in_place", "spec"]
 
 
 _HELD_OUT = {"temperature": 0.0, "num_generations": 1}

@@ -226,7 +226,7 @@ def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that a package declares under gymdata.trajectory_builders is found by its name."""
-    from gymdata.finetune import run as finetune_parts
+    from gymdata.finetune import parts as finetune_parts
     from gymdata.finetune.config_file import load
 
     point = EntryPoint("theirs", "tests.finetune.deterministic:Builder", "gymdata.trajectory_builders")

@@ -106,7 +106,7 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
     file = write(tmp_path, change)
 
     def whole() -> None:
-        from gymdata.finetune.run import adapter_of
+        from gymdata.finetune.parts import adapter_of
 
         config = load(file)
         plan_of(config, file)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.finetune.run import in_place
+from gymdata.finetune.parts import in_place
 
 
 @pytest.mark.parametrize(
