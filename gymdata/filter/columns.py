@@ -213,17 +213,13 @@ class _TaskFields:
         for batch in self._rollouts.batches("task"):
             # Each task is decoded once, not once for each of its rollouts.
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
-            tasks = [_object(text) for text in encoded.dictionary.to_pylist()]
+            tasks = [object_of(decode(text.encode()) if text else None) for text in encoded.dictionary.to_pylist()]
             for task in tasks:
                 self._seen |= dict.fromkeys(_paths(task))
             for path, values in self._values.items():
                 of_task = [field_at(task, path) for task in tasks]
                 values += map(of_task.__getitem__, encoded.indices.to_pylist())
         return self._values
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    return object_of(decode(text.encode()) if text else None)
 
 
 def _paths(row: Mapping[str, Any], before: str = "") -> Iterable[str]:

@@ -109,7 +109,8 @@ def place_of(path: str | Path) -> Place:
     scheme, _, rest = url.partition("://")
     scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
     if scheme not in _ENDPOINTS:
-        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {_known()}")
+        known = ", ".join(f"{scheme}://" for scheme in _ENDPOINTS)
+        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {known}")
     bucket, _, key = rest.partition("/")
     if ("@" in bucket and scheme != "hf") or re.search(r"\?[^/#]*=", rest):
         raise UsageError(
@@ -183,10 +184,6 @@ def is_spool(folder: Path) -> bool:
 def is_odd(key: str) -> bool:
     """Whether no file can have this key as its name."""
     return bool(_ODD & set(key.split("/"))) or "\0" in key
-
-
-def _known() -> str:
-    return ", ".join(f"{scheme}://" for scheme in _ENDPOINTS)
 
 
 def _server(scheme: str) -> str:

@@ -354,7 +354,8 @@ class Pages:
         found = rows.where("pair_id", given)
         if not found:
             raise Missing(f"there is no pair {given!r} among the {len(rows):,} here")
-        neighbours = _neighbours(rows.keys["pair_id"], found[0])
+        ids, at = rows.keys["pair_id"], found[0]
+        neighbours = (ids[at - 1].as_py() if at else None), (ids[at + 1].as_py() if at + 1 < len(ids) else None)
         return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours}
 
     def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
@@ -515,11 +516,6 @@ def _chosen(request: Request, below: int) -> int:
 def _page(request: Request) -> int:
     text = request.query_params.get("page", "1")
     return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
-
-
-def _neighbours(ids: pa.ChunkedArray, at: int) -> tuple[str | None, str | None]:
-    """The ids before and after a row."""
-    return (ids[at - 1].as_py() if at else None), (ids[at + 1].as_py() if at + 1 < len(ids) else None)
 
 
 def _rows_of(snapshot: Snapshot, rows: Any, found: Found) -> list[dict[str, Any]]:
