@@ -43,7 +43,9 @@ class Sharing:
     def of(cls, model: Any, mode: Mode = "auto") -> Sharing | str:
         """The sharing for ``model`` (a transformers model, without an adapter's wrap), or why it cannot be
         expressed."""
-        backbone = model.base_model
+        backbone, device = model.base_model, next(model.parameters()).device.type
+        if mode == "auto" and device != "cpu":
+            return f"it runs on {device}, where sharing was not measured"
         return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
 
     @property

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
@@ -74,6 +75,11 @@ class NamedSequences(Sequences):
     def siblings(self) -> np.ndarray:
         """int64 (n,): a number per sequence, the same for those of one prompt."""
         return content_codes(self.prompts)
+
+    def scoring_order(self, rows: np.ndarray | None = None, sides: int = 1) -> np.ndarray:
+        """Places in ``rows`` (None: all), a row being ``sides`` sequences: one prompt's side by side, the longest first."""
+        groups, lengths = self.siblings[::sides], self.lengths.reshape(-1, sides).max(axis=1)
+        return sibling_order(groups, lengths) if rows is None else sibling_order(groups[rows], lengths[rows])
 
     @cached_property
     def first_trained(self) -> np.ndarray:

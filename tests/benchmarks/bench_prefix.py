@@ -53,9 +53,9 @@ def trainings(folder: Path, model: Path, kind: str, shape: Shape) -> Iterator[Ro
         return started(kind, file, model, folder / out, shape, prefix_sharing=mode, **own, **IN_ORDER)
 
     bound = 2.0 if shape is SHARED else 0.97
-    yield raced(f"{what} --prefix-sharing off", begun("auto", "shared"), begun("off", "plain"), bound)
+    yield raced(f"{what} --prefix-sharing off", begun("on", "shared"), begun("off", "plain"), bound)
     if shape is SHARED:
-        yield raced(f"{what} {name}", begun("auto", "again"), stock(**IN_ORDER), bound)
+        yield raced(f"{what} {name}", begun("on", "again"), stock(**IN_ORDER), bound)
 
 
 def raced(what: str, ours: Any, rival: Any, at_least: float) -> Row:
@@ -99,9 +99,9 @@ def demo_trainings(folder: Path, run: Path) -> Iterator[Row]:
 
         rival, _, stock_of = KINDS[kind]
         what = f"train-{kind}, {DEMO.name}, against"
-        yield raced(f"{what} --prefix-sharing off", begun("auto", "shared"), begun("off", "plain"), 0.97)
+        yield raced(f"{what} --prefix-sharing off", begun("on", "shared"), begun("off", "plain"), 0.97)
         stock, _ = stock_of(file, model, DEMO, folder / f"{kind}-stock")
-        yield raced(f"{what} {rival}", begun("auto", "again"), stock(**IN_ORDER), 0.97)
+        yield raced(f"{what} {rival}", begun("on", "again"), stock(**IN_ORDER), 0.97)
 
 
 def scoring(run: Path) -> Row:

@@ -19,6 +19,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainingArguments
 
+from gymdata.engines._shared_prefixes import Mode
 from gymdata.engines.prefix_tree import prefix_tree
 from gymdata.train.mapped import read_rows
 from gymdata.train.pair_data import NamedSequences
@@ -149,6 +150,13 @@ def to_multiple(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def grouping_pays(
+    sharing: Mode, sequences: NamedSequences, order: np.ndarray, args: TrainingArguments, sides: int = 1
+) -> bool:
+    """Whether to train in ``order``, which puts siblings into the same step."""
+    return sharing == "on" or shared_tokens(sequences, order, rows_a_step(args), sides) > WORTH
+
+
 def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, sides: int = 1) -> float:
     """Which share of the tokens of ``batch`` rows in ``order`` another sequence of their batch begins with as well. A
     row is ``sides`` sequences. Estimated from at most 32 batches, evenly spread."""
@@ -165,11 +173,14 @@ def shared_tokens(sequences: NamedSequences, order: np.ndarray, batch: int, side
     return 1 - once / max(every, 1)
 
 
-class _EpochSampler(Sampler[int]):
-    """``rows`` row numbers in an order that is drawn for each epoch."""
+class EpochSampler(Sampler[int]):
+    """Numbers below ``rows`` in an order that is drawn for each epoch: siblings side by side with ``groups``, the group of
+    each row; else as torch's sampler draws for as many rows as are ``real``. Fillers (see ``row_dataset``) come last:
+    whatever the number of processes, a step has the same rows."""
 
-    def __init__(self, rows: int, seed: int) -> None:
-        self.rows, self.seed, self.epoch = rows, seed, 0
+    def __init__(self, real: int, rows: int, seed: int, groups: np.ndarray | None = None) -> None:
+        self.real, self.rows, self.seed, self.groups = real, rows, seed, groups
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self.rows
@@ -177,31 +188,13 @@ class _EpochSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-
-class SiblingSampler(_EpochSampler):
-    """Row numbers of a dataset, siblings side by side: groups in an order that is drawn for each epoch, and the rows within
-    them. ``groups``: the group of each row; a filler (see ``row_dataset``) comes last."""
-
-    def __init__(self, groups: np.ndarray, rows: int, seed: int) -> None:
-        super().__init__(rows, seed)
-        self.groups = groups
-
     def __iter__(self) -> Iterator[int]:
-        yield from siblings_together(self.groups, np.random.default_rng((self.seed, self.epoch))).tolist()
-        yield from range(len(self.groups), self.rows)
-
-
-class FillersLast(_EpochSampler):
-    """Row numbers in the order that torch's sampler draws for as many rows as are ``real``, and the fillers (see
-    ``row_dataset``) after them: whatever the number of processes, a step has the same rows."""
-
-    def __init__(self, real: int, rows: int, seed: int) -> None:
-        super().__init__(rows, seed)
-        self.real = real
-
-    def __iter__(self) -> Iterator[int]:
-        # accelerate draws the epochs of torch's sampler from these seeds.
-        yield from torch.randperm(self.real, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        if self.groups is not None:
+            yield from siblings_together(self.groups, np.random.default_rng((self.seed, self.epoch))).tolist()
+        else:
+            # accelerate draws the epochs of torch's sampler from these seeds.
+            drawn = torch.Generator().manual_seed(self.seed + self.epoch)
+            yield from torch.randperm(self.real, generator=drawn).tolist()
         yield from range(self.real, self.rows)
 
 

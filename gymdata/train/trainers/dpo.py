@@ -17,14 +17,11 @@ from trl.trainer import dpo_trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
-from gymdata.train.trainers.exact import MeanOverRows, nameless_weights, pad_id
-from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
+from gymdata.train.trainers.exact import MeanOverRows, pad_id, skip_weights_hash
 
 CONFIG = DPOConfig
 #: Losses that are a mean over pairs, in which a weight and a margin can be used.
@@ -57,8 +54,6 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self,
         *,
         pairs: TrainingPairs,
-        witness: TokenChecksumCallback,
-        sharing: Mode,
         reference: np.ndarray | None,
         pair_weights: bool,
         margin_scale: float,
@@ -67,9 +62,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.pairs = self.data = pairs
-        self.witness = witness
-        self.sharing = sharing
+        self.pairs = pairs
         self.reference = reference
         self.weight = pairs.weight if pair_weights else np.ones(len(pairs))
         self.margin = margin_scale * pairs.margin
@@ -81,9 +74,10 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own and not smoothed)
         if not self.uniform:
             _refuse_unweighable(args, [*self.own, *smoothed])
-        with nameless_weights(dpo_trainer):
+        with skip_weights_hash(dpo_trainer):
             super().__init__(
                 args=args,
+                data=pairs,
                 processing_class=processing_class,
                 train_dataset=row_dataset(len(pairs), args),
                 data_collator=PairCollator(
@@ -91,7 +85,6 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
                 ),
                 **rest,
             )
-        self.watched()
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
@@ -101,10 +94,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         return dataset
 
     def _score_reference(self, batch_size: int) -> None:
-        self.share_prefixes()
-        sequences = self.pairs.sequences
-        longest = sequences.lengths.reshape(-1, 2).max(axis=1)
-        order = sibling_order(sequences.siblings[::2], longest)
+        order = self.pairs.sequences.scoring_order(sides=2)
         found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
             for rows, batch in self.batches_to_score(order, batch_size, self.data_collator):

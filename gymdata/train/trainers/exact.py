@@ -32,10 +32,8 @@ from gymdata.errors import OutsideError, UsageError
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
     ROWS,
-    WORTH,
-    FillersLast,
-    SiblingSampler,
-    rows_a_step,
+    EpochSampler,
+    grouping_pays,
     shared_tokens,
     siblings_together,
 )
@@ -77,14 +75,11 @@ def save_merged(trainer: Any, out: Path) -> None:
 
 
 class Exact:
-    """Comes before the library's trainer among the bases. ``data``, ``witness`` and ``sharing`` are set before its
-    ``__init__``."""
+    """Mixin; list it before the library's trainer. ``witness`` follows the training; ``sharing``: whether shared prefixes
+    of a batch are computed once."""
 
     data: TrainingData
-    witness: TokenChecksumCallback
-    #: Whether models run what the sequences of a batch begin with once.
-    sharing: Mode
-    #: What is installed on the model that is trained, and the group of each row where siblings are to meet.
+    #: What is installed on the model that is trained, and the group of each row where batches are grouped.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
     #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
@@ -114,7 +109,10 @@ class Exact:
     compute_loss_context_manager: Any
     callback_handler: Any
 
-    def __init__(self, *, args: Any, **rest: Any) -> None:
+    def __init__(
+        self, *, args: Any, data: TrainingData, witness: TokenChecksumCallback, sharing: Mode, **rest: Any
+    ) -> None:
+        self.data, self.witness, self.sharing = data, witness, sharing
         own = args.save_only_model
         # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
         self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
@@ -123,6 +121,11 @@ class Exact:
             super().__init__(args=args, **rest)  # type: ignore[call-arg]  # the Trainer beside this mixin takes it
         finally:
             args.save_only_model = own
+        self._refuse_unsavable()
+        self.share_prefixes()
+        save_tied_weights_once(self.model)
+        witness.bind(self)
+        self.add_callback(witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
@@ -143,14 +146,15 @@ class Exact:
                 return
             found.append(made)
         self.shared = found[-1]
-        self._let_siblings_meet()
+        if self.args.train_sampling_strategy == "random":
+            self._group_siblings()
 
-    def _let_siblings_meet(self) -> None:
+    def _group_siblings(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
         sequences, sides = self.data.sequences, self.witness.sides
         groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
-        if self.sharing == "on" or shared_tokens(sequences, order, rows_a_step(self.args), sides) > WORTH:
+        if grouping_pays(self.sharing, sequences, order, self.args, sides):
             self.groups = groups
             saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
             self._note_sharing(
@@ -170,10 +174,8 @@ class Exact:
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         size = len(self.train_dataset)  # type: ignore[attr-defined]  # the Trainer's
-        if self.args.train_sampling_strategy == "random" and self.groups is not None:
-            return SiblingSampler(self.groups, size, seed)
-        if self.args.train_sampling_strategy == "random" and size > self.rows:
-            return FillersLast(self.rows, size, seed)
+        if self.args.train_sampling_strategy == "random" and (self.groups is not None or size > self.rows):
+            return EpochSampler(self.rows, size, seed, self.groups)
         return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
 
     @property
@@ -208,7 +210,7 @@ class Exact:
             own._load_scaler(resume_from_checkpoint)
         return prepared
 
-    def do_what_waits(self, max_steps: int) -> None:
+    def run_deferred(self, max_steps: int) -> None:
         """Shard the model and do the work that waits for it, when nothing is trained."""
         if self.waiting:
             self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
@@ -286,6 +288,7 @@ class Exact:
     @contextmanager
     def scoring(self, model: Any = None) -> Iterator[Any]:
         """Within this the model, or ``model``, only scores. Afterwards it is as it was, sharded too."""
+        self.share_prefixes()
         model = (self.model_wrapped if self.is_deepspeed_enabled else self.model) if model is None else model
         training = model.training
         model.eval()
@@ -307,14 +310,6 @@ class Exact:
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns: Any = ["row"]
-
-    def watched(self) -> None:
-        """Have the witness follow this trainer, and prefixes be shared; the library's ``__init__`` is done."""
-        self._refuse_unsavable()
-        self.share_prefixes()
-        save_tied_weights_once(self.model)
-        self.witness.bind(self)
-        self.add_callback(self.witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Only ends the epoch when a training resumes after its last step within it: the library would train one more
@@ -443,7 +438,7 @@ def save_tied_weights_once(model: Any) -> None:
 
 
 @contextmanager
-def nameless_weights(library: Any) -> Iterator[None]:
+def skip_weights_hash(library: Any) -> Iterator[None]:
     """Within this a module of TRL does not compute a name of the model's weights, for a cache of reference log-probs that is
     never written here; it cannot of a sharded model, and of a large one it takes long."""
     own, library.hash_module = library.hash_module, lambda *_: None

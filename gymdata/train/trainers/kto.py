@@ -23,17 +23,15 @@ from gymdata.train.sequence_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import (
     ROWS,
-    WORTH,
+    grouping_pays,
     padded,
     padded_lists,
     row_dataset,
     rows_a_step,
-    shared_tokens,
     siblings_alternating,
     to_multiple,
 )
-from gymdata.train.trainers.exact import MeanOverRows, nameless_weights, pad_id
-from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
+from gymdata.train.trainers.exact import MeanOverRows, pad_id, skip_weights_hash
 
 CONFIG = KTOConfig
 _KL = "KL_"
@@ -53,6 +51,15 @@ def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **
             hint="give at least 2, or --set loss_type=apo_zero_unpaired",
         )
     return ExactKTOTrainer(data=data, **trainer)
+
+
+def training_order(data: TrainingLabels, sharing: Mode, args: KTOConfig) -> np.ndarray:
+    """The order of training: at random, or of two prompts in turn where their rows begin alike."""
+    if sharing != "off":
+        together = siblings_alternating(data.sequences.siblings, np.random.default_rng(args.seed))
+        if grouping_pays(sharing, data.sequences, together, args):
+            return together
+    return np.random.default_rng(args.seed).permutation(len(data))
 
 
 def partners(order: np.ndarray, step: int) -> np.ndarray:
@@ -114,18 +121,18 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         self,
         *,
         data: TrainingLabels,
-        witness: TokenChecksumCallback,
         sharing: Mode,
         args: KTOConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.data, self.witness, self.sharing = data, witness, sharing
         self.reference: np.ndarray | None = None
-        order = self._order(args)
-        with nameless_weights(kto_trainer):
+        order = training_order(data, sharing, args)
+        with skip_weights_hash(kto_trainer):
             super().__init__(
                 args=args,
+                data=data,
+                sharing=sharing,
                 processing_class=processing_class,
                 train_dataset=row_dataset(len(data), args, order),
                 data_collator=LabelCollator(
@@ -136,19 +143,6 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
                 ),
                 **rest,
             )
-        self.watched()
-
-    def _order(self, args: KTOConfig) -> np.ndarray:
-        """The order of training: at random, or of two prompts in turn where their rows begin alike."""
-        rng, sequences = np.random.default_rng(args.seed), self.data.sequences
-        if self.sharing != "off":
-            together = siblings_alternating(sequences.siblings, rng)
-            if self.sharing == "on" or shared_tokens(sequences, together, rows_a_step(args)) > WORTH:
-                return together
-        return np.random.default_rng(args.seed).permutation(len(self.data))
-
-    def _let_siblings_meet(self) -> None:
-        """They do, in the order that was drawn."""
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
@@ -156,7 +150,6 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         return dataset
 
     def _score_reference(self, order: np.ndarray) -> None:
-        self.share_prefixes()
         size, found = self.args.per_device_train_batch_size, torch.zeros(len(order), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
             for rows, batch in self.batches_to_score(order, size, self.data_collator):

@@ -18,15 +18,12 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut, save_merged
-from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 CONFIG = RewardConfig
 
@@ -80,26 +77,23 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         self,
         *,
         data: RewardPairs,
-        witness: TokenChecksumCallback,
-        sharing: Mode,
         weight: np.ndarray,
         margin: np.ndarray,
         args: RewardConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.data, self.witness, self.sharing = data, witness, sharing
         self.weight, self.margin = weight, margin
         self.tokenizer = processing_class
         self.uniform = bool(np.all(weight == 1))
         super().__init__(
             args=args,
+            data=data,
             processing_class=processing_class,
             train_dataset=row_dataset(len(data), args),
             data_collator=self._collator(data, processing_class.pad_token_id, args),
             **rest,
         )
-        self.watched()
         if data.heldout is not None:
             self.add_callback(MeasureHeldOut(self))
 
@@ -140,7 +134,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         pairs = self.data.heldout
         assert pairs is not None
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
-        order = sibling_order(pairs.sequences.siblings[::2], pairs.sequences.lengths.reshape(-1, 2).max(axis=1))
+        order = pairs.sequences.scoring_order(sides=2)
         found = torch.zeros(len(pairs), 2, dtype=torch.float64)
         with self.scoring() as model:
             for rows, batch in self.batches_to_score(order, self.args.per_device_train_batch_size, collate):

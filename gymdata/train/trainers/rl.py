@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import RefusedError, counted
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
@@ -33,7 +32,6 @@ from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padde
 from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.policy_loss import PolicyLoss, k3
-from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 _MAY_BE_FAR = 0.05
 #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
@@ -166,7 +164,6 @@ class BatchRLTrainer(Exact, Trainer):
         self,
         *,
         data: TrainingExperiences,
-        witness: TokenChecksumCallback,
         sharing: Mode,
         args: RLConfig,
         processing_class: Any,
@@ -175,10 +172,7 @@ class BatchRLTrainer(Exact, Trainer):
         packed: PackedCollator | None = None,
         **rest: Any,
     ) -> None:
-        self.data, self.witness = data, witness
         self.packed = packed
-        # Packed rows have positions of their own, and no siblings side by side.
-        self.sharing = "off" if packed is not None else sharing
         self.policy_loss, self.kl_beta = loss, kl_beta
         if "ce_weight" in data.weights:
             self.components += ("ce",)
@@ -193,6 +187,9 @@ class BatchRLTrainer(Exact, Trainer):
         self._metrics: dict[str, float] = defaultdict(float)
         super().__init__(
             args=args,
+            data=data,
+            # Packed rows have positions of their own, and no siblings side by side.
+            sharing="off" if packed is not None else sharing,
             processing_class=processing_class,
             train_dataset=row_dataset(len(data) if packed is None else len(packed.bins), args),
             data_collator=collator if packed is None else packed,
@@ -204,7 +201,6 @@ class BatchRLTrainer(Exact, Trainer):
         self.keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
         # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
         self.loss_is_scaled_for_ga = True
-        self.watched()
 
     @property
     def rows(self) -> int:
@@ -367,7 +363,7 @@ class BatchRLTrainer(Exact, Trainer):
         sequences = collator.data.sequences
         rows = np.arange(len(sequences)) if rows is None else rows
         lengths = sequences.lengths[rows]
-        order = sibling_order(sequences.siblings[rows], lengths)
+        order = sequences.scoring_order(rows)
         size = self.args.per_device_train_batch_size
         offsets = offsets_of(lengths)
         found = scratch(int(offsets[-1]), "<f8", self._folder)

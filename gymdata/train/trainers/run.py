@@ -104,7 +104,7 @@ def train(job: dict[str, Any]) -> int:
         event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=True)
     if job["dry_run"]:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-        trainer.do_what_waits(steps)
+        trainer.run_deferred(steps)
         if trainer.is_world_process_zero():
             event("plan", steps=steps)
         trainer.end()
@@ -176,7 +176,8 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
 
 def _sharing(mode: Mode, args: Any) -> Mode:
     """Left to itself, prefix sharing is for CPUs, where it was measured, and for an order that the user did not choose."""
-    return "off" if mode == "auto" and not (args.use_cpu and args.train_sampling_strategy == "random") else mode
+    (default,) = (f.default for f in dataclasses.fields(args) if f.name == "train_sampling_strategy")
+    return "off" if mode == "auto" and not (args.use_cpu and args.train_sampling_strategy == default) else mode
 
 
 def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.train.settings import TRAINERS
-from gymdata.train.trainers.batches import SiblingSampler, shared_tokens, siblings_alternating
+from gymdata.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 from tests.train.trainers.curves import Crash, curve
@@ -117,7 +117,15 @@ def test_siblings_meet_where_that_saves_a_quarter(algorithm: str, policy: Path, 
     assert alone.groups is None
 
 
-@pytest.mark.parametrize("settings", [{"train_sampling_strategy": "sequential"}, {"use_cpu": False}])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_left_to_itself_sharing_is_on_for_every_trainer(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """On a CPU with the order that the trainer has by itself, which for KTO's is one that it draws."""
+    options = {"select": "all"} if algorithm == "sft" else {}
+    trainer, _ = start(algorithm, sibling_file(algorithm, policy, tmp_path), policy, tmp_path / "out", {}, **options)
+    assert trainer.shared is not None
+
+
+@pytest.mark.parametrize("settings", [{"train_sampling_strategy": "group_by_length"}, {"use_cpu": False}])
 def test_left_to_itself_sharing_is_for_cpus_and_random_order(
     settings: dict[str, Any], policy: Path, tmp_path: Path
 ) -> None:
@@ -132,7 +140,7 @@ def test_left_to_itself_sharing_is_for_cpus_and_random_order(
 def test_a_sampler_draws_each_epoch_anew_and_fillers_come_last() -> None:
     """Rows of a group are neighbors; the same epoch gives the same order, another one another."""
     groups = np.repeat(np.arange(20), 5)
-    sampler = SiblingSampler(groups, 104, seed=3)
+    sampler = EpochSampler(100, 104, 3, groups)
     first = list(sampler)
     assert first == list(sampler)
     assert sorted(first) == list(range(104))

@@ -233,4 +233,4 @@ def test_two_machines_train_one_model(policy: Path, tmp_path: Path) -> None:
     assert first["trained_tokens"]["equal"] is True
     assert first["settings"]["seed"] == 42
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert "the first one writes the output" in said[1][1]
+    assert "output is written by rank 0" in said[1][1]

@@ -160,7 +160,7 @@ def test_the_critic_is_used_by_experience(policy: Path, told_run: Path, tmp_path
     # The first of three tokens is predicted before the outcome is known, so a third of the variance is out of reach.
     assert heldout["before"]["explained_variance"] == pytest.approx(0.0, abs=1e-9)
     assert 0.5 < heldout["explained_variance"] < 0.75
-    last = done.stdout.strip().splitlines()[-1].split()
+    last, _, _next = (line.split() for line in done.stdout.strip().splitlines()[-3:])
     assert last == ["held-out", "explained", "variance", "0", "→", f"{heldout['explained_variance']:.3g}"]
     assert "before training, on held-out tasks: explained variance 0" in done.stderr
     assert f"explained variance {training['last']['explained_variance']:.3g}"[:20] in " ".join(done.stdout.split())

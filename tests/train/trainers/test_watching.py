@@ -52,7 +52,7 @@ def test_held_out_accuracy_is_the_last_line(policy: Path, tmp_path: Path) -> Non
                    "--split", 0.2, *SETTINGS)  # fmt: skip
     assert done.returncode == 0, done.stderr
     accuracy = read_run_json(tmp_path / "out")["heldout"]["accuracy"]
-    last = done.stdout.strip().splitlines()[-1].strip()
+    last, _, _next = (line.strip() for line in done.stdout.strip().splitlines()[-3:])
     assert last.startswith("held-out preference accuracy")
     assert f"{100 * accuracy:.1f} %" in last
 
