@@ -84,11 +84,12 @@ class Experience:
 
     def samples(self) -> Samples:
         """Its tokens without the credit."""
+        actions = None if self.action_mask is None else self.action_mask.shape[-1]
         return Samples(
             sequences=self.sequences,
             attention_mask=self.attention_mask,
             action_mask=self.action_mask,
-            num_actions=self._actions() if self.packed_seq_lens is None else self.info["num_actions"],
+            num_actions=actions if self.packed_seq_lens is None else self.info["num_actions"],
             packed_seq_lens=self.packed_seq_lens,
             response_length=self.info["response_length"],
             total_length=self.info["total_length"],
@@ -97,9 +98,6 @@ class Experience:
             references=self.references,
             pad_len=self.pad_len,
         )
-
-    def _actions(self) -> int | None:
-        return None if self.action_mask is None else self.action_mask.shape[-1]
 
 
 @dataclass

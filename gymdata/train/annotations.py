@@ -184,7 +184,7 @@ class AnnotationWriter:
         """Continue after ``step`` steps: rows of later steps are removed."""
         self._forget()
         for file in parts(self.folder):
-            if self.rank == 0 and _first_step(file) > step:
+            if self.rank == 0 and int(file.name.partition("-")[0]) > step:
                 file.unlink()
 
     def add(self, step: int, at: Ints, values: Mapping[str, np.ndarray]) -> None:
@@ -241,10 +241,6 @@ class AnnotationWriter:
 def parts(folder: Path) -> list[Path]:
     """The rows written so far, in the order of the steps."""
     return sorted(file for file in folder.iterdir() if _PART.fullmatch(file.name)) if folder.is_dir() else []
-
-
-def _first_step(file: Path) -> int:
-    return int(file.name.partition("-")[0])
 
 
 def publish(output: Path, run: Path, command: Sequence[str]) -> dict[str, Any]:

@@ -83,9 +83,12 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:
+        ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        last = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
         raise errors.OutsideError(
             "trainer",
-            f"the training process {_ending(code)}; its last lines:\n{_tail(log)}",
+            f"the training process {ending}; its last lines:\n{last}",
             hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
         )
     return announced
@@ -150,12 +153,3 @@ def _handle_event(message: Mapping[str, Any], announced: dict[str, Any], progres
             f"trained tokens: file {file['count']:,} checksum {file['checksum']}, {some}batches {batches['count']:,} "
             f"checksum {batches['checksum']}: {same}"
         )
-
-
-def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])

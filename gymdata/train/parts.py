@@ -18,7 +18,8 @@ from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.train.pair_data import pair_twice
-from gymdata.train.sequence_data import WEIGHTS, lacking_weights, made_sequences, no_token_ids, sequence_names, twice
+from gymdata.train.rollout_data import made_sequences, no_token_ids
+from gymdata.train.sequence_data import WEIGHTS, lacking_weights, sequence_names, twice
 
 #: Rows of a part. A part takes about a hundred bytes per token while it is checked.
 ROWS = 1024

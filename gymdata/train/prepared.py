@@ -21,7 +21,7 @@ import numpy as np
 from gymdata.errors import StoreError
 from gymdata.rollouts.ragged import Array, Ragged, content_codes, offsets_of
 from gymdata.store.run_json import plain, replacing
-from gymdata.train import pair_data, sequence_data
+from gymdata.train import pair_data, rollout_data, sequence_data
 from gymdata.train.mapped import Texts, mapped
 from gymdata.train.pair_data import NamedSequences, TrainingData
 
@@ -132,7 +132,9 @@ class _Tree:
         for name in [name for name in values if "." in name]:
             field, _, key = name.partition(".")
             values[field] = {**values.get(field, {}), key: values.pop(name)}
-        kind = getattr(pair_data, self.kind, None) or getattr(sequence_data, self.kind)
+        (kind,) = {
+            vars(home)[self.kind] for home in (pair_data, rollout_data, sequence_data) if self.kind in vars(home)
+        }
         fields = dataclasses.fields(kind)
         absent = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         data = kind(**dict.fromkeys(absent) | {f.name: values[f.name] for f in fields if f.name in values})

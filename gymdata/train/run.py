@@ -15,17 +15,17 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from gymdata.engines.model_identity import ModelFacts
+from gymdata.engines.model_identity import ModelFacts, model_facts
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
-from gymdata.store import find_run_json, has_rows, hash_file, read_run_json, resolve, write_run_json
-from gymdata.store.lineage import lineage, refuse_replaced
+from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
+from gymdata.store.lineage import lineage, parent_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
@@ -48,10 +48,6 @@ from gymdata.train.settings import (
     TrainValueConfig,
 )
 from gymdata.train.trainer_settings import check_settings
-
-if TYPE_CHECKING:
-    from gymdata.rollouts.schema import Table
-from gymdata.engines.model_identity import model_facts
 
 SUCCESS = "SUCCESS"
 JOB = "job"
@@ -299,7 +295,11 @@ def train(
 
     # The cheap checks, before torch is loaded.
     source = located(source)
-    _refuse_no_rows(source, settings.table)
+    files = resolve(source, settings.table)
+    if not files and (held := held_instead(source, settings.table)) is not None:
+        raise DataError.other_table(source, held, settings.table.name)
+    if not any(has_rows(file, settings.table) for file in files):
+        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
     if isinstance(settings, RolloutsConfig):
         reward, note = default_score([source], settings.reward)
         settings = settings.model_copy(update={"reward": reward})
@@ -324,14 +324,6 @@ def train(
             "Look at the advantages and weights of the data, learning_rate and max_grad_norm"
         )
     return report
-
-
-def _refuse_no_rows(source: str | Path, table: Table) -> None:
-    files = resolve(source, table)
-    if not files and (held := held_instead(source, table)) is not None:
-        raise DataError.other_table(source, held, table.name)
-    if not any(has_rows(file, table) for file in files):
-        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], table.name)
 
 
 def train_resolved(
@@ -433,7 +425,11 @@ def _described(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         **loss,
-        "parents": [parent_of(path) for path in (source, *scored_by)],
+        # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
+        # with it.
+        "parents": [
+            {name: value for name, value in parent_of(path).items() if name != "files"} for path in (source, *scored_by)
+        ],
         "model": vars(model),
     }
     return job, begun
@@ -592,12 +588,6 @@ def _clear(out: Path, keep: str | None = None) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     with contextlib.suppress(OSError):
         (out / JOB).rmdir()
-
-
-def parent_of(source: str) -> dict[str, Any]:
-    found = find_run_json(source)
-    run_id = read_run_json(found).get("run_id") if found else None
-    return {"path": absolute(source), "run_id": run_id, "run_json_xxh3": hash_file(found) if found else None}
 
 
 def absolute(path: str) -> str:

@@ -28,17 +28,19 @@ from gymdata.store import read_table
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
 from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
-from gymdata.train.sequence_data import (
-    EXPERIENCE_COLUMNS,
+from gymdata.train.rollout_data import (
     KTO_COLUMNS,
     SFT_COLUMNS,
-    VALUE_COLUMNS,
     distilled_rollouts,
     label_part,
-    returns_apart,
     rollout_part,
     rollouts_to_label,
     rollouts_to_train,
+)
+from gymdata.train.sequence_data import (
+    EXPERIENCE_COLUMNS,
+    VALUE_COLUMNS,
+    returns_apart,
     training_experiences,
     with_optimal_advantages,
 )

@@ -22,7 +22,8 @@ from gymdata.errors import DataError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
-from gymdata.train.sequence_data import SFT_COLUMNS, made_sequences, no_token_ids, training_experiences
+from gymdata.train.rollout_data import SFT_COLUMNS, made_sequences, no_token_ids
+from gymdata.train.sequence_data import training_experiences
 from gymdata.train.trainers.batches import padded
 
 _BATCH = 32

@@ -19,7 +19,7 @@ from trl.trainer.kto_trainer import KTOTrainer
 
 from gymdata.engines._shared_prefixes import Mode
 from gymdata.errors import UsageError
-from gymdata.train.sequence_data import TrainingLabels
+from gymdata.train.rollout_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import (
     ROWS,

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gymdata.train.sequence_data import TeacherDistributions, TrainingExperiences, pack
+from gymdata.train.rollout_data import TeacherDistributions, pack
+from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainSftConfig
 from gymdata.train.trainers.batches import PackedCollator
 from gymdata.train.trainers.exact import pad_id

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import OutsideError
-from gymdata.train.sequence_data import pack
+from gymdata.train.rollout_data import pack
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK
 from tests.train.trainers.conftest import start

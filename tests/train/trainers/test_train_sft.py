@@ -13,7 +13,7 @@ from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.sequence_data import chosen_rollouts
+from gymdata.train.rollout_data import chosen_rollouts
 from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK
 from tests.train.trainers.command import gymdata

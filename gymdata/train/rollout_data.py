@@ -1,0 +1,366 @@
+"""Rollouts as trainers get them: which are trained or labelled, and their sequences.
+
+Invariants: for SFT a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
+gives several sequences, each sampled token trained once. For KTO a rollout without a known reward, or whose reward equals
+the bound that it is compared with, has no label and is not trained; they are counted. Neither choice depends on the order
+of the rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import DataError, RefusedError, counted
+from gymdata.rollouts.ragged import Ragged, offsets_of, places
+from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
+from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.scores.chosen import unscored_hint
+from gymdata.stats import unit_of
+from gymdata.train.sequence_data import TrainingExperiences, training_experiences
+
+#: Columns of rollouts that supervised training reads.
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "turns",
+)
+Select = Literal["best", "above", "all"]
+_BATCH_ROWS = 4_096
+
+
+def chosen_rollouts(table: pa.Table, select: Select, min_reward: float | None) -> np.ndarray:
+    """Row numbers, rising. ``best``: the highest reward of each group (ties: the first rollout_index); ``above``: all;
+    ``all``: also those without a reward. ``min_reward`` is a floor in every case where it is given."""
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy()
+    good = np.isfinite(reward) if select != "all" or min_reward is not None else np.ones(len(reward), np.bool_)
+    if min_reward is not None:
+        good &= np.where(np.isfinite(reward), reward, -np.inf) >= min_reward
+    rows = np.flatnonzero(good)
+    if select != "best":
+        return rows
+    groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy()[rows]
+    order = np.lexsort((table["rollout_index"].to_numpy()[rows], -reward[rows], groups))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = groups[order][1:] != groups[order][:-1]
+    return np.sort(rows[order[first]])
+
+
+def rollouts_to_train(
+    table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
+) -> np.ndarray:
+    """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``; the table
+    needs no turns. Raises DataError for an empty table, and RefusedError when no rollout is chosen (R501)."""
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    rows = of_model(table, model, where)
+    chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
+    if not len(chosen):
+        floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
+        raise RefusedError(
+            f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
+            code="R501",
+            hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
+        )
+    return np.asarray(rows[chosen])
+
+
+def rollout_part(
+    made: pa.Table, total: int, max_length: int | None, where: str, seen: set[bytes] | None
+) -> TrainingExperiences:
+    """The sequences ``made`` of some of the chosen rollouts, weight 1, scored at temperature 1. Of sequences with the same
+    ids and mask (after the cut) the first is trained: ``seen``: keys of those before; None keeps all. ``total``: rollouts
+    that these were chosen from. Raises RefusedError when the tokens must not be trained on (T205, T206, T213, L301 to L303).
+    """
+    return _once(training_experiences(made, max_length, where), total, seen)
+
+
+def distilled_rollouts(
+    chosen: pa.Table,
+    total: int,
+    max_length: int | None,
+    where: str,
+    agents: Collection[str],
+    seen: set[bytes] | None,
+    *,
+    rendered: bool,
+) -> TrainingExperiences:
+    """As ``rollout_part`` of all chosen rollouts (``SFT_COLUMNS``), with the distributions that were saved with them, at the
+    rollouts' temperatures. Raises RefusedError for rollouts without those, too."""
+    k = _alternatives_per_token(chosen, where)
+    require_agents(chosen["turns"].chunks, agents, where)
+    made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
+    return _once(TeacherDistributions.beside(training_experiences(made, max_length, where), made, k), total, seen)
+
+
+def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
+    once = data if seen is None else data.take(data.sequences.first_of_equal(seen=seen))
+    chosen = {
+        "rollouts": total,
+        "rollouts_chosen": len(set(data.rollout_ids)),
+        "left_out_duplicate": len(data) - len(once),
+    }
+    return replace(once, chosen=chosen)
+
+
+@dataclass(frozen=True)
+class TeacherDistributions(TrainingExperiences):
+    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence of k
+    ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+
+    top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
+    k: int = 0
+
+    @classmethod
+    def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
+        """``data``, with the columns of the table that it was made of (see ``made_sequences``)."""
+        names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
+        row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
+        rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
+        mask = Ragged.of(made["loss_mask"])
+        # A sequence's first token is never trained, but has alternatives where it was sampled.
+        first = mask.values[mask.offsets[:-1]][rows] != 0
+        kept = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
+        ids, logprobs = (Ragged.of(made[name]) for name in ("top_ids", "top_logprobs"))
+        at, offsets = places(ids.offsets[:-1][rows] + k * first, kept)
+        return cls(
+            **vars(data),
+            top_ids=Ragged(ids.values[at], offsets),
+            top_logprobs=Ragged(logprobs.values[at], offsets),
+            k=k,
+        )
+
+    def take(self, rows: np.ndarray) -> Self:
+        taken = super().take(rows)
+        return replace(taken, top_ids=self.top_ids.take(rows), top_logprobs=self.top_logprobs.take(rows))
+
+
+def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
+    """The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some."""
+    column = rollouts["turns"].combine_chunks()
+    turns = column.flatten()
+    tops = turns.field("top_log_probs")
+    generated = pc.list_value_length(turns.field("generation_token_ids"))
+    counts = pc.list_value_length(tops.flatten())
+    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
+    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
+    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        first = int(owner[bare][0]) if bare.any() else 0
+        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        raise RefusedError(
+            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
+            f"{rollouts['rollout_id'][first].as_py()})",
+            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
+        )
+    return int(pc.max(counts).as_py())
+
+
+def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Sequences put together into rows of at most ``capacity`` tokens: the sequence numbers of each row.
+
+    Best fit, longest first; the same lengths always give the same rows. A sequence longer than ``capacity`` has a row of
+    its own.
+    """
+    free: list[tuple[int, int]] = []  # (room left, row), rising
+    rows: list[list[int]] = []
+    for sequence in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[sequence])
+        at = bisect_left(free, (length, -1))
+        if at < len(free):
+            room, row = free.pop(at)
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(sequence)
+        insort(free, (room - length, row))
+    return [np.array(row, np.int64) for row in rows]
+
+
+def made_sequences(
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
+) -> pa.Table:
+    """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
+
+    ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
+    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
+    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
+    unusable (T206, T213, L301 to L303).
+    """
+    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
+    return pa.concat_tables(parts)
+
+
+def no_token_ids(where: str) -> RefusedError:
+    """The error for rollouts without token ids."""
+    hint = "`gymdata tokenize` renders ids from the text, as second class: training takes them with --allow-rendered"
+    return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+
+
+def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
+    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError
+    when there are none."""
+    if model is None:
+        return np.arange(rollouts.num_rows)
+    mine = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
+    if not len(mine):
+        there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
+        raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
+    return mine
+
+
+def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool, k: int) -> pa.Table:
+    turns = batch.column("turns")
+    found = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
+    if agents:
+        found = found.restricted(found.sampled.of_agents(agents))
+    of, n = pa.array(found.rollout), len(found)
+    advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
+    lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
+             "advantages": advantages}  # fmt: skip
+    temperature = pa.array(np.ones(n, np.float32))
+    if k:
+        lists |= _top_lists(turns, found, k)
+        temperature = batch.column("temperature").take(of)
+    return pa.table(
+        {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(found.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": temperature,
+            "policy_hash": batch.column("policy_hash").take(of),
+            "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
+        }
+    )
+
+
+def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str, Ragged]:
+    """The alternatives of the trained tokens, ``k`` a token, those that are not there as −1 and −inf."""
+    ids, logprobs = alternatives(turns, found.sampled)
+    row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+    offsets = k * offsets_of(found.loss_mask.sums(found.is_trained))
+    made = {}
+    for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
+        table = np.full((len(ids), k), filler, flat.dtype)
+        table[row, place] = flat
+        made[name] = Ragged((table if found.source is None else table[found.source]).ravel(), offsets)
+    return made
+
+
+#: Columns of rollouts that labelled training reads.
+KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
+#: Rewards closer to the bound than this, relative to the larger of the two, are ties.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class TrainingLabels(TrainingExperiences):
+    """Sequences with one ``label`` each: True for a desirable one. ``first``: where their completion begins."""
+
+    label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
+
+    def take(self, rows: np.ndarray) -> Self:
+        return replace(super().take(rows), label=self.label[rows])
+
+    @property
+    def first(self) -> np.ndarray:
+        """int64 (n,): index in its sequence of each one's first trained token."""
+        return self.sequences.first_trained
+
+
+def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """(row numbers, desirable or not) of the rollouts that have a label, rising.
+
+    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable:
+    below. A rollout whose reward equals that bound has no label.
+    """
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
+    known = np.isfinite(reward)
+    if threshold is not None:
+        bar = np.full(len(reward), threshold)
+    else:
+        codes = table["task_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+        tasks = int(codes.max(initial=-1)) + 1
+        # Sorted, so that the sums do not depend on the order of the rows.
+        order = np.lexsort((reward, codes))
+        order = order[known[order]]
+        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
+        total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
+        count = np.bincount(codes[order], minlength=tasks)
+        bar = (total / np.maximum(count, 1))[codes] * unit
+    with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
+        apart = np.where(known, reward - bar, 0.0)
+    scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
+    rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
+    return rows, apart[rows] > 0
+
+
+def rollouts_to_label(
+    table: pa.Table, threshold: float | None, where: str, model: str | None
+) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """(row numbers, desirable or not, counts) of the rollouts that have a label, rising; the table needs no turns. Raises
+    DataError for an empty table, and RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards
+    differ)."""
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    of = of_model(table, model, where)
+    table = table.take(pa.array(of))
+    rows, desirable = labels(table, threshold)
+    known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
+    if not known:
+        raise RefusedError(
+            f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
+            code="R501",
+            hint=unscored_hint([where]),
+        )
+    if not len(rows):
+        bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
+        raise RefusedError(
+            f"{where}: each of {counted(known, 'reward')} equals {bar}: none is desirable or undesirable",
+            code="R503",
+            hint="--threshold sets the reward above which a rollout is desirable",
+        )
+    counts = {
+        "rollouts": table.num_rows,
+        "desirable": int(desirable.sum()),
+        "undesirable": int((~desirable).sum()),
+        "left_out_tie": known - len(rows),
+        "left_out_no_reward": table.num_rows - known,
+    }
+    return np.asarray(of[rows]), desirable, counts
+
+
+def label_part(
+    made: pa.Table,
+    label: Mapping[str, bool],
+    counts: Mapping[str, int],
+    max_length: int | None,
+    where: str,
+    seen: set[bytes] | None,
+) -> TrainingLabels:
+    """The sequences ``made`` of some rollouts, all of a rollout with its ``label``. Of sequences with the same ids, mask and
+    label the first is trained; ``seen`` and errors as in ``rollout_part``."""
+    data = training_experiences(made, max_length, where)
+    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
+    whole = TrainingLabels(**{**vars(data), "label": mine})
+    once = whole if seen is None else whole.take(whole.sequences.first_of_equal(mine, seen=seen))
+    return replace(once, chosen={**counts, "left_out_duplicate": len(whole) - len(once)})
