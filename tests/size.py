@@ -1,0 +1,100 @@
+"""The size of the package against its bounds: ``python -m tests.size`` prints it, test_architecture asserts it.
+
+Lines are counted as they stand, docstrings and blank lines included, for the formatter decides how dense they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+#: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
+BUDGETS: dict[str, int] = {}
+#: What the whole may have.
+TOTAL, FILE_LINES = 73_000, 800
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 900, 1_450, 190
+
+
+def sources() -> list[Path]:
+    """The Python files of the product, each once (gymdata/cli and gymdata/sample_data lead to the folders at the top)."""
+    return sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+
+
+def folder_of(file: Path) -> str:
+    """``train`` for gymdata/train/trainers/rl.py, ``cli``, and ``.`` for the files of gymdata/ itself."""
+    parts = file.relative_to(ROOT).parts
+    return "cli" if parts[0] == "cli" else parts[1] if len(parts) > 2 else "."
+
+
+def n_lines(file: Path) -> int:
+    return file.read_text().count("\n")
+
+
+def lines_by_folder() -> Counter[str]:
+    lines = Counter[str]()
+    for file in sources():
+        lines[folder_of(file)] += n_lines(file)
+    return lines
+
+
+def single_caller_helpers() -> Iterator[str]:
+    """Private functions of a module that are named exactly once in it, besides their own definition."""
+    for file in sources():
+        tree = ast.parse(file.read_text())
+        names = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+        functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        for function in functions:
+            if function.name.startswith("_") and names[function.name] == 1 and not function.decorator_list:
+                yield f"{file.relative_to(ROOT)}:{function.lineno} {function.name}"
+
+
+def count(pattern: str) -> int:
+    return sum(len(re.findall(pattern, file.read_text())) for file in sources())
+
+
+def open_dicts() -> int:
+    return count(r"(?:dict|Mapping)\[str, Any\]")
+
+
+def format_skips() -> int:
+    return count(r"# fmt: skip")
+
+
+def faults() -> list[str]:
+    """One sentence for each bound that does not hold."""
+    lines = lines_by_folder()
+    bounds = [
+        *((name, lines[name], budget) for name, budget in BUDGETS.items()),
+        ("all lines", lines.total(), TOTAL),
+        *((str(file.relative_to(ROOT)), n_lines(file), FILE_LINES) for file in sources()),
+        ("private helpers with one caller", len(list(single_caller_helpers())), SINGLE_CALLER_HELPERS),
+        ("dict[str, Any]", open_dicts(), OPEN_DICTS),
+        ("fmt: skip", format_skips(), FORMAT_SKIPS),
+    ]
+    return [f"{name}: {size:,}, at most {bound:,}" for name, size, bound in bounds if size > bound]
+
+
+def main() -> int:
+    lines = lines_by_folder()
+    for name, size in sorted(lines.items(), key=lambda item: -item[1]):
+        print(f"{name:14}{size:8,}  {f'of {BUDGETS[name]:,}' if name in BUDGETS else ''}")
+    longest = max(sources(), key=n_lines)
+    tests = [file for file in (ROOT / "tests").rglob("*.py") if "benchmarks" not in file.parts]
+    print(f"{'together':14}{lines.total():8,}  of {TOTAL:,}")
+    print(f"longest file: {longest.relative_to(ROOT)}, {n_lines(longest)} of {FILE_LINES}")
+    print(f"private helpers with one caller: {len(list(single_caller_helpers()))} of {SINGLE_CALLER_HELPERS}")
+    print(f"dict[str, Any]: {open_dicts()} of {OPEN_DICTS}; fmt: skip: {format_skips()} of {FORMAT_SKIPS}")
+    print(f"tests without benchmarks: {sum(map(n_lines, tests)):,}")
+    if "--helpers" in sys.argv:
+        print(*single_caller_helpers(), sep="\n")
+    return 1 if faults() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
