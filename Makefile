@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-seeds compare-trainers test test-fast test-full coverage bench lint types schemas setup clean
+.PHONY: demo demo-seeds compare-trainers test test-fast test-full coverage bench lint types schemas docs setup clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup .ci/constraints.txt
@@ -53,6 +53,7 @@ endif
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 types: .venv/.ready
 	$(BIN)/mypy
@@ -63,6 +64,10 @@ schemas: .venv/.ready
 	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
 	$(BIN)/python -m gymdata.train.losses_page --write gymdata/docs
 	$(BIN)/python -m gymdata.rewards.docs_table --write gymdata/docs
+
+# The documentation as a site, in build/site.
+docs: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f .github/site/mkdocs.yml
 
 clean:
 	rm -rf .venv runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
