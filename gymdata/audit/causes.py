@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gymdata.audit import compare as audit
-from gymdata.engines.port import PolicyModel
-from gymdata.engines.scoring import ToScore
+from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import RolloutSequences
 

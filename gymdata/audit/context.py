@@ -190,7 +190,7 @@ def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[Turn]]:
 
 
 def _text_of(folder: str | None) -> Any:
-    from gymdata.engines._transformers import load_reader
+    from gymdata.models._transformers import load_reader
 
     if folder is None:
         return None

@@ -17,9 +17,8 @@ import pyarrow as pa
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
-from gymdata.engines.port import PolicyModel
-from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, RefusedError, counted
+from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE

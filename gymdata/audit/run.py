@@ -20,10 +20,10 @@ from gymdata.audit.compare import TOLERANCE
 from gymdata.audit.context import Renderings, disagreeing_runs, logprob_settings, run_metadata, worst_tokens
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
-from gymdata.engines.forward import load_policy
-from gymdata.engines.model_identity import policy_facts
-from gymdata.engines.port import PolicyModel
 from gymdata.errors import DataError, UsageError, require
+from gymdata.models.forward import load_policy
+from gymdata.models.model_identity import policy_facts
+from gymdata.models.scoring import PolicyModel
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS

@@ -311,8 +311,8 @@ class Given:
 def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     """The engine (not started), tokenizer, environment and rewards that the configuration names."""
     given = given or Given()
-    from gymdata.engines import model_identity
     from gymdata.engines.chat import template as chat
+    from gymdata.models import model_identity
 
     # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
     rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
@@ -507,9 +507,9 @@ def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
 
 def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     """Nothing is sampled here; the model is only a name."""
-    from gymdata.engines import model_identity
     from gymdata.environments.responses import conversation_of, task_body
     from gymdata.environments.workflow import HttpWorkflow
+    from gymdata.models import model_identity
 
     assert config.workflow_url is not None
     taken = {

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gymdata.engines._transformers import local_folder
-from gymdata.engines.model_identity import base_of, policy_facts
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
+from gymdata.models._transformers import local_folder
+from gymdata.models.model_identity import base_of, policy_facts
 from gymdata.settings import source_fields
 
 

@@ -1,4 +1,4 @@
-"""Where tokens come from: the protocols of samplers, chats and scoring models.
+"""Where tokens come from: the protocols of samplers and chats.
 
 Invariant: a Sampler gets token ids and returns token ids, so nothing between engine and disk re-tokenizes; an outside
 fault is raised as ``OutsideError`` naming its system, and never comes back as a value.
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from gymdata.progress import Progress
 from gymdata.rollouts.messages import Message
-
-if TYPE_CHECKING:
-    from gymdata.engines.scoring import ToScore
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -117,32 +113,4 @@ class Chat(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
-        ...
-
-
-class PolicyModel(Protocol):
-    """A policy that scores tokens which were sampled. ``facts``: number format and device, for run.json."""
-
-    facts: Mapping[str, Any]
-
-    def log_probs(
-        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
-    ) -> tuple[Any, Any]:
-        """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
-        (None unless requested): float32 (given.n_scored,). ``shift``: scored with the output this many positions later;
-        NaN beyond the end. Raises RefusedError for ids that it cannot read."""
-        ...
-
-    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> Any:
-        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
-        ...
-
-
-class Critic(Protocol):
-    """Gives the value of the state after any token."""
-
-    facts: Mapping[str, Any]
-
-    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
-        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         ...

@@ -25,11 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gymdata.engines._transformers import schema_of
 from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, user_answer
 from gymdata.environments.tool_error import as_text, clean, tool_error_message
 from gymdata.errors import OutsideError, UsageError
+from gymdata.models._transformers import schema_of
 from gymdata.rollouts.messages import Message, Task
 from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
 

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.credit.estimators import ALL
-from gymdata.engines.port import Critic, PolicyModel
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
@@ -27,6 +26,7 @@ from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import score_tokens
 from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
+from gymdata.models.scoring import Critic, PolicyModel
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
 from gymdata.rollouts.ragged import offsets_of

@@ -240,7 +240,7 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, config: Ex
 
 def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
     """What --reference, --critic and --teacher are, for run.json. Raises DataError when there is no such model."""
-    from gymdata.engines import model_identity
+    from gymdata.models import model_identity
 
     named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
     return {
@@ -271,8 +271,8 @@ def _score(
     progress: Progress,
 ) -> None:
     """Run the models over the sampled tokens; ``models`` gets the number format and device."""
-    from gymdata.engines.forward import load_critic, load_policy
-    from gymdata.engines.model_identity import check_tokenizer, model_facts
+    from gymdata.models.forward import load_critic, load_policy
+    from gymdata.models.model_identity import check_tokenizer, model_facts
     from gymdata.store.lineage import lineage
 
     for model in models.values():

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.engines.port import Critic, PolicyModel
-from gymdata.engines.scoring import ToScore
+from gymdata.models.scoring import Critic, PolicyModel, ToScore
 from gymdata.progress import Progress
 from gymdata.rollouts.sequences import RolloutSequences
 

@@ -213,8 +213,8 @@ def plan_of(
 
     ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
     """
-    from gymdata.engines.model_identity import policy_facts
     from gymdata.finetune.jobs import CommandRunner
+    from gymdata.models.model_identity import policy_facts
 
     where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
     llm = _llm(config)

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gymdata.engines import model_identity
 from gymdata.engines._vllm import VllmSampler
 from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
+from gymdata.models import model_identity
 from gymdata.rollouts.messages import Message
 
 if TYPE_CHECKING:

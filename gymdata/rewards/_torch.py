@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.engines._transformers import local_folder, quiet_transformers
 from gymdata.errors import DataError, OutsideError, RewardError, needs
+from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.rewards.user import last_ids, without_ids
 
 #: Tokens with padding that go through the model at a time.
@@ -104,7 +104,7 @@ def _load(folder: str) -> Any:
         import torch
         import transformers  # noqa: F401 - here, so that a missing package is named
 
-        from gymdata.engines._shared_prefixes import share_prefixes
+        from gymdata.models._shared_prefixes import share_prefixes
     has_gpu = torch.cuda.is_available()
     # The processor is slow and inexact in the half precision that a graphics card is made for.
     options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}

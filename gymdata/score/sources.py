@@ -118,7 +118,7 @@ class _Loader:
         return function
 
     def model(self, folder: str, label: str | None) -> RewardFunction:
-        from gymdata.engines.model_identity import check_tokenizer, model_facts
+        from gymdata.models.model_identity import check_tokenizer, model_facts
         from gymdata.rewards._torch import RewardModel
         from gymdata.store.lineage import lineage
 
@@ -154,8 +154,8 @@ class _Loader:
         return self._text
 
     def _find_tokenizer(self) -> Decode | None:
-        from gymdata.engines._transformers import load_reader
-        from gymdata.engines.vocabulary import find_tokenizer
+        from gymdata.models._transformers import load_reader
+        from gymdata.models.vocabulary import find_tokenizer
         from gymdata.store.lineage import lineage
 
         if self._config.tokenizer is not None:
@@ -168,11 +168,11 @@ class _Loader:
 
 def _checked(folder: str, sampled_with: str | None) -> Decode:
     """The decoder of a tokenizer folder that run.json names, which may have been replaced since."""
-    from gymdata.engines._transformers import load_reader
+    from gymdata.models._transformers import load_reader
 
     if sampled_with is not None:
-        from gymdata.engines._transformers import load_tokenizer
-        from gymdata.engines.model_identity import hash_of_tokenizer
+        from gymdata.models._transformers import load_tokenizer
+        from gymdata.models.model_identity import hash_of_tokenizer
 
         now = hash_of_tokenizer(load_tokenizer(folder))
         if now != sampled_with:

@@ -136,8 +136,8 @@ def parser_for(template: str) -> str | None:
 def _template(config: ServerConfig) -> str:
     """The chat template that the server will use; empty where it has none."""
     from gymdata.engines.chat.template import TransformersChat
-    from gymdata.engines.model_identity import tokenizer_folder
     from gymdata.errors import GymdataError
+    from gymdata.models.model_identity import tokenizer_folder
 
     given = str(config.chat_template) if config.chat_template is not None else None
     with contextlib.suppress(GymdataError):

@@ -103,7 +103,7 @@ def show(
         chosen.append(config.called("limit"))
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
-    from gymdata.engines._transformers import reader_of
+    from gymdata.models._transformers import reader_of
 
     found = find_run_json(path)
     reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))

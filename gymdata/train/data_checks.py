@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from gymdata.credit.estimators import ALL
-from gymdata.engines.model_identity import ModelFacts, check_tokenizer
 from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.models.model_identity import ModelFacts, check_tokenizer
 from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.ragged import Ragged

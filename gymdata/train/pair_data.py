@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gymdata.engines.prefix_tree import sibling_order
 from gymdata.errors import DataError, RefusedError, counted
+from gymdata.models.prefix_tree import sibling_order
 from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
 from gymdata.rollouts.sequences import Sequences

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gymdata.engines.model_identity import ModelFacts, model_facts
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
+from gymdata.models.model_identity import ModelFacts, model_facts
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located

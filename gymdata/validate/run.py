@@ -326,7 +326,7 @@ def _vocab_size(folder: str | Path) -> int:
     """Ids that a tokenizer folder can mean: one above its largest."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
-        from gymdata.engines._transformers import load_tokenizer
+        from gymdata.models._transformers import load_tokenizer
 
         return len(load_tokenizer(folder))
     value = json.loads(file.read_bytes())
@@ -361,7 +361,7 @@ class _Reads:
 
     @staticmethod
     def _load(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Any:
-        from gymdata.engines._transformers import reader_of
+        from gymdata.models._transformers import reader_of
 
         found = reader_of(tokenizer, run)
         try:
@@ -460,7 +460,7 @@ def _decode(
         folder = tokenizer or (run.get("identity") or {}).get("model")
         if folder is None:
             raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
-        from gymdata.engines._transformers import load_reader
+        from gymdata.models._transformers import load_reader
 
         reading: Any = load_reader(folder)
     else:
@@ -478,9 +478,9 @@ def _decode(
 
 def _is_another(run: Mapping[str, Any]) -> bool:
     """Whether the tokenizer that lies where run.json names it is known to be another than that of the run."""
-    from gymdata.engines._transformers import load_tokenizer
-    from gymdata.engines.model_identity import hash_of_tokenizer
-    from gymdata.engines.vocabulary import find_tokenizer
+    from gymdata.models._transformers import load_tokenizer
+    from gymdata.models.model_identity import hash_of_tokenizer
+    from gymdata.models.vocabulary import find_tokenizer
 
     file, sampled_with = find_tokenizer(run), (run.get("identity") or {}).get("tokenizer_hash")
     with contextlib.suppress(GymdataError):  # without its library it cannot be known

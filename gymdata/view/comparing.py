@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata import genrm
-from gymdata.engines.vocabulary import Vocabulary
 from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.models.vocabulary import Vocabulary
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import shown_messages
 from gymdata.view.evidence.stages import Rows, facts_of

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gymdata import __version__
-from gymdata.engines.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.errors import GymdataError
+from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
 from gymdata.rollouts.violations import BREAKS, CODES, Violation
 from gymdata.store.lineage import vocabulary as vocabulary_size

@@ -14,8 +14,8 @@ from gymdata.audit import causes as diagnosis
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, Probe
 from gymdata.audit.compare import LogprobComparison
-from gymdata.engines.scoring import ToScore
 from gymdata.errors import RefusedError
+from gymdata.models.scoring import ToScore
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import stitch
 from tests.rollout_shapes import BRANCH, BREAK, RETRY, SHAPES, column

@@ -106,8 +106,8 @@ def demo_trainings(folder: Path, run: Path) -> Iterator[Row]:
 
 def scoring(run: Path) -> Row:
     """The forward passes of ``audit`` and of reference scoring over the rollouts of ``run``."""
-    from gymdata.engines._torch import ForwardPolicy, Place
-    from gymdata.engines.scoring import ToScore
+    from gymdata.models._torch import ForwardPolicy, Place
+    from gymdata.models.scoring import ToScore
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.rollouts.sequences import stitch
     from gymdata.store import read_table

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gymdata.collect.run import collect
-from gymdata.engines.model_identity import policy_facts
 from gymdata.errors import StoreError
+from gymdata.models.model_identity import policy_facts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
 from gymdata.validate.run import validate

@@ -18,11 +18,11 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.run import Parts
 from gymdata.engines.chat.template import TransformersChat
-from gymdata.engines.model_identity import policy_facts
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.replicas import Needs
 from gymdata.environments import load_environment
 from gymdata.errors import UsageError
+from gymdata.models.model_identity import policy_facts
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_run_json

@@ -170,7 +170,7 @@ def test_notes_say_what_values_are_for(run: Path, rows: Rows, critic: Path) -> N
 
 def test_dropped_groups_are_not_scored(run: Path, policy: Path, critic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model sees the tokens of kept rollouts, once; kept numbers are the same as when all are kept."""
-    from gymdata.engines._torch import ForwardPolicy
+    from gymdata.models._torch import ForwardPolicy
 
     seen: list[int] = []
     plain = ForwardPolicy.log_probs

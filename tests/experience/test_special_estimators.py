@@ -13,8 +13,8 @@ import torch
 
 import gymdata
 from gymdata import credit
-from gymdata.engines.model_identity import policy_facts
 from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
+from gymdata.models.model_identity import policy_facts
 from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_run_json, read_table, write_run_json

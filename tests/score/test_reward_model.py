@@ -34,7 +34,7 @@ def reward_model(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture
 def run(tmp_path: Path, policy: Path) -> Path:
     """Rollouts of several lengths, one too long, one without ids, one that ends with the padding token."""
-    from gymdata.engines.model_identity import model_facts
+    from gymdata.models.model_identity import model_facts
 
     rows = [
         rollout(f"t{k}", 0, None, two_turns(k + 3, 20 + k) if k % 2 else [([5] * (k + 1), [9, 2])]) for k in range(9)

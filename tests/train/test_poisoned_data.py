@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import GymdataError
+from gymdata.models.model_identity import ModelFacts
 from gymdata.progress import NullProgress
 from gymdata.train.run import train_resolved
 from gymdata.train.settings import TRAINERS

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError, StoreError, UsageError, reported
+from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from gymdata.store.lineage import lineage

@@ -16,16 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gymdata.engines._transformers import (
+from gymdata.engines.chat._parsers import ResponseReader, choose_parser
+from gymdata.engines.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
+from gymdata.errors import DataError, UsageError
+from gymdata.models._transformers import (
     generation_eos_ids,
     load_tokenizer,
     rendered_chat,
     writes_conversations_itself,
 )
-from gymdata.engines.chat._parsers import ResponseReader, choose_parser
-from gymdata.engines.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
-from gymdata.engines.model_identity import tokenizer_facts, tokenizer_folder
-from gymdata.errors import DataError, UsageError
+from gymdata.models.model_identity import tokenizer_facts, tokenizer_folder
 from gymdata.rollouts.messages import Message
 
 _TWIN = "_training"

@@ -27,12 +27,12 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, TaskCancelle
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gymdata.engines.model_identity import base_of
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Member, Servers
 from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
+from gymdata.models.model_identity import base_of
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
 _STORE_BYTES = 256 << 20
@@ -448,8 +448,8 @@ def engine_maker(
 
 
 def _vllm(kind: Callable[..., Member] | None, model: str, **settings: Any) -> Member:
-    from gymdata.engines._transformers import local_folder
     from gymdata.engines._vllm import VllmSampler
+    from gymdata.models._transformers import local_folder
 
     # Found before vLLM is imported, which takes a while.
     local_folder(base_of(model)[0])

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gymdata.engines import model_identity
-from gymdata.engines.forward import tokenizer_facts
-from gymdata.engines.scoring import ToScore
 from gymdata.engines.servers.many import Endpoints, Member, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.models import model_identity
+from gymdata.models.forward import tokenizer_facts
+from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
 from gymdata.signals import together
 
@@ -51,7 +51,7 @@ def served_policy(
     wait_s: float = 600.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[dict[str, Any], ServedPolicy]]:
-    """(what the model is, the model) as ``gymdata.engines.forward.load_policy``, until the end of the context.
+    """(what the model is, the model) as ``gymdata.models.forward.load_policy``, until the end of the context.
 
     ``servers`` are started here; ``model``: the served name or folder; ``wait_s``: how long to wait when none answers.
     Raises UsageError for a server of another model, OutsideError("engine").

@@ -19,8 +19,8 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainingArguments
 
-from gymdata.engines._shared_prefixes import Mode
-from gymdata.engines.prefix_tree import prefix_tree
+from gymdata.models._shared_prefixes import Mode
+from gymdata.models.prefix_tree import prefix_tree
 from gymdata.train.mapped import read_rows
 from gymdata.train.pair_data import NamedSequences
 

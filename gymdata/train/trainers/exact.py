@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from gymdata.engines._shared_prefixes import Mode, Sharing, reshard, share_prefixes
 from gymdata.errors import OutsideError, UsageError
+from gymdata.models._shared_prefixes import Mode, Sharing, reshard, share_prefixes
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
     ROWS,

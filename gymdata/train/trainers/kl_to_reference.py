@@ -17,8 +17,8 @@ import torch
 from trl.trainer.utils import selective_log_softmax
 
 from gymdata import credit
-from gymdata.engines._transformers import local_folder
 from gymdata.errors import DataError
+from gymdata.models._transformers import local_folder
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing

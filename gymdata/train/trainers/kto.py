@@ -17,8 +17,8 @@ from trl.trainer import kto_trainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
-from gymdata.engines._shared_prefixes import Mode
 from gymdata.errors import UsageError
+from gymdata.models._shared_prefixes import Mode
 from gymdata.train.rollout_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import (

@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
-from gymdata.engines._shared_prefixes import Mode
 from gymdata.errors import RefusedError, counted
+from gymdata.models._shared_prefixes import Mode
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.train.annotations import AnnotationWriter

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gymdata.engines._transformers import load_tokenizer, local_folder
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
+from gymdata.models._transformers import load_tokenizer, local_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
@@ -46,7 +46,7 @@ from gymdata.train.trainers.metrics import (
 )
 
 if TYPE_CHECKING:
-    from gymdata.engines._shared_prefixes import Mode
+    from gymdata.models._shared_prefixes import Mode
 
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.engines.vocabulary import Vocabulary
 from gymdata.errors import printable
+from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.view.evidence.stages import Stages, facts_of

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.engines.model_identity import model_facts
 from gymdata.errors import RefusedError
+from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, write_run_json
 from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.engines.model_identity import ModelFacts
 from gymdata.errors import OutsideError, RefusedError
+from gymdata.models.model_identity import ModelFacts
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train_resolved
 from gymdata.train.settings import TRAINERS

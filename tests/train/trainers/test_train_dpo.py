@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gymdata.engines.model_identity import model_facts
+from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_table
 from tests.train.trainers.command import gymdata

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.model_identity import model_facts
+from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.train.trainers.command import gymdata
 from tests.train.trainers.experience_files import experience_rows, write

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError, RefusedError
+from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.rollout_data import chosen_rollouts

@@ -128,7 +128,7 @@ def test_what_is_refused(policy: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def told_run(policy: Path, tmp_path: Path) -> Path:
     """Rollouts of 24 tasks whose reward is 1 after an answer of token 50, 0 after one of token 60."""
-    from gymdata.engines.model_identity import model_facts
+    from gymdata.models.model_identity import model_facts
 
     made = [
         rollout(f"t{task}", k, float(k % 2), [([5 + task, 7, 9], [60 - 10 * (k % 2), 61, 2 + k])])

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from trl.trainer.utils import add_fused_lm_head  # noqa: E402 - after the check that it is installed
 
-from gymdata.engines._shared_prefixes import Sharing, share_prefixes  # noqa: E402 - after the check that it is installed
+from gymdata.models._shared_prefixes import Sharing, share_prefixes  # noqa: E402 - after the check that it is installed
 
 pytestmark = pytest.mark.torch
 

@@ -1,6 +1,6 @@
 """Fingerprints follow what ids mean, and nothing else."""
 
-from gymdata.engines.model_identity import template_hash, tokenizer_hash
+from gymdata.models.model_identity import template_hash, tokenizer_hash
 
 PIECES = {0: "a", 1: "b", 2: "ab"}
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import xxhash
 
-from gymdata.engines._transformers import local_folder
 from gymdata.errors import DataError, RefusedError, require
+from gymdata.models._transformers import local_folder
 from gymdata.progress import Progress
 
 #: Up to this many bytes weights are hashed whole; above, samples of them.
@@ -236,7 +236,7 @@ def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, 
 
 def model_facts(model: str) -> Any:
     """``ModelFacts`` of a model folder. Raises DataError when there is no such model."""
-    from gymdata.engines._transformers import load_tokenizer, local_folder
+    from gymdata.models._transformers import load_tokenizer, local_folder
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
     policy = policy_facts(model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymdata.engines.port import Critic, PolicyModel
 from gymdata.errors import DataError, require
+from gymdata.models.scoring import Critic, PolicyModel
 
 
 def load_policy(
@@ -16,7 +16,7 @@ def load_policy(
     The facts: path, policy_hash, checkpoint_dtype (that it was saved in), tokenizer (its folder), tokenizer_hash and
     chat_template_hash (None without one), dtype and device. Raises DataError when there is no such model.
     """
-    from gymdata.engines._torch import BATCH_TOKENS, ForwardPolicy
+    from gymdata.models._torch import BATCH_TOKENS, ForwardPolicy
 
     facts, place = _found(model, dtype, device)
     loaded = ForwardPolicy(place, batch_tokens or BATCH_TOKENS)
@@ -27,7 +27,7 @@ def load_critic(
     model: str, dtype: str = "auto", device: str | None = None, batch_tokens: int | None = None
 ) -> tuple[dict[str, Any], Critic]:
     """The same of a critic: a sequence classification model with one label."""
-    from gymdata.engines._torch import BATCH_TOKENS, ForwardCritic
+    from gymdata.models._torch import BATCH_TOKENS, ForwardCritic
 
     facts, place = _found(model, dtype, device)
     loaded = ForwardCritic(place, batch_tokens or BATCH_TOKENS)
@@ -36,8 +36,8 @@ def load_critic(
 
 def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], Any]:
     require("train", "torch", "transformers", "trl", "peft")
-    from gymdata.engines import model_identity
-    from gymdata.engines._torch import Place, checkpoint_dtype
+    from gymdata.models import model_identity
+    from gymdata.models._torch import Place, checkpoint_dtype
 
     policy = model_identity.policy_facts(model)
     place = Place(policy["base"] or model, policy["adapter"], dtype, device)
@@ -46,8 +46,8 @@ def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], 
 
 def tokenizer_facts(model: str) -> dict[str, Any]:
     """tokenizer (its folder), tokenizer_hash and chat_template_hash of a model's folder; None each without one."""
-    from gymdata.engines import model_identity
-    from gymdata.engines._transformers import load_tokenizer
+    from gymdata.models import model_identity
+    from gymdata.models._transformers import load_tokenizer
 
     folder = model_identity.tokenizer_folder(model)
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.engines import model_identity
 from gymdata.errors import DataError
+from gymdata.models import model_identity
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.engines.vocabulary import find_tokenizer, load_vocabulary
 from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
+from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
 from gymdata.rollouts.breaks import Reading
 
 

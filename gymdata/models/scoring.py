@@ -5,14 +5,16 @@ Invariant: scores come back in the order of the sequences, whatever the order in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
-from gymdata.engines.prefix_tree import prompt_groups, sibling_order
 from gymdata.errors import RefusedError
+from gymdata.models.prefix_tree import prompt_groups, sibling_order
+from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.ragged import Array, Ragged, offsets_of
 from gymdata.rollouts.sequences import RolloutSequences
@@ -99,3 +101,31 @@ class ToScore:
         first = self.token_ids.offsets[:-1][self.lengths > 0]
         if bool(self.mask.values[first].any()):
             raise RefusedError("a generation has no prompt before it, so nothing predicts its first token", code="T205")
+
+
+class PolicyModel(Protocol):
+    """A policy that scores tokens which were sampled. ``facts``: number format and device, for run.json."""
+
+    facts: Mapping[str, Any]
+
+    def log_probs(
+        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
+    ) -> tuple[Any, Any]:
+        """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
+        (None unless requested): float32 (given.n_scored,). ``shift``: scored with the output this many positions later;
+        NaN beyond the end. Raises RefusedError for ids that it cannot read."""
+        ...
+
+    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> Any:
+        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
+        ...
+
+
+class Critic(Protocol):
+    """Gives the value of the state after any token."""
+
+    facts: Mapping[str, Any]
+
+    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
+        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
+        ...

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.engines.prefix_tree import padded_cost, prefix_tree, prompt_groups, sibling_order
+from gymdata.models.prefix_tree import padded_cost, prefix_tree, prompt_groups, sibling_order
 from gymdata.rollouts.ragged import Ragged
 
 #: So wide a model that sharing one token always pays.

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gymdata.engines._transformers import local_folder, quiet_transformers
-from gymdata.engines.scoring import ToScore
 from gymdata.errors import DataError, UsageError, needs
+from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -156,7 +156,7 @@ class ForwardPolicy:
         import torch
         from trl.trainer.utils import add_fused_lm_head
 
-        from gymdata.engines._shared_prefixes import answering
+        from gymdata.models._shared_prefixes import answering
 
         model = self._model
         if self._temperature != (temperature, entropy):
@@ -268,7 +268,7 @@ def _passes(
 
 def _sharing(model: Any) -> Any:
     """The sharing of common beginnings, or None for a model that does not support it."""
-    from gymdata.engines._shared_prefixes import Sharing
+    from gymdata.models._shared_prefixes import Sharing
 
     made = Sharing.of(model)
     return made if isinstance(made, Sharing) else None

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
 
-from gymdata.engines.prefix_tree import PrefixTree, padded_cost, prefix_tree
+from gymdata.models.prefix_tree import PrefixTree, padded_cost, prefix_tree
 
 _T = TypeVar("_T")
 Mode = Literal["auto", "on", "off"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines._torch import Place, checkpoint_dtype
-from gymdata.engines._transformers import load_reader, load_tokenizer, local_folder
 from gymdata.engines.chat.template import TransformersChat
-from gymdata.engines.model_identity import model_facts
 from gymdata.errors import DataError
+from gymdata.models._torch import Place, checkpoint_dtype
+from gymdata.models._transformers import load_reader, load_tokenizer, local_folder
+from gymdata.models.model_identity import model_facts
 
 pytestmark = pytest.mark.torch
 
