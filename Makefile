@@ -19,9 +19,8 @@ demo-seeds: .venv/.ready
 compare-trainers: .venv/.ready
 	$(BIN)/python -m tests.benchmarks.compare_trainers runs/compare-trainers
 
-# Two processes: one starts with the engine's tests, one with the training's, and both take what is left, file by file. A
-# third was no faster on two cores.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Two processes, by file, the longest first; tests that share an engine or a wheel stay together (tests/schedule.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
 
 test: lint types
 	$(PYTEST) -m "not full"
@@ -32,9 +31,10 @@ HEAVY := tests/train/trainers tests/experience/test_experience_batches.py \
 test-fast: lint types
 	$(PYTEST) -m "not full and not engine and not torch and not wheel" $(addprefix --ignore=,$(HEAVY))
 
-# The real demo, kills with the engine in process, and the long matrices.
+# Everything: the real demo, every kill, the long matrices. make test-full PART=2/4 runs a quarter. What passed on the same
+# sources is not run again, so an interrupted run goes on; 5 is pytest's code for nothing left to run.
 test-full: lint types
-	$(PYTEST)
+	$(PYTEST) --skip-passed $(if $(PART),--part $(PART)) || [ $$? = 5 ]
 
 # Which lines no test reaches; printed, no gate. COVERAGE=… chooses the tests: make coverage COVERAGE="-m 'not full and not engine'"
 COVERAGE ?= -m "not full"

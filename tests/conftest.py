@@ -40,25 +40,4 @@ os.fsync = _no_sync
 
 # Helpers whose assertions say what differs.
 pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.gradients")
-pytest_plugins = ["tests.engine_fixtures"]
-
-#: Tests that share what is costly to start run on one worker, the longest first; the others move by file.
-_GROUPS = ("engine", "torch", "wheel")
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups for ``pytest -n 2 --dist loadgroup``: each engine and wheel is made once, two trainings share no core."""
-
-    def rank(item: pytest.Item) -> int:
-        return next((i for i, name in enumerate(_GROUPS) if item.get_closest_marker(name)), len(_GROUPS))
-
-    items.sort(key=rank)
-    for item in items:
-        number = rank(item)
-        group = _GROUPS[number] if number < len(_GROUPS) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-        if config.getoption("loadgroup", False) and hasattr(item, "_id"):
-            # xdist 3.8 writes the group behind a name that pytest 9.2 no longer reads, and every test would be a group of
-            # its own: an engine in each process (https://github.com/pytest-dev/pytest-xdist/issues/1386).
-            item._id = item.id.parse(f"{item.nodeid}@{group}")
+pytest_plugins = ["tests.engine_fixtures", "tests.schedule"]
