@@ -3,7 +3,8 @@
 Every run writes ``runs/durations.json``: test file → seconds. The next one starts with the longest files, so that no
 process is left alone with one at the end; a fresh clone goes by ``tests/durations.json``. Tests of a file stay together on
 a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record, and
-``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted.
+``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
+``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def recorded(*files: Path) -> dict[str, float]:
 
 @pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        matrix = item.get_closest_marker("matrix")
+        if matrix is not None and item.callspec.id not in matrix.args:  # type: ignore[attr-defined]
+            item.add_marker("full")
     files = {(group_of(item), file_of(item.nodeid)) for item in items}
     if part := config.getoption("part"):
         index, count = map(int, part.split("/"))

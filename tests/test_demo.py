@@ -15,6 +15,7 @@ from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_a_small_demo_leaves_a_chain_from_checkpoint_to_tasks(tmp_path: Path):
     """One round on a few tasks trains what it sampled, from rewards and from comparisons; the summary says what the sealed

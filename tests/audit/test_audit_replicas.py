@@ -22,6 +22,7 @@ def run(clean_rows: list[dict[str, Any]], tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", [copy.deepcopy(row) for row in clean_rows[:20]])
 
 
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.torch
 def test_a_replica_of_vllm_gives_the_figures_of_a_forward_pass_here(run: Path) -> None:

@@ -54,6 +54,7 @@ def arguments(run: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_twenty_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
     """After 20 SIGKILLs at random journal lengths, the resumed run's sealed rows are those of an uninterrupted one."""
     remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "--rows-per-file", "83"]

@@ -32,6 +32,7 @@ class Calculator(Plain):
 '''
 
 
+@pytest.mark.full
 def test_a_model_as_the_user_from_collection_to_training(vllm_server: str, policy: str, tmp_path: Path) -> None:
     """Tools, a user behind a chat endpoint and step rewards through vLLM: no error, no break, every turn's credit is the
     rewards from there on, and what is trained is what was sampled."""

@@ -185,6 +185,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     assert sum(one["outages"] for one in account) == 4
 
 
+@pytest.mark.full
 def test_a_replica_that_shows_other_weights_is_refused_by_name(
     nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
 ) -> None:

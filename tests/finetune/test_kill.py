@@ -152,6 +152,7 @@ def kill_everywhere(tmp_path: Path, epochs: int, stages: list[tuple[int, str]]) 
     assert len(set(ids)) == len(ids) == 8 * 4
 
 
+@pytest.mark.full
 def test_killed_in_the_stages_of_an_epoch(tmp_path: Path) -> None:
     """SIGKILL while collecting and while training: the same command ends with the same rollout ids, selection, pairs,
     trained-token checksum and weights as a loop that was left alone."""

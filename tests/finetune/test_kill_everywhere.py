@@ -86,6 +86,7 @@ def with_a_command(processes: Forks, folder: Path) -> Killed:
     return Killed(processes, folder, ["finetune", str(config(folder, adapter, "anything"))], held, [12])
 
 
+@pytest.mark.full
 def test_a_loop_that_was_killed_between_its_stages_finishes(processes: Forks, tmp_path: Path) -> None:
     """Killed as each stage begins and ends: the same command ends with the same rollouts, selection, data, policy and
     figures, and with no file more."""

@@ -144,6 +144,7 @@ def test_what_a_service_would_do_is_named_and_left_out(folder: Path) -> None:
     assert plan_of(config, folder / "art.yml")[0].reward == (f"{folder}/evaluator.py:Accuracy",)
 
 
+@pytest.mark.full
 def test_the_dpo_example_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a local model and an engine that answers by rule: pairs, DPO for real, 2 for each right answer."""
     # The builder of the test takes no keys of a shipped one.
@@ -177,6 +178,7 @@ def test_pairs_are_chosen_as_the_dpo_builder_says(folder: Path) -> None:
     assert plan.reward == (f'{folder}/evaluator.py:Accuracy{{"right": 2.0}}',)
 
 
+@pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_the_rl_example_trains_with_the_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ def test_a_part_of_ones_own_is_short(name: str) -> None:
     assert len(FILES[name].splitlines()) < 60
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_the_tutorial_runs(tmp_path: Path, vllm_server: str) -> None:
     """The loop collects in the page's environment from a real engine, and trains through the page's adapter."""

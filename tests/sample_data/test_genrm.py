@@ -86,6 +86,7 @@ def test_unknown_roles_are_refused(tokenizer: Any) -> None:
         tokenizer.apply_chat_template([{"role": "narrator", "content": "x"}], tokenize=False)
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_it_judges_unseen_questions_better_than_chance_in_both_positions(tmp_path: Path) -> None:
     """On held-out operands the right one of two wins nine times in ten, in either position; nothing fails."""

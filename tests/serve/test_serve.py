@@ -124,12 +124,14 @@ def test_the_parsers_are_those_of_vllm() -> None:
     assert parser_for("x <tool_call>\n<function=f>") == "qwen3_coder"
 
 
+@pytest.mark.full
 def test_a_served_model_has_what_collecting_needs(served: Served) -> None:
     """Every check of the server passes, the tool calls of other clients included."""
     found = gymdata.check_endpoint(served.url)
     assert [(f.name, f.ok) for f in found.findings if not f.ok] == []
 
 
+@pytest.mark.full
 def test_collect_asks_the_server_for_model_and_tokenizer(served: Served, policy: str, tmp_path: Path) -> None:
     """Neither -m nor --tokenizer: the name is the served one, the tokenizer that of the folder that is served."""
     words = ["collect", TASKS, "--endpoint", served.url, "-n", "2", "-r", "2", "--max-tokens", "8", "--seed", "1"]
@@ -141,6 +143,7 @@ def test_collect_asks_the_server_for_model_and_tokenizer(served: Served, policy:
     assert gymdata.validate(tmp_path / "run").errors == 0
 
 
+@pytest.mark.full
 def test_a_signal_ends_the_server_and_leaves_nothing(served: Served) -> None:
     """SIGTERM to the command: exit 130, and no process of the server is there any more."""
     theirs = psutil.Process(served.process.pid).children(recursive=True)
@@ -151,6 +154,7 @@ def test_a_signal_ends_the_server_and_leaves_nothing(served: Served) -> None:
     assert alive == []
 
 
+@pytest.mark.full
 def test_a_killed_command_leaves_nothing(policy: str) -> None:
     """SIGKILL, which nothing can handle: the kernel ends the server with the command."""
     process = starting(policy)

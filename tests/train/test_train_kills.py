@@ -93,6 +93,7 @@ def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Pat
     return Killed(processes, folder, [*words, *options], held, [1])
 
 
+@pytest.mark.full
 def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], processes: Forks, tmp_path: Path) -> None:
     """Killed at each place where the command itself changes files, and where the trainer has logged or saved: the same
     command ends with the same files."""
@@ -109,6 +110,7 @@ def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], pr
     assert tried > 10
 
 
+@pytest.mark.full
 def test_held_out_figures_of_a_killed_training_are_there_once(
     given: dict[str, Path], processes: Forks, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def annotated(work: Path) -> dict[str, Any]:
     return {"names": names, "rows": repr(read_table(work / "run", ANNOTATIONS).to_pylist())}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 def test_annotations_of_a_training_that_was_killed(everywhere: bool, processes: Forks, tmp_path: Path) -> None:
     """With --annotate, killed at each place where its files change: the same command ends with each row once, and nothing

@@ -99,6 +99,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert hint.startswith(f"  → pip install '{wheel}[{extra}]'")
 
 
+@pytest.mark.full
 def test_one_training_step_with_the_train_extra_alone(training: Installed):
     """What the hint of `train-dpo` installs is enough to train: one step on the shipped policy, on the exact tokens."""
     clean, policy = str(training.data / "rollouts" / "clean.jsonl"), str(training.data / "policy")

@@ -73,6 +73,7 @@ def train(kind: str, source: Path, policy: Path, out: Path, *more: object, rate:
     return json.loads(done.stdout)
 
 
+@pytest.mark.matrix("1")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, processes: int) -> None:
     """Each epoch has one row for each turn, token for token: log π is that of a float64 model on the turn alone, the ratio
@@ -109,6 +110,7 @@ def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, process
     assert dict(zip(*library.query(sql, run).to_pydict().values(), strict=True)) == pytest.approx(dict(total))
 
 
+@pytest.mark.matrix("True")
 @pytest.mark.parametrize("packing", [False, True])
 def test_sft_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, packing: bool) -> None:
     """Supervised, cut and packed: log π at temperature 1, no ratio to a sampler, losses that add up; of a turn that the cut
@@ -151,6 +153,7 @@ def test_sft_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, packin
     assert dict(total) == pytest.approx(losses(out), rel=1e-4)
 
 
+@pytest.mark.full
 def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> None:
     """A critic has a value for each token, here 0 of a head of zeros, and half its squared distance to the return, divided
     by the tokens of the step, as the token's part of the loss."""
@@ -170,6 +173,7 @@ def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> N
         assert row["logprobs"] is row["ratios"] is row["clipped"] is None
 
 
+@pytest.mark.full
 def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
     """Without the flag nothing is beside the rollouts, and nothing in the training's folder is called so."""
     run = write_run(tmp_path / "run", rows())
@@ -180,6 +184,7 @@ def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "sft").rglob("*") if "annotations" in path.name]
 
 
+@pytest.mark.full
 def test_stopped_and_resumed(policy: Path, tmp_path: Path) -> None:
     """A training that resumes at its fourth step, with rows of later steps left by a kill, ends with the rows of one that
     was not stopped."""

@@ -60,6 +60,7 @@ def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
 
 
+@pytest.mark.matrix("sft", "rl")
 @pytest.mark.parametrize("algorithm", [a for a in EVERY if a != "dpo"])  # test_curves has it in detail
 def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) -> None:
     """After a crash between checkpoints: the losses, weights and proof of the training that was not stopped."""
@@ -157,6 +158,7 @@ def test_the_group_of_processes_is_gone_after_the_end(begin: Begin) -> None:
     assert not distributed.is_initialized()
 
 
+@pytest.mark.matrix("dpo", "rl")
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: str) -> None:
     """Weights gone to NaN stop the very step, with the rollouts of its batch and of no other."""
@@ -201,6 +203,7 @@ def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
     assert all(torch.equal(weight, was) for weight, was in zip(weights, before, strict=True))
 
 
+@pytest.mark.matrix("1")
 @pytest.mark.parametrize("bad", [1, 99])
 def test_steps_that_loss_scaling_leaves_out_are_counted(
     begin: Begin, bad: int, capsys: pytest.CaptureFixture[str]
@@ -229,6 +232,7 @@ def test_steps_that_loss_scaling_leaves_out_are_counted(
             trainer.report_skipped()
 
 
+@pytest.mark.matrix("no advantages")
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [
@@ -256,6 +260,7 @@ def test_a_training_that_learned_nothing_ends_with_1(
     assert (again.returncode, "nothing was learned" in again.stderr) == (1, True), again.stderr
 
 
+@pytest.mark.matrix("dpo", "rl")
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_metrics_have_a_row_a_step(begin: Begin, tmp_path: Path, algorithm: str) -> None:
     """metrics.jsonl holds step, epoch and a finite loss for every step."""

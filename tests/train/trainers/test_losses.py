@@ -429,6 +429,7 @@ def weighted_rows(policy: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.matrix("ppo_clip-True", "gspo-False")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", ALONE)
 def test_eight_are_four_and_four(policy: Path, assemble_rl: Assemble, name: str, weighted: bool) -> None:

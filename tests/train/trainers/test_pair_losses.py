@@ -126,6 +126,7 @@ def test_settings_that_do_nothing_are_refused() -> None:
         TrainDpoConfig.load(None, {"model": "m", "output": "o", "margin_scale": 2.0, "loss_type": ["rebel"]})
 
 
+@pytest.mark.full
 def test_a_training_with_rpo(policy: Path, make_pairs: Any, tmp_path: Path) -> None:
     """The command trains with them; one that TRL alone computes cannot stand beside."""
     file = make_pairs()

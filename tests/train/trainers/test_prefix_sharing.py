@@ -58,6 +58,7 @@ def train(algorithm: str, policy: Path, folder: Path, sharing: str, **job: Any) 
     return trainer, list(curve(folder / sharing).values())
 
 
+@pytest.mark.matrix("dpo", "rl")
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_sharing_changes_no_training(algorithm: str, policy: Path, tmp_path: Path) -> None:
     """The same batches with and without: losses and weights within rounding, the proof of trained tokens equal, and
@@ -75,6 +76,7 @@ def test_sharing_changes_no_training(algorithm: str, policy: Path, tmp_path: Pat
         assert float((one - other).detach().abs().max()) < 2e-4, name
 
 
+@pytest.mark.matrix("rl")
 @pytest.mark.parametrize("algorithm", ["rl", "dpo"])
 def test_accumulated_batches_are_those_of_one(algorithm: str, policy: Path, tmp_path: Path) -> None:
     """Batches of four, and of two accumulated twice: the same losses, siblings together in both."""
@@ -85,6 +87,7 @@ def test_accumulated_batches_are_those_of_one(algorithm: str, policy: Path, tmp_
     assert two == pytest.approx(four, rel=2e-4, abs=1e-5)
 
 
+@pytest.mark.full
 def test_resuming_keeps_the_order_of_siblings(policy: Path, tmp_path: Path) -> None:
     """After a crash in the second epoch the losses are those of the training that was not stopped, bit for bit."""
     given = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
