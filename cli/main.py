@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gymdata.errors import (
+    COMMAND_LINE,
     EXIT_FAULTS,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -254,6 +255,9 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
     What readers had to leave out is reported on stderr, and changes an exit code of 0 to 1.
     """
     remember_command(argv)
+    # Messages name flags, those of child processes too.
+    before = os.environ.get(COMMAND_LINE)
+    os.environ[COMMAND_LINE] = "1"
     start_logging(_log_level(argv), verbose="-v" in argv or "--verbose" in argv)
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
@@ -264,6 +268,8 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
         return code
     finally:
         stop_logging()
+        if before is None:
+            del os.environ[COMMAND_LINE]
 
 
 def _log_level(argv: list[str]) -> Level | None:

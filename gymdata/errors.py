@@ -150,6 +150,42 @@ def json_value(value: object) -> str:
     return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
 
 
+#: Set by the command line for itself and the processes that it starts: there, messages name flags.
+COMMAND_LINE = "GYMDATA_COMMAND_LINE"
+#: The flag of a setting that has another name, and what is written in Python for one that is no keyword.
+_FLAGS = {"source": "--from", "choice": "--fix"}
+_IN_PYTHON = {"allow_changed": "`with gymdata.reading(allow_changed=True):`"}
+_OPTION = re.compile(r"\{([a-z_.]+)(?::([^{}]*))?\}")
+
+
+def option(name: str, value: object = None) -> str:
+    """A setting in a message, as the caller gives it: ``--min-margin`` on the command line, ``min_margin=`` in Python.
+    ``value``: with it, as ``--overwrite`` and ``overwrite=True``. ``name`` may be the dotted key of a section."""
+    section, dot, key = name.rpartition(".")
+    if os.environ.get(COMMAND_LINE):
+        shown = "" if value is None or isinstance(value, bool) else str(value)
+        if dot:
+            return f"--set {name}={shown}"
+        word = _FLAGS.get(name) or f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+        return f"{word} {shown}".rstrip()
+    if name in _IN_PYTHON:
+        return _IN_PYTHON[name]
+    # Several values are words of the message.
+    shown = "" if value is None else str(value) if isinstance(value, str) and " " in value else repr(value)
+    return f"{section}={{{key!r}: {shown or '…'}}}" if dot else f"{name}={shown}"
+
+
+def with_options(text: str) -> str:
+    """``text``, in which ``{min_margin}`` and ``{overwrite:True}`` are settings, as ``option`` writes them. For texts that
+    are written once, and shown on the command line and in Python."""
+
+    def named(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return option(name, {"True": True, "False": False}.get(value, value))
+
+    return _OPTION.sub(named, text)
+
+
 class GymdataError(Exception):
     """Base of all errors raised on purpose. ``exit_code`` is what a command ends with; ``code``: the validation code of the
     fault, where it has one."""
@@ -413,8 +449,8 @@ class DataError(GymdataError):
         """A part that is in the folder of a run which did not write it."""
         error = cls(
             f"{path}: is not among the files of {described_by}",
-            hint="move it away, for it is of another run; if it is meant to be there, --allow-changed reads it "
-            "(in Python: `with gymdata.reading(allow_changed=True):`)",
+            hint=f"move it out (it belongs to another run); if it is meant to be there, "
+            f"{option('allow_changed', True)} reads it",
         )
         error.exit_code = EXIT_FAULTS
         return error
@@ -424,8 +460,7 @@ class DataError(GymdataError):
         """A sealed file that is not as it was written. A fault of the data, not of the command."""
         error = cls(
             f"{path}: differs from what {run_json} recorded: {why}",
-            hint="bring the file back from a copy; if the change was meant, --allow-changed reads it "
-            "(in Python: `with gymdata.reading(allow_changed=True):`)",
+            hint=f"bring the file back from a copy; if the change was meant, {option('allow_changed', True)} reads it",
         )
         error.exit_code = EXIT_FAULTS
         return error
@@ -503,14 +538,15 @@ class StoreError(GymdataError):
         lines = "; ".join(f"{key}: run has {was!r}, now {now!r}" for key, was, now in differences)
         return cls(
             f"{run}: was made with other settings: {lines}",
-            hint="use the same settings to resume, another output folder for a new run, or --overwrite to start again",
+            hint="use the same settings to resume, another output folder for a new run, or "
+            f"{option('overwrite', True)} to start again",
         )
 
     @classmethod
     def other_kind(cls, place: Path, holds: str, more: str = "") -> StoreError:
         return cls(
             f"{place}: holds {holds}{more}, which this command does not replace",
-            hint="give another output folder or file (--overwrite replaces only the same kind of output)",
+            hint=f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)",
         )
 
     @classmethod
@@ -518,14 +554,14 @@ class StoreError(GymdataError):
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint="--overwrite replaces them; another output folder or file (-o) keeps both",
+            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
         )
 
     @classmethod
     def not_described(cls, path: Path) -> StoreError:
         return cls(
             f"{path}: exists, and no run.json says what it is",
-            hint="--overwrite replaces it; another output folder or file (-o) keeps both",
+            hint=f"{option('overwrite', True)} replaces it; another output folder or file keeps both",
         )
 
     @classmethod
@@ -600,7 +636,8 @@ class OutsideError(GymdataError):
         fault = cls(
             "environment",
             f"{what} raised {type(error).__name__}: {error} ({where})",
-            hint="correct it and collect into another folder, or with --overwrite: changed code is another environment",
+            hint=f"correct it and collect into another folder, or with {option('overwrite', True)}: changed code is "
+            "another environment",
         )
         fault.exit_code = EXIT_FAULTS
         return fault

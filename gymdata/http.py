@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gymdata.errors import HIDDEN, OutsideError, needs
+from gymdata.errors import HIDDEN, OutsideError, needs, option
 from gymdata.urls import Address
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ class HttpClient:
 
         def outage(took: float | None) -> None:
             span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
-            gone = f"server unreachable, retrying for {span} (--wait-for-server)"
+            gone = f"server unreachable, retrying for {span} ({option('wait_for_server')})"
             say(gone if took is None else f"server reachable again after {took:.0f} s")
 
         self.wait_s, self.on_outage = seconds, outage

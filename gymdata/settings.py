@@ -23,10 +23,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import DataError, UsageError, json_kind
+from gymdata.errors import DataError, UsageError, json_kind, option, with_options
 from gymdata.urls import expanded
 
-#: Setting → what it requires (or excludes), as text, and the check.
+#: Setting → what it requires (or excludes), as text for ``with_options``, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
@@ -42,10 +42,9 @@ class Config(pydantic.BaseModel):
         frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, defer_build=True
     )
 
-    #: How a command line gives a setting that has no default: its flag, or the name of the argument.
+    #: How a command line gives a setting that has no default and no flag: the argument.
     given_as: ClassVar[Mapping[str, str]] = {}
-    #: Settings that have an effect only together with another: how a user gives that one, and the check that it is
-    #: given.
+    #: Settings that have an effect only together with another: that one, and the check that it is given.
     only_with: ClassVar[OnlyWith] = {}
     #: Settings that have no effect together with another: that one, and the check that it is left out.
     not_with: ClassVar[OnlyWith] = {}
@@ -158,6 +157,7 @@ class Config(pydantic.BaseModel):
             if value != default and not fits(self):
                 shown = str(value) if isinstance(value, Path) else value
                 got = "" if value is True else f": got {shown!r}, which"
+                other = with_options(other)
                 text = f"{self.called(name)}{got} has no effect {word} {other}"
                 hint = "leave one of them out" if no else f"add {other}, or leave it out"
                 faults.append(UsageError(text, hint=hint).at(self.called(name), value, f"{no}{other}"))
@@ -190,12 +190,13 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "missing":
-            how = cls.given_as.get(path)
+            # Only a setting of the command itself is a flag or a keyword.
+            how = cls.given_as.get(path) or ("" if "." in path else option(path))
             # "settings" is no name that a user knows.
             place = "" if where == "settings" else f"{where}: "
             values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
             one_of = f", one of {', '.join(values)}" if all(isinstance(one, str) for one in values) and values else ""
-            hint = f"give {how}{one_of}, or set it in --config" if how else f"add {path}: …{one_of}"
+            hint = f"give {how}{one_of}, or set it in {option('config')}" if how else f"add {path}: …{one_of}"
             error = UsageError(f"{place}{path} is missing", hint=hint)
             return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, redacted
+from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, option, redacted
 
 #: Environment variables that may hold the API key of a system, the first one set wins.
 ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
@@ -166,7 +166,7 @@ class OnlyHosts:
             if len(names) != 1 or names[0] not in here:
                 got = ", ".join(given) or "none"
                 detail = f"Host: got {got!r}, expected one of {', '.join(dict.fromkeys(here))}"
-                hint = f"--allow-host {names[0] if names else 'NAME'}"
+                hint = option("allow_host", names[0] if names else "NAME")
                 body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
                 text = json.dumps(body).encode()
                 headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
@@ -194,7 +194,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise OutsideError(
-            "environment", f"{host}:{port} cannot be served on: {error.strerror}", hint="give another --port"
+            "environment", f"{host}:{port} cannot be served on: {error.strerror}", hint=f"give another {option('port')}"
         ) from error
     return bound
 

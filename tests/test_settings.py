@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -10,14 +9,12 @@ import pydantic
 import pytest
 import yaml
 
-from gymdata.errors import UsageError
+from gymdata.errors import COMMAND_LINE, UsageError
 from gymdata.settings import Config, OnlyWith, read_yaml
 
 
 class Settings(Config):
     """What these tests set."""
-
-    given_as: ClassVar[Mapping[str, str]] = {"strategy": "--strategy"}
 
     strategy: Literal["all", "best-worst"]
     learning_rate: float = pydantic.Field(1e-3, gt=0)
@@ -26,7 +23,13 @@ class Settings(Config):
     switch: bool | int = 0
     only_fast: bool = False
     slow: bool = False
-    not_with: ClassVar[OnlyWith] = {"only_fast": ("--slow", lambda c: not c.slow)}
+    not_with: ClassVar[OnlyWith] = {"only_fast": ("{slow:True}", lambda c: not c.slow)}
+
+
+@pytest.fixture(autouse=True)
+def _command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors name flags."""
+    monkeypatch.setenv(COMMAND_LINE, "1")
 
 
 def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):

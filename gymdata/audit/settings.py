@@ -17,8 +17,8 @@ class AuditConfig(Config):
 
     key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "engine", "replica"})
     only_with: ClassVar[OnlyWith] = {
-        "wait_for_server": ("--endpoint or --replicas", lambda c: bool(c.endpoint or c.replicas)),
-        **dict.fromkeys(("ray", "engine", "replica"), ("--replicas", lambda c: c.replicas is not None)),
+        "wait_for_server": ("{endpoint} or {replicas}", lambda c: bool(c.endpoint or c.replicas)),
+        **dict.fromkeys(("ray", "engine", "replica"), ("{replicas}", lambda c: c.replicas is not None)),
     }
 
     model: str | None = pydantic.Field(None, description="Model or LoRA adapter folder (default: the run's policy).")

@@ -39,8 +39,8 @@ class CollectConfig(Config):
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("spool", "upload_every", "take_over"),
-        ("-o with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
-    ) | dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None))
+        ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
+    ) | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {"allow_raw_logprobs", "engine", "replica", "env_args", "result_json_path", "user_sampling", "user_stop"}

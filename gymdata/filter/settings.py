@@ -16,7 +16,7 @@ class FilterConfig(Config):
     Conditions are over rollout and group columns. Group columns always describe the group as it came in, before any step.
     """
 
-    only_with: ClassVar[OnlyWith] = {"best_by": ("--best-n", lambda c: c.best_n is not None)}
+    only_with: ClassVar[OnlyWith] = {"best_by": ("{best_n}", lambda c: c.best_n is not None)}
 
     where: list[str] = pydantic.Field(
         default_factory=list, description='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'

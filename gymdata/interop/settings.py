@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pydantic
 
@@ -27,8 +26,6 @@ class ImportConfig(Config):
 
 class ExportConfig(Config):
     """Settings of ``gymdata export``."""
-
-    given_as: ClassVar[Mapping[str, str]] = {"format": "--format"}
 
     format: Literal[
         "nemo-gym",

@@ -29,8 +29,8 @@ class GenrmConfig(Config):
         "host": "Server",
     }
     only_with: ClassVar[OnlyWith] = {
-        "replicas": ("--genrm", lambda c: c.genrm is not None),
-        **dict.fromkeys(("ray", "replica"), ("--replicas", lambda c: c.replicas is not None)),
+        "replicas": ("{genrm}", lambda c: c.genrm is not None),
+        **dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None)),
     }
 
     genrm: str | None = pydantic.Field(None, description="Judge model to run in this process.")

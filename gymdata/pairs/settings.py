@@ -19,10 +19,10 @@ class PairsConfig(Config):
     """How pairs are made from scored rollouts."""
 
     only_with: ClassVar[OnlyWith] = {
-        "judge": ("--from comparisons", lambda c: c.source == "comparisons"),
-        "order": ("--from comparisons", lambda c: c.source == "comparisons"),
+        "judge": ("{source:comparisons}", lambda c: c.source == "comparisons"),
+        "order": ("{source:comparisons}", lambda c: c.source == "comparisons"),
         # With comparisons, the judge's scores order the candidates.
-        "reward": ("--from rewards", lambda c: c.source is None),
+        "reward": ("{source:rewards}", lambda c: c.source is None),
     }
 
     reward: str | None = pydantic.Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from gymdata.settings import Config
 class ServerConfig(Config):
     """Settings of the server: what is served, and where."""
 
-    given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model"}
     key_only: ClassVar[Set[str]] = frozenset(["engine"])
 
     model: str = pydantic.Field(description="Model folder, LoRA adapter folder, or cached hub name.")

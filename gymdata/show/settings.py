@@ -17,8 +17,8 @@ class ShowConfig(Config):
     """``gymdata show``. What is shown: one of ``task``, ``best``, ``worst``, ``random`` and ``pair``, a rollout by its id,
     or, without any, the first rollouts."""
 
-    only_with: ClassVar[OnlyWith] = {"reward": ("--best or --worst", lambda c: c.best or c.worst)}
-    not_with: ClassVar[OnlyWith] = {"limit": ("--random or --pair", lambda c: c.random is None and c.pair is None)}
+    only_with: ClassVar[OnlyWith] = {"reward": ("{best:True} or {worst:True}", lambda c: c.best or c.worst)}
+    not_with: ClassVar[OnlyWith] = {"limit": ("{random} or {pair}", lambda c: c.random is None and c.pair is None)}
 
     task: str | None = pydantic.Field(None, description="All rollouts of this task.")
     best: bool = pydantic.Field(False, description="The rollout with the highest reward, or the N highest with -n.")

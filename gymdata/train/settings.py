@@ -71,12 +71,10 @@ class TrainConfig(Config):
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
     only_with: ClassVar[OnlyWith] = {
-        "accelerate_config": ("--launcher accelerate", lambda c: c.launcher == "accelerate")
+        "accelerate_config": ("{launcher:accelerate}", lambda c: c.launcher == "accelerate")
     }
     #: Sequences per row of training.
     sides: ClassVar[int] = 1
-
-    given_as: ClassVar[Mapping[str, str]] = {"model": "-m/--model", "output": "-o/--output"}
 
     model: str = pydantic.Field(description="Model folder; a LoRA adapter folder is trained further.")
     output: Path = pydantic.Field(description="Folder for the trained model; resumed if it exists.")
@@ -235,7 +233,7 @@ class TrainRlConfig(TrainConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         **{name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS},
-        "loss_constant": ("--loss-aggregation constant", lambda c: c.loss_aggregation == "constant"),
+        "loss_constant": ("{loss_aggregation:constant}", lambda c: c.loss_aggregation == "constant"),
     }
 
     loss: str = pydantic.Field(
@@ -357,9 +355,9 @@ class TrainSftConfig(RolloutsConfig):
     columns = SFT_COLUMNS
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
-        "pack_length": ("--packing", lambda c: c.packing),
+        "pack_length": ("{packing:True}", lambda c: c.packing),
     }
-    not_with: ClassVar[OnlyWith] = {"packing": ("--distill", lambda c: not c.distill)}
+    not_with: ClassVar[OnlyWith] = {"packing": ("{distill:True}", lambda c: not c.distill)}
 
     select: Literal["best", "above", "all"] = pydantic.Field(
         "best", description="Rollouts to train: best (per group), above (all with a reward) or all."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,15 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr()
     result = json.loads(shown.out)
     assert result == json.loads(result_file.read_text()) == json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [line.split("  ")[0] for line in shown.err.splitlines()] == ["epoch 1", "epoch 2"]
+    epochs = {
+        0: "validate",
+        1: "collect check select data train log",
+        2: "collect check select data train validate log",
+    }
+    stages = [f"epoch {epoch}: {stage}" for epoch, names in epochs.items() for stage in names.split()]
+    # A stage that takes seconds also prints its counts: `epoch 1: collect 8/24`.
+    lines = [line for line in shown.err.splitlines() if not re.match(r"epoch \d: \w+ \d", line)]
+    assert [line.split("  ")[0] for line in lines] == [*stages[:7], "epoch 1", *stages[7:], "epoch 2"]
     assert (result["status"], result["policy_version"], result["validation"]["last"]["epoch"]) == ("completed", 2, 2)
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     for row in rows:

@@ -16,6 +16,6 @@ LOSSES: dict[str, Loss] = {e.name: e.object for e in sorted(REGISTRY, key=lambda
 
 
 def with_setting(setting: str) -> str:
-    """``--loss a, b or c``: the losses that a setting belongs to."""
+    """The losses that a setting belongs to, as text for ``with_options``."""
     *some, last = [name for name, loss in LOSSES.items() if setting in loss.settings]
-    return f"--loss {', '.join(some)} or {last}" if some else f"--loss {last}"
+    return f"{{loss:{', '.join(some)} or {last}}}" if some else f"{{loss:{last}}}"
