@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.credit.masked import Array, as_floats, as_mask
+from gymdata.credit.masked import Array, Mask, as_floats, as_mask
 from gymdata.errors import DataError, UsageError
 
 #: Floats that the numpy form works on at a time: a block stays in the cache.
 _BLOCK = 1 << 20
 _MAX_ROWS = 256
-#: Rows and columns of a padded array that are transposed at a time.
-_ROWS, _COLUMNS = 1024, 32
+Ints = npt.NDArray[np.int64]
 
 
 def gae(
@@ -34,13 +33,10 @@ def gae(
     _same_shape(r, v)
     valid = as_mask(mask, r.shape)
     _check_discount(gamma, lam)
-    advantages, returns = np.empty(r.shape, dtype), np.empty(r.shape, dtype)
-    width = r.shape[-1] if r.ndim else 0
-    if not r.size:
-        return advantages, returns
-    run = _gae_columns if (compiled := kernels()) is None else compiled.gae
-    r, v, valid = (np.ascontiguousarray(a).reshape(-1, width) for a in (r, v, valid))
-    run(r, v, valid, float(gamma), float(lam), advantages.reshape(-1, width), returns.reshape(-1, width))
+    bounds = _row_bounds(r)
+    after = np.zeros(len(bounds) - 1)
+    flat = _gae(r.ravel(), v.ravel(), valid.ravel(), bounds, _steps(gamma, r.size), lam, after, dtype)
+    advantages, returns = (result.reshape(r.shape) for result in flat)
     return advantages, returns
 
 
@@ -49,17 +45,7 @@ def cumulative_returns(rewards: npt.ArrayLike, mask: npt.ArrayLike, gamma: float
     (r,), dtype = as_floats(rewards)
     valid = as_mask(mask, r.shape)
     _check_discount(gamma, 1.0)
-    result = np.empty(r.shape, dtype)
-    if not r.size:
-        return result
-    width = r.shape[-1]
-    rows, m, out = np.ascontiguousarray(r).reshape(-1, width), valid.reshape(-1, width), result.reshape(-1, width)
-    compiled = kernels()
-    if compiled is not None:
-        compiled.returns(rows, np.ascontiguousarray(m), float(gamma), out)
-    else:
-        _returns_columns(rows, m, float(gamma), out)
-    return result
+    return _sums(r.ravel(), valid.ravel(), _row_bounds(r), _steps(gamma, r.size), dtype).reshape(r.shape)
 
 
 def gae_ragged(
@@ -77,33 +63,22 @@ def gae_ragged(
     (r, v), dtype = as_floats(rewards, values)
     _same_shape(r, v)
     bounds = _bounds(offsets, len(r))
-    step = _steps(gamma, len(r))
-    following = np.zeros(len(v), np.float64)
-    following[:-1] = v[1:]
-    ends, filled = bounds[1:] - 1, np.diff(bounds) > 0
-    after = np.zeros(len(ends)) if bootstrap is None else np.asarray(bootstrap, dtype=np.float64)
-    following[ends[filled]] = after[filled]
-    delta = r.astype(np.float64) + step * following - v
+    steps = _steps(gamma, len(r))
     _check_discount(1.0, lam)
-    advantages = discounted_sums(delta, bounds, step * lam)
-    return advantages.astype(dtype, copy=False), (advantages + v).astype(dtype, copy=False)
+    after = np.zeros(len(bounds) - 1) if bootstrap is None else np.asarray(bootstrap, dtype=np.float64)
+    return _gae(r, v, np.ones(len(r), np.bool_), bounds, steps, lam, after, dtype)
 
 
 def cumulative_returns_ragged(rewards: npt.ArrayLike, offsets: npt.ArrayLike, gamma: float | npt.ArrayLike) -> Array:
     """``cumulative_returns`` of ragged rows; ``gamma`` may be one number per token, as in ``gae_ragged``."""
     (r,), dtype = as_floats(rewards)
-    return discounted_sums(r, _bounds(offsets, len(r)), _steps(gamma, len(r))).astype(dtype, copy=False)
+    return _sums(r, np.ones(len(r), np.bool_), _bounds(offsets, len(r)), _steps(gamma, len(r)), dtype)
 
 
 def discounted_sums(values: npt.ArrayLike, offsets: npt.ArrayLike, step: float | npt.ArrayLike) -> Array:
     """x_t = b_t + s_t · x_{t+1} in each ragged row, float64; ``step`` is s, one number or one per token."""
-    flat = np.asarray(values, dtype=np.float64)
-    bounds = _bounds(offsets, len(flat))
-    compiled = kernels()
-    if compiled is not None:
-        steps = np.broadcast_to(np.asarray(step, dtype=np.float64), flat.shape)
-        return np.asarray(compiled.sums(flat, bounds, steps))
-    return _sums(flat, bounds, step)
+    flat, steps = np.asarray(values, dtype=np.float64), np.asarray(step, dtype=np.float64)
+    return _sums(flat, np.ones(len(flat), np.bool_), _bounds(offsets, len(flat)), steps, np.dtype(np.float64))
 
 
 @lru_cache(maxsize=1)
@@ -116,79 +91,54 @@ def kernels() -> Any:
     return compiled
 
 
-def _gae_columns(r: Array, v: Array, m: Array, gamma: float, lam: float, advantages: Array, returns: Array) -> None:
-    for rows in _row_blocks(len(r)):
-        after, advantage = np.zeros(len(r[rows]), np.int64), np.zeros(len(r[rows]))
-        for part in _column_blocks(r.shape[1]):
-            keep = _keep(m[rows, part])
-            value, delta = _turned(v[rows, part], keep), _turned(r[rows, part], keep)
-            valid = np.ascontiguousarray(keep.T)
-            masked, following = ~valid, np.empty_like(valid)
-            for t in range(len(valid) - 1, -1, -1):
-                following[t] = after
-                after = (after & masked[t]) | value.view(np.int64)[t]
-            delta += gamma * following.view(np.float64)
-            delta -= value
-            delta.view(np.int64)[...] &= valid
-            advantage = _carry(delta, _steps_over(valid, gamma * lam), advantage)
-            advantages[rows, part] = _turned(delta, valid)
-            delta += value
-            returns[rows, part] = _turned(delta, valid)
+def _gae(
+    r: Array, v: Array, valid: Mask, bounds: Ints, steps: Array, lam: float, after: Array, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """(advantages, returns) of flat rows, 0 where not ``valid``; ``after``: the value after each row's last token."""
+    advantages, returns = np.zeros(len(r), dtype), np.zeros(len(r), dtype)
+    if (compiled := kernels()) is not None:
+        compiled.gae(r, v, valid, bounds, np.atleast_1d(steps), steps.ndim, float(lam), after, advantages, returns)
+        return advantages, returns
+    r, v, bounds, steps = _valid_only(r, v, valid=valid, bounds=bounds, steps=steps)
+    following = np.zeros(len(v))
+    following[:-1] = v[1:]
+    filled = np.diff(bounds) > 0
+    following[bounds[1:][filled] - 1] = after[filled]
+    delta = r.astype(np.float64) + steps * following - v
+    advantage = _sums_of_blocks(delta, bounds, steps * lam)
+    advantages[valid], returns[valid] = advantage, advantage + v
+    return advantages, returns
 
 
-def _returns_columns(r: Array, m: Array, gamma: float, out: Array) -> None:
-    for rows in _row_blocks(len(r)):
-        total = np.zeros(len(r[rows]))
-        for part in _column_blocks(r.shape[1]):
-            keep = _keep(m[rows, part])
-            valid = np.ascontiguousarray(keep.T)
-            table = _turned(r[rows, part], keep)
-            total = _carry(table, _steps_over(valid, gamma), total)
-            out[rows, part] = _turned(table, valid)
+def _sums(values: Array, valid: Mask, bounds: Ints, steps: Array, dtype: np.dtype[Any]) -> Array:
+    """Discounted sums of flat rows, 0 where not ``valid``."""
+    result = np.zeros(len(values), dtype)
+    if (compiled := kernels()) is not None:
+        compiled.sums(values, valid, bounds, np.atleast_1d(steps), steps.ndim, result)
+        return result
+    values, bounds, steps = _valid_only(values, valid=valid, bounds=bounds, steps=steps)
+    result[valid] = _sums_of_blocks(values, bounds, steps)
+    return result
 
 
-def _keep(mask: Array) -> npt.NDArray[np.int64]:
-    """All bits where a number is valid, none where it is not: ``bits & keep`` wipes also what times 0 is no 0."""
-    return np.negative(mask.astype(np.int64))
+def _row_bounds(padded: Array) -> Ints:
+    """The offsets of the rows of a padded array."""
+    width = padded.shape[-1] if padded.ndim else 0
+    return np.arange(padded.size // max(width, 1) + 1, dtype=np.int64) * width
 
 
-def _turned(values: Array, keep: npt.NDArray[np.int64]) -> Array:
-    """``values`` transposed, so that a position of all rows is contiguous: float64, 0 where masked."""
-    whole = values.astype(np.float64, order="C")
-    bits = whole.view(np.int64)
-    np.bitwise_and(bits, keep, out=bits)
-    return np.ascontiguousarray(whole.T)
+def _valid_only(*arrays: Array, valid: Mask, bounds: Ints, steps: Array) -> list[Array]:
+    """The ``arrays`` without masked tokens, and the bounds and steps of what is left."""
+    if valid.all():
+        return [*arrays, bounds, steps]
+    before = np.concatenate(([0], np.cumsum(valid)))
+    return [*(array[valid] for array in arrays), before[bounds], steps[valid] if steps.ndim else steps]
 
 
-def _steps_over(valid: npt.NDArray[np.int64], step: float) -> Array:
-    """``step`` where valid and 1.0 where not, where a sum passes through unchanged."""
-    one, other = np.float64(1.0).view(np.int64), np.float64(step).view(np.int64)
-    return ((valid & (one ^ other)) ^ one).view(np.float64)
-
-
-def _carry(table: Array, steps: Array, total: Array) -> Array:
-    """x_t = b_t + s_t · x_{t+1} in place, position by position from the last; ``total`` is x after the last one. Returns
-    the first one's."""
-    held = np.empty(len(total))
-    for t in range(len(table) - 1, -1, -1):
-        total = np.add(table[t], np.multiply(total, steps[t], out=held), out=table[t])
-    return total.copy()
-
-
-def _row_blocks(rows: int) -> list[slice]:
-    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
-
-
-def _column_blocks(width: int) -> list[slice]:
-    """From the last to the first."""
-    return [slice(max(0, stop - _COLUMNS), stop) for stop in range(width, 0, -_COLUMNS)]
-
-
-def _sums(flat: Array, offsets: npt.NDArray[np.int64], step: float | npt.ArrayLike) -> Array:
+def _sums_of_blocks(flat: Array, offsets: Ints, steps: Array) -> Array:
     """Rows of similar length side by side, so that one numpy operation handles one position of many rows."""
     lengths = np.diff(offsets)
     result = np.empty(len(flat), np.float64)
-    steps = np.asarray(step, dtype=np.float64)
     order = np.argsort(-lengths, kind="stable")
     first = 0
     while first < len(order):
@@ -227,7 +177,7 @@ def _steps(gamma: float | npt.ArrayLike, n: int) -> Array:
     return steps
 
 
-def _bounds(offsets: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
+def _bounds(offsets: npt.ArrayLike, n: int) -> Ints:
     bounds = np.ascontiguousarray(offsets, dtype=np.int64)
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != n or bool((np.diff(bounds) < 0).any()):
         raise DataError(
