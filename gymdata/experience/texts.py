@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from gymdata.errors import DataError, StoreError
 from gymdata.remote.places import is_url
-from gymdata.rollouts.messages import json_text, loads, object_of, split_messages
-from gymdata.rollouts.ragged import list_parts
+from gymdata.rollouts.messages import joined_contents, json_text, loads, object_of, split_messages
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import scan_batches
 from gymdata.store.lineage import refuse_replaced, rollouts_behind
@@ -61,14 +60,9 @@ def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
         try:
             for batch in scan_batches(path, ROLLOUTS, _COLUMNS, _BATCH_ROWS):
                 ids, messages, n_turns, tasks = (batch.column(name) for name in _COLUMNS)
-                bounds, prompts = list_parts(split_messages(messages, n_turns.to_numpy())[0])
-                contents = prompts.field("content").to_pylist()
-                yield {
-                    rollout_id: _Texts("\n\n".join(filter(None, contents[first:end])), *_of_task(task))
-                    for rollout_id, first, end, task in zip(
-                        ids.to_pylist(), bounds[:-1], bounds[1:], tasks.to_pylist(), strict=True
-                    )
-                }
+                prompts = joined_contents(split_messages(messages, n_turns.to_numpy())[0])
+                rows = zip(ids.to_pylist(), prompts.to_pylist(), tasks.to_pylist(), strict=True)
+                yield {rollout_id: _Texts(prompt, *_of_task(task)) for rollout_id, prompt, task in rows}
         except (DataError, StoreError):
             continue  # a model or a table of scores, or rollouts that are gone
 

@@ -1,8 +1,9 @@
-"""What a condition can name: columns of rollouts, their rewards, fields of their tasks, and facts of their groups.
+"""What a condition can name: columns of rollouts, their texts and rewards, fields of their tasks, and facts of their groups.
 
 Only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
 so ``temperature == 0.7`` is true of what was sampled at 0.7), and NaN is missing; a group column describes the group as
-in the input.
+in the input. ``prompt`` is the contents of the messages before the model's first, ``text`` those of the model's messages,
+joined by blank lines.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, json_kind
-from gymdata.filter.conditions import COUNTS, NUMBERS, SCALARS, Kind, is_number, may_be_column, unknown_column
-from gymdata.rollouts.messages import field_at, object_of
+from gymdata.filter.conditions import COUNTS, NUMBERS, SCALARS, TEXTS, Kind, is_number, may_be_column, unknown_column
+from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
@@ -56,17 +57,17 @@ class RolloutColumns:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rollouts that are in memory already: ``columns`` gives those of some names, ``batches`` one column's batches."""
+    """Rollouts that are in memory already: ``columns`` and ``batches`` give the columns of some names."""
 
     columns: Callable[[Sequence[str]], pa.Table]
-    batches: Callable[[str], Iterable[pa.RecordBatch]]
+    batches: Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 def loaded_from(sources: Sequence[str | Path]) -> Loaded:
     """The rollouts under path arguments, read when they are needed."""
     return Loaded(
         lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
-        lambda column: (batch for path in sources for batch in scan_batches(path, ROLLOUTS, [column])),
+        lambda names: (batch for path in sources for batch in scan_batches(path, ROLLOUTS, names)),
     )
 
 
@@ -104,19 +105,33 @@ def load_columns(
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
-        plain_names = [*SCALARS, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
+        plain_names = [*SCALARS, *TEXTS, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
         plain_names += [f"task.{name}" for name in tasks.names()]
         every = [*plain_names, *(f"{what}_{of}" for of in plain_names if is_number(of) for what in STATISTICS)]
         shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
         raise unknown_column(unknown[0], every, named[unknown[0]], shown)
+    if texts := [name for name in TEXTS if name in named]:
+        columns.kinds |= dict.fromkeys(texts, "text")
+        columns.values |= _texts(rollouts, texts, table.num_rows)
     for name, where in named.items():
         _add(columns, name, where, sources, tasks)
     return columns
 
 
+def _texts(rollouts: Loaded, names: Sequence[str], rows: int) -> dict[str, pa.Array]:
+    texts: dict[str, list[pa.Array]] = {name: [] for name in names}
+    for batch in rollouts.batches(("messages", "n_turns")):
+        opening, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
+        for name, parts in texts.items():
+            joined = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
+            parts.append(joined.cast(pa.large_string()))
+    # More rows may have been collected since the others were read.
+    return {name: pa.concat_arrays(parts).slice(0, rows) for name, parts in texts.items()}
+
+
 def category_name(name: str) -> str:
     """``name`` as a column: itself where it is one, else the task's field of that name."""
-    return name if may_be_column(name) else f"task.{name}"
+    return name if may_be_column(name) and name not in TEXTS else f"task.{name}"
 
 
 def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path], tasks: _TaskFields) -> None:
@@ -210,7 +225,7 @@ class _TaskFields:
         if self._values is not None:
             return self._values
         self._values = {path: [] for path in self._paths}
-        for batch in self._rollouts.batches("task"):
+        for batch in self._rollouts.batches(("task",)):
             # Each task is decoded once, not once for each of its rollouts.
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
             tasks = [object_of(decode(text.encode()) if text else None) for text in encoded.dictionary.to_pylist()]

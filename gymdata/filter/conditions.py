@@ -37,6 +37,8 @@ SCALARS = [
 ]
 NUMBERS = [n for n in SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n).type) or n == "started_at")]
 COUNTS = ("n_rollouts", "n_scored")
+#: Contents of messages.
+TEXTS = ("prompt", "text")
 
 FUNCTIONS = (
     "abs", "ceil", "coalesce", "concat", "contains", "ends_with", "exp", "floor", "greatest", "ifnull", "least", "length",
@@ -84,7 +86,7 @@ class Condition:
 
 def may_be_column(name: str) -> bool:
     """Whether ``name`` can be one of some rollouts."""
-    if name in SCALARS or name in COUNTS or name.startswith(("reward_", "task.")):
+    if name in SCALARS or name in COUNTS or name in TEXTS or name.startswith(("reward_", "task.")):
         return True
     statistic, _, of = name.partition("_")
     return statistic in STATISTICS and is_number(of)
@@ -159,7 +161,8 @@ class _Reader:
             return self._column(f"reward_{word[1:-1]}")
         if kind == "quoted":
             name = word[1:-1].replace('""', '"')
-            return self._column(name) if may_be_column(name) else "'" + name.replace("'", "''") + "'"
+            is_column = may_be_column(name) and name not in TEXTS
+            return self._column(name) if is_column else "'" + name.replace("'", "''") + "'"
         if word == "(":
             return f"({' '.join(self._bracket())})"
         if kind == "name" and word.lower() not in _WORDS:

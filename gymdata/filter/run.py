@@ -26,7 +26,6 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
 from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings, rows_of
 from gymdata.store.paths import RUN_JSON, output_file, placed_output
@@ -99,7 +98,12 @@ def filter(
             names = [target.name for target in targets.values()]
             described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
             out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
-            _refuse_to_replace(targets, sources, config, out)
+            # By a side, or the sides of another split.
+            what = "rollouts that were filtered"
+            out.refuse_other("config", config, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
+            for target in targets.values():
+                # The test side of a file may have been the -o of another filter.
+                refuse_other_settings(target, config, what, out.overwrite)
         report, columns, sides = _filter(sources, config)
         if out is not None:
             _write(report, columns, sides, targets, sources, config, command, progress or NullProgress(), out)
@@ -120,7 +124,11 @@ def _filter(
             f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
             hint=f"nothing was written; loosen --{most.name}, which dropped {sum(most.dropped.values()):,} ({most.detail})",
         )
-    sides = _sides(columns.table, funnel.alive, config)
+    sides, task_ids = {"kept": funnel.alive}, columns.table["task_id"]
+    if config.share is not None:
+        held = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
+        in_test = pc.is_in(task_ids, value_set=pa.array(sorted(held), pa.string())).to_numpy()
+        sides = {"train": funnel.alive & ~in_test, "test": funnel.alive & in_test}
     report = FilterReport(
         rollouts_in=len(funnel.alive),
         rollouts_out=int(funnel.alive.sum()),
@@ -128,7 +136,11 @@ def _filter(
         groups_out=len(np.unique(columns.groups[funnel.alive])),
         steps=funnel.steps,
         sides={
-            side: {"rollouts": int(mask.sum()), "tasks": _count(columns.table, mask)} for side, mask in sides.items()
+            side: {
+                "rollouts": int(mask.sum()),
+                "tasks": int(pc.count_distinct(task_ids.filter(pa.array(mask))).as_py()),
+            }
+            for side, mask in sides.items()
         },
     )
     return report, columns, sides
@@ -162,18 +174,26 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
     # All are checked before the first is evaluated.
     for expression in plan.where:
         conditions.check(expression, columns.kinds, "--where")
+    kinds = columns.group_kinds()
     for expression in plan.group_where:
-        _check_group(expression, columns)
+        for name in expression.names:
+            if name in columns.kinds and name not in kinds:
+                numeric = columns.kinds[name] == "number"
+                hint = f"mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} are" if numeric else None
+                raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
+        conditions.check(expression, kinds, "--group-where")
     if config.best_n:
         conditions.check(plan.best_by, columns.kinds, "--best-by", "number")
     for name, expressions in (("where", plan.where), ("group-where", plan.group_where)):
         for expression in expressions:
-            answer = _answer(expression, columns)
+            answer = conditions.evaluate(expression, columns.values, table.num_rows)
             unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
             funnel.condition(name, expression.text, conditions.is_true(answer), unknown)
-    score = _answer(plan.best_by, columns).to_numpy(zero_copy_only=False) if config.best_n else None
+    score = None
+    if config.best_n:
+        score = conditions.evaluate(plan.best_by, columns.values, table.num_rows).to_numpy(zero_copy_only=False)
     if config.dedupe:
-        funnel.dedupe(_generations(sources, len(index)), index, score)
+        funnel.dedupe(_generation_keys(sources, len(index)), index, score)
     if config.best_n and score is not None:
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
@@ -184,61 +204,26 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
 def _categories(values: pa.Array) -> tuple[np.ndarray, list[str]]:
     """The place of each value's name among all names, -1 where there is no value; and the names."""
     encoded = values.dictionary_encode()
-    names = [_category(value) for value in encoded.dictionary.to_pylist()]
+    # 3.0 is 3, for the numbers of a task are floats here.
+    names = [
+        str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+        for value in encoded.dictionary.to_pylist()
+    ]
     # Two numbers may have one name: 0.0 and -0.0.
     place = {name: at for at, name in enumerate(dict.fromkeys(names))}
     of = np.array([place[name] for name in names] + [-1], np.int32)
     return of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)
 
 
-def _category(value: Any) -> str:
-    """A value's name, different for different values; 3.0 is 3, for the numbers of a task are floats here."""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    return str(value)
-
-
-def _check_group(expression: conditions.Condition, columns: RolloutColumns) -> None:
-    kinds = columns.group_kinds()
-    for name in expression.names:
-        if name in columns.kinds and name not in kinds:
-            numeric = columns.kinds[name] == "number"
-            hint = f"mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} are" if numeric else None
-            raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
-    conditions.check(expression, kinds, "--group-where")
-
-
-def _answer(expression: conditions.Condition, columns: RolloutColumns) -> pa.Array:
-    return conditions.evaluate(expression, columns.values, columns.table.num_rows)
-
-
-def _generations(sources: Sequence[str | Path], rows: int) -> Any:
+def _generation_keys(sources: Sequence[str | Path], rows: int) -> np.ndarray:
+    """A hash of all that each rollout generated; 0 where nothing was."""
     keys = [
-        _generated(TurnColumns.of(batch.column("turns")))
+        pc.if_else(pc.greater(batch.column("n_generated_tokens"), 0), batch.column("generation_hash"), 0)
         for source in sources
-        for batch in scan_batches(source, ROLLOUTS, ["turns"], _BATCH_ROWS)
+        for batch in scan_batches(source, ROLLOUTS, ("generation_hash", "n_generated_tokens"), _BATCH_ROWS)
     ]
     # More rows may have been collected since the choice was made.
-    return np.concatenate(keys)[:rows]
-
-
-def _generated(turns: TurnColumns) -> np.ndarray:
-    """A 64-bit hash of all that each rollout generated, in turn order; 0 where nothing was."""
-    lists = turns.by_rollout(turns.generation)
-    return np.where(lists.lengths > 0, lists.hashes(), np.uint64(0))
-
-
-def _sides(table: pa.Table, alive: np.ndarray, config: FilterConfig) -> dict[str, np.ndarray]:
-    if config.share is None:
-        return {"kept": alive}
-    tasks = table["task_id"].filter(pa.array(alive)).to_pylist()
-    held = pa.array(sorted(split_tasks(tasks, config.share, config.seed)), pa.string())
-    in_test = pc.is_in(table["task_id"], value_set=held).to_numpy()
-    return {"train": alive & ~in_test, "test": alive & in_test}
-
-
-def _count(table: pa.Table, mask: np.ndarray) -> int:
-    return int(pc.count_distinct(table["task_id"].filter(pa.array(mask))).as_py())
+    return pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[:rows]
 
 
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
@@ -252,22 +237,11 @@ def _targets(sources: Sequence[str | Path], output: str | Path | None, config: F
         targets = {"train": out, "test": out.with_name(f"{out.stem}.test{out.suffix}")}
     else:
         targets = {"train": out / "train.parquet", "test": out / "test.parquet"}
-    read = {found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)}
+    read = {path.resolve() for path in _read_by(sources)}
     for target in targets.values():
         if target.resolve() in read:
             raise UsageError(f"-o {target}: is one of the files that are filtered", hint="give another name")
     return targets
-
-
-def _refuse_to_replace(
-    targets: dict[str, Path], sources: Sequence[str | Path], config: FilterConfig, out: StageOutput
-) -> None:
-    """Raises StoreError when what was filtered otherwise would be replaced: by a side, or the sides of another split."""
-    what = "rollouts that were filtered"
-    out.refuse_other("config", config, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
-    for target in targets.values():
-        # The test side of a file may have been the -o of another filter.
-        refuse_other_settings(target, config, what, out.overwrite)
 
 
 def _write(
@@ -307,7 +281,7 @@ def _write(
 
 
 def _read_by(sources: Sequence[str | Path]) -> list[Path]:
-    return [found.path for source in sources for found in resolve(source, ROLLOUTS)]
+    return [file.path for source in sources for file in resolve(source, ROLLOUTS)]
 
 
 def _chosen(sources: Sequence[str | Path], ids: pa.ChunkedArray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:

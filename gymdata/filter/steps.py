@@ -93,50 +93,40 @@ class Funnel:
 
     def _drawn(self, seed: int) -> Array:
         """A random number per rollout, determined by its id and the seed."""
-        found = np.empty(len(self.alive), np.uint64)
-        at = 0
+        drawn: list[Array] = []
         for chunk in self._ids.chunks:
             for start in range(0, len(chunk), _TEXTS):
                 # A slice at a time: as Python objects, ids take three times as much.
                 texts = chunk.slice(start, _TEXTS).to_pylist()
-                found[at : at + len(texts)] = [xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts]
-                at += len(texts)
-        return found
+                drawn.append(np.array([xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts], np.uint64))
+        return np.concatenate(drawn) if drawn else np.empty(0, np.uint64)
 
     def _after_first(self, n: int, able: Mask, *, of: Sequence[Array], order: Sequence[Array]) -> Mask:
         """Living rows that are ``able``, but for the first ``n`` of those that are alike in ``of``: by ``order``, then by
         rollout id, whatever their order in the file."""
         rows = np.flatnonzero(self.alive & able)
-        columns = [column[rows] for column in (*of, *order)]
-        places = np.lexsort(columns[::-1])
-        alike = _like_the_one_before(columns[: len(of)], places)
-        self._by_id(rows, places, alike & _like_the_one_before(columns[len(of) :], places))
-        begin = np.flatnonzero(~alike)
+        keys = [column[rows] for column in (*of, *order)]
+        places = np.lexsort(keys[::-1])
+        if _equal_to_previous(keys, places).any():
+            # As Python objects, or as keys of every sort, ids would take most of the memory.
+            rank = np.empty(len(rows), np.int64)
+            rank[pc.sort_indices(self._ids.take(pa.array(rows))).to_numpy()] = np.arange(len(rows))
+            places = np.lexsort([rank, *keys[::-1]])
+        begin = np.flatnonzero(~_equal_to_previous(keys[: len(of)], places))
         later = np.arange(len(places)) - np.repeat(begin, np.diff(begin, append=len(places))) >= n
-        found = np.zeros(len(self.alive), bool)
-        found[rows[places[later]]] = True
-        return found
-
-    def _by_id(self, rows: Array, places: Array, tied: Mask) -> None:
-        """Sort ``places`` by rollout id where they are ``tied`` with the one before."""
-        at = np.flatnonzero(tied | np.append(tied[1:], False))
-        if not len(at):
-            return
-        run = np.cumsum(~tied[at])
-        ids = self._ids.take(pa.array(rows[places[at]]))
-        rank = np.empty(len(at), np.int64)
-        rank[pc.sort_indices(ids).to_numpy()] = np.arange(len(at))
-        places[at] = places[at][np.lexsort((rank, run))]
+        result = np.zeros(len(self.alive), bool)
+        result[rows[places[later]]] = True
+        return result
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
 
 
-def _like_the_one_before(columns: Sequence[Array], places: Array) -> Mask:
-    """Which of ``places`` has the same values in all ``columns`` as the place before it."""
-    same = np.zeros(len(places), bool)
-    same[1:] = True
-    for column in columns:
-        ordered = column[places]
+def _equal_to_previous(keys: Sequence[Array], places: Array) -> Mask:
+    """Which of ``places`` has the same values in all ``keys`` as the one before it."""
+    same = np.ones(len(places), bool)
+    same[:1] = False
+    for key in keys:
+        ordered = key[places]
         same[1:] &= ordered[1:] == ordered[:-1]
     return same

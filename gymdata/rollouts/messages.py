@@ -17,7 +17,7 @@ import orjson
 import xxhash
 
 from gymdata.errors import UsageError, counted
-from gymdata.rollouts.ragged import Ints, list_parts, places
+from gymdata.rollouts.ragged import Ints, list_parts, offsets_of, places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,6 +71,20 @@ def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.List
     offsets, flat = list_parts(messages)
     cut = np.minimum(_first_generated(flat, offsets, np.asarray(n_turns)), offsets[1:])
     return _sublists(flat, offsets[:-1], cut), _sublists(flat, cut, offsets[1:])
+
+
+def joined_contents(messages: pa.ListArray, role: str | None = None, separator: str = "\n\n") -> pa.Array:
+    """The contents of each list's messages that have any, of one ``role`` or all, as one text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    offsets, flat = list_parts(messages)
+    content = pc.fill_null(flat.field("content"), "")
+    chosen = pc.not_equal(content, "")
+    if role is not None:
+        chosen = pc.and_(chosen, pc.fill_null(pc.equal(flat.field("role"), role), False))
+    bounds = offsets_of(chosen.to_numpy(zero_copy_only=False))[offsets]
+    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), content.filter(chosen)), separator)
 
 
 def _first_generated(flat: pa.StructArray, offsets: Ints, n_turns: np.ndarray) -> Ints:

@@ -58,6 +58,36 @@ def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: s
     assert (report.rollouts_in, report.rollouts_out) == (24, 6 * len(kept))
 
 
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("contains(prompt, '12')", ["t12-0", "t12-1"]),
+        ("text LIKE '%cannot%'", ["t12-1"]),
+        ("text LIKE 'I cannot%do this' and status = 'completed'", ["t12-1"]),
+        ("not contains(text, 'tool') and not contains(text, 'secret')", ["t12-0", "t12-1", "t3-0"]),
+        ("length(text) = 0", ["t3-0"]),
+        ("contains(prompt, '1') and not contains(text, 'cannot')", ["t12-0"]),
+    ],
+)
+def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[str]) -> None:
+    """prompt is what stands before the model's first message, text what the model wrote, without reasoning and tools."""
+
+    def messages(question: str, *answers: tuple[str, str | None]) -> list[dict[str, Any]]:
+        later = [{"role": role, "content": content, "turn": 0} for role, content in answers]
+        return [{"role": "user", "content": question}, *later]
+
+    calls = two_turns(12, 20)
+    answers = (("assistant", "I cannot"), ("tool", "a tool"), ("assistant", "do this"))
+    rows = [
+        rollout("t12", 0, 1.0, calls, messages=messages("What is 12?", ("assistant", "It is 12."))),
+        rollout("t12", 1, 1.0, calls, messages=messages("What is 12?", *answers)),
+        rollout("t3", 0, 1.0, calls, messages=messages("What is 3?", ("assistant", None))),
+    ]
+    rows[2]["messages"][1]["reasoning"] = "a secret"
+    gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o.parquet", where=where)
+    assert names(tmp_path / "o.parquet") == kept
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, suffix: str) -> None:
     """All columns of a kept row equal the source's, its digests hold, and the output leads back to the run."""

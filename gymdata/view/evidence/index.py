@@ -102,14 +102,14 @@ class Snapshot:
         some = self.table.select(list(names))
         return some.cast(pa.schema([_SCHEMA.field(n) for n in names]))
 
-    def batches(self, column: str) -> Iterator[pa.RecordBatch]:
-        """One column of all rows, in their order."""
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of all rows, in their order."""
         for part in self.parts:
             if part.source.kind == "parquet":
-                yield from scan_batches(part.source.path, ROLLOUTS, [column])
+                yield from scan_batches(part.source.path, ROLLOUTS, columns)
             else:
                 for group in part.groups:
-                    yield from group.load().select([column]).to_batches()
+                    yield from group.load().select(list(columns)).to_batches()
 
 
 class RolloutIndex:
