@@ -223,7 +223,7 @@ def _generation_keys(sources: Sequence[str | Path], rows: int) -> np.ndarray:
         for batch in scan_batches(source, ROLLOUTS, ("generation_hash", "n_generated_tokens"), _BATCH_ROWS)
     ]
     # More rows may have been collected since the choice was made.
-    return pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[:rows]
+    return np.asarray(pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[:rows])
 
 
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
