@@ -33,6 +33,7 @@ def wait_for(behaviour: Behaviour, requests: int, process: subprocess.Popen[byte
             continue
 
 
+@pytest.mark.full
 def test_kills_and_interrupts_repay_only_what_was_in_flight(tmp_path):
     """Killed four times and interrupted once; each pays again for at most what was in flight then."""
     rows = [

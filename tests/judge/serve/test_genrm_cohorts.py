@@ -158,6 +158,7 @@ def expected_rewards(texts: list[str]) -> np.ndarray:
     return genrm.simple_tiebreaker(Matches.of(rows), len(texts)).reward
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_two_hundred_cohorts_interleaved(judge, serve, tmp_path):
     """Every reward rests on every comparison that was made; nothing is lost, doubled or mixed up."""

@@ -23,6 +23,7 @@ def held(folder: Path) -> dict[str, Any]:
     return {"rows": sorted(json.dumps({k: row.get(k) for k in shown}) for row in rows), "names": names}
 
 
+@pytest.mark.full
 def test_a_server_that_was_killed_anywhere_goes_on(
     judge: tuple[Behaviour, str], serve: Callable[..., Server], tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_rollouts_without_alternatives_are_refused(teacher: Any) -> None:
         training_data("sft", rollouts_table(made), select="all", distill=True)
 
 
+@pytest.mark.full
 def test_a_student_comes_nearer_to_its_teacher(teacher: Any, tmp_path: Path) -> None:
     """The loss begins at the KL of the partition, falls, and with it the KL over the vocabulary; the tokens are proven; a
     teacher whose distributions were truncated is refused."""

@@ -18,7 +18,7 @@ from tests.train.trainers.conftest import pair_rows, start, write_pairs
 from tests.train.trainers.experience_files import experience_rows, write
 from tests.train.trainers.scored_run import scored_run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.full]
 
 ROOT = Path(__file__).parents[3]
 EVERY = sorted(TRAINERS)

@@ -57,6 +57,7 @@ def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tm
     assert before.policy_hash != after.policy_hash
 
 
+@pytest.mark.full
 def test_tensorboards_events_are_kept(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
     """Events lie in OUT/logs after the training, and the checkpoints are gone; the same command again does nothing."""
     pytest.importorskip("tensorboard")
@@ -108,6 +109,7 @@ def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.full
 def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
     """While it runs, the same command is told who writes there. SIGINT to the command alone reaches its trainer, which
     saves; the command ends with 130 and says that it resumes."""

@@ -159,6 +159,7 @@ def test_a_batch_of_one_is_refused(policy: Path, tmp_path: Path) -> None:
         start("kto", scored_run(tmp_path / "run"), policy, tmp_path / "out", {"per_device_train_batch_size": 1})
 
 
+@pytest.mark.full
 def test_the_command_separates_good_from_bad(policy: Path, tmp_path: Path) -> None:
     """The proof holds, counts are told, and the margin between good and bad rollouts grows from 0."""
     run = write_run(tmp_path / "run", [r for t in range(4) for r in (

@@ -105,6 +105,7 @@ def test_weights_and_margins_enter_the_loss(policy: Path, tmp_path: Path) -> Non
         assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.matrix("True")
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_command_makes_a_model_that_ranks(policy: Path, tmp_path: Path, lora: bool) -> None:
     """Held-out pairs are ranked right, the proof holds, and the folder scores as a sequence classifier, adapter merged."""

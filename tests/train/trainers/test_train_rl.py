@@ -85,6 +85,7 @@ def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Pat
     assert not (tmp_path / "out" / "SUCCESS").exists()
 
 
+@pytest.mark.full
 def test_the_loss_is_in_run_json(policy: Path, tmp_path: Path) -> None:
     """Its settings as they were used; of a function of one's own the file's hash, and a changed file is another training."""
     file, mine = make(tmp_path, policy), tmp_path / "mine.py"
@@ -106,6 +107,7 @@ def test_the_loss_is_in_run_json(policy: Path, tmp_path: Path) -> None:
     assert (idle.returncode, "no effect without --loss awr, dro, oapl or opmd" in idle.stderr) == (2, True), idle.stderr
 
 
+@pytest.mark.full
 def test_a_huge_advantage_stops_the_training(policy: Path, tmp_path: Path) -> None:
     """Advantages of 1e30 have an infinite gradient, which clipping would make nothing of: exit 3 with the step, the
     rollouts and what to do, no SUCCESS, and the reason in run.json."""

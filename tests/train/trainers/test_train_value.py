@@ -142,6 +142,7 @@ def told_run(policy: Path, tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.matrix("True")
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_critic_is_used_by_experience(policy: Path, told_run: Path, tmp_path: Path, lora: bool) -> None:
     """Training lowers the loss and explains the returns of held-out tasks; ``experience --critic`` on the folder with GAE
@@ -173,6 +174,7 @@ def test_the_critic_is_used_by_experience(policy: Path, told_run: Path, tmp_path
     assert read_run_json(tmp_path / "credited.parquet")["critic"]["path"] == str(out)
 
 
+@pytest.mark.full
 def test_returns_of_compared_rollouts_are_a_warning(policy: Path, told_run: Path, tmp_path: Path) -> None:
     """GRPO's returns have the group's mean taken off, which a critic cannot predict."""
     assert command("experience", told_run).returncode == 0

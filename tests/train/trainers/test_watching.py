@@ -46,6 +46,7 @@ def test_tokens_are_counted_without_padding(policy: Path, tmp_path: Path) -> Non
     assert witness.tokens_fed == 2 * sum(2 * len(p) + len(c) + len(r) for p, c, r in sides)
 
 
+@pytest.mark.full
 def test_held_out_accuracy_is_the_last_line(policy: Path, tmp_path: Path) -> None:
     """Where tasks are held out, the summary ends with what the model makes of them."""
     done = gymdata("train-reward", write_pairs(tmp_path, pair_rows(policy, 40)), "-m", policy, "-o", tmp_path / "out",
@@ -57,6 +58,7 @@ def test_held_out_accuracy_is_the_last_line(policy: Path, tmp_path: Path) -> Non
     assert f"{100 * accuracy:.1f} %" in last
 
 
+@pytest.mark.full
 def test_tensorboard_has_the_run_under_its_name(policy: Path, pairs: Path, tmp_path: Path) -> None:
     """``report_to=tensorboard`` writes events of every step to OUT/logs, and the run is named after model, stage and
     data."""
