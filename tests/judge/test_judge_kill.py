@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_table

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.judge.serve.conftest import Server
 from tests.judge.serve.requests import verify_all, verify_body
 from tests.judge_server import Behaviour
