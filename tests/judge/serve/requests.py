@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -49,3 +50,15 @@ async def post_all(url: str, bodies: list[dict[str, Any]]) -> list[tuple[int, An
 def verify_all(server: Server, bodies: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Send all at once, each on its own connection."""
     return asyncio.run(post_all(server.url + "/verify", bodies))
+
+
+async def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until the server is there. Raises TimeoutError if it never is: a lost request fails the test, and hangs none."""
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(reached):
+            await asyncio.sleep(0.01)
+
+
+def members_waiting(server: Server) -> int:
+    count: int = json.loads(server.get("/health"))["members_waiting"]
+    return count

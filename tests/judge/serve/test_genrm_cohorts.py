@@ -15,7 +15,7 @@ from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
-from tests.judge.serve.requests import post_all, verify_all, verify_body
+from tests.judge.serve.requests import post_all, until, verify_all, verify_body
 from tests.judge_server import verdict
 
 # --- cohorts ------------------------------------------------------------------------------------------------------
@@ -198,8 +198,7 @@ def test_a_killed_server_pays_for_nothing_twice(judge, serve, tmp_path):
     async def killed_in_the_middle() -> None:
         bodies = [verify_body(f"q={1 + n % 5} n{n}", group_id="half", rollout_id=n) for n in range(8)]
         task = asyncio.ensure_future(post_all(server.url + "/verify", bodies))
-        while len(behaviour.requests) < 8 + 4:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(behaviour.requests) >= 8 + 4)
         server.kill()
         with pytest.raises(aiohttp.ClientError):
             await task

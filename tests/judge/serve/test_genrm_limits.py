@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from gymdata.judge.serve.requests import shape
 from gymdata.urls import host_name
 from tests.judge.serve.conftest import Server
-from tests.judge.serve.requests import QUESTION, compare, post_all, response, verify_all, verify_body
+from tests.judge.serve.requests import (
+    QUESTION,
+    compare,
+    members_waiting,
+    post_all,
+    response,
+    until,
+    verify_all,
+    verify_body,
+)
 from tests.judge_server import Behaviour
 
 JSON = {"Content-Type": "application/json"}
@@ -109,8 +118,7 @@ def test_members_over_the_limit_are_refused_but_the_last_of_a_cohort(judge, serv
     async def play() -> None:
         first = [verify_body("q=1", prompt=p) for p in ("a", "b")]
         waiting = asyncio.ensure_future(post_all(server.url + "/verify", first))
-        while json.loads(await asyncio.to_thread(server.get, "/health"))["members_waiting"] < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: members_waiting(server) == 2)
         ((status, said),) = await post_all(server.url + "/verify", [verify_body("q=1", prompt="c")])
         assert (status, said["kind"], said["limit"]) == (429, "waiting", 2)
         assert "--max-waiting" in said["detail"]
@@ -195,7 +203,7 @@ def test_only_requests_to_this_host_are_answered(serve_once, host: str, status: 
     connection.close()
     assert answer.status == status
     if status == 403:
-        assert f"--allow-host {host}" in body["detail"]
+        assert f"--allow-host {host}".rstrip() in body["detail"]
 
 
 def test_a_hosts_name_without_its_port():
@@ -245,11 +253,7 @@ def test_a_server_that_stops_answers_those_who_wait(judge: tuple[Behaviour, str]
             asyncio.ensure_future(post_all(server.url + path, bodies))
             for path, bodies in (("/verify", waits), ("/verify", judged), ("/compare", compared))
         ]
-        while (
-            len(behaviour.requests) < 4
-            or not json.loads(await asyncio.to_thread(server.get, "/health"))["members_waiting"]
-        ):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(behaviour.requests) >= 4 and members_waiting(server) > 0)
         server.process.send_signal(number)
         return [answer for answers in await asyncio.gather(*tasks) for answer in answers]
 
@@ -268,8 +272,7 @@ def test_what_is_nearly_judged_is_answered_before_the_end(judge: tuple[Behaviour
 
     async def play() -> list[tuple[int, Any]]:
         judged = asyncio.ensure_future(post_all(server.url + "/verify", [verify_body(f"q={q}") for q in (1, 5)]))
-        while len(behaviour.requests) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(behaviour.requests) >= 2)
         server.process.send_signal(signal.SIGTERM)
         assert behaviour.gate is not None
         behaviour.gate.set()

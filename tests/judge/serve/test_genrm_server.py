@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gymdata.store import read_run_json
-from tests.judge.serve.requests import compare, post_all, response, say, verify_all, verify_body
+from tests.judge.serve.requests import compare, members_waiting, post_all, response, say, until, verify_all, verify_body
 from tests.judge_server import SAID, TRANSPORT, Behaviour, judge_server
 
 # --- the worked numbers -------------------------------------------------------------------------------------------
@@ -238,12 +238,10 @@ def test_health_and_metrics_speak_of_what_waits(judge, serve):
 
     async def look() -> dict[str, Any]:
         task = asyncio.ensure_future(post_all(server.url + "/verify", [verify_body("a"), verify_body("b")]))
-        while True:
-            health = json.loads(await asyncio.to_thread(server.get, "/health"))
-            if health["members_waiting"] == 2:
-                task.cancel()
-                return health
-            await asyncio.sleep(0.01)
+        await until(lambda: members_waiting(server) == 2)
+        health: dict[str, Any] = json.loads(await asyncio.to_thread(server.get, "/health"))
+        task.cancel()
+        return health
 
     health = asyncio.run(look())
     assert (health["status"], health["open_cohorts"]) == ("ok", 1)
