@@ -103,8 +103,10 @@ class Stub:
     def __init__(self) -> None:
         self.imports: set[str] = set()
         self.functions: list[str] = []
-        self.public = constant("__all__")
-        assert isinstance(self.public, list)
+        homes, modules = constant("_HOME"), constant("_MODULES")
+        assert isinstance(homes, dict)
+        assert isinstance(modules, tuple)
+        self.homes, self.modules, self.public = homes, modules, sorted((*homes, *modules))
 
     def add(self, name: str, module: str, attribute: str) -> None:
         there = definition(module, attribute)
@@ -154,14 +156,12 @@ class Stub:
 
 
 def stub() -> str:
-    made, homes, modules = Stub(), constant("_HOME"), constant("_MODULES")
-    assert isinstance(homes, dict)
-    assert isinstance(modules, tuple)
+    made = Stub()
     for name in made.public:
-        if name in modules:
+        if name in made.modules:
             made.imports.add(f"from gymdata import {name} as {name}")
         else:
-            module, _, attribute = homes[name].partition(":")
+            module, _, attribute = made.homes[name].partition(":")
             made.add(name, f"gymdata.{module}", attribute or name)
     head = [HEAD, *sorted(made.imports), "", "__version__: str", f"__all__ = {made.public!r}", ""]
     return "\n".join([*head, *made.functions])

@@ -26,12 +26,7 @@ _BAR = 24
 
 @with_flags(AuditConfig)
 def audit(
-    path: RunFiles,
-    output: _Output = None,
-    *,
-    settings: AuditConfig,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    path: RunFiles, output: _Output = None, *, settings: AuditConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """Logprobs are recomputed with a forward pass. Exit code 1 when they are not the model's (L305); then the likely cause
     is named.
@@ -51,10 +46,7 @@ def _show(report: AuditReport) -> None:
         _bars("place in the generation", "positions", report.positions)
         _bars("turn", "turns", report.turns)
         _worst(report.worst)
-    facts(
-        f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})",
-        report.rows(),
-    )
+    facts(f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})", report.rows())
     for line in report.notes:
         say(line)
     if report.ok:

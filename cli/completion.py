@@ -1,7 +1,4 @@
-"""Shell completion: codes, run folders, reward names. Choices come from the settings' types.
-
-Invariant: when none of these fit, nothing is offered, and the shell completes file names as usual.
-"""
+"""Shell completion: codes, run folders, reward names. Choices come from the settings' types."""
 
 from __future__ import annotations
 

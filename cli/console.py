@@ -1,8 +1,4 @@
-"""What commands print: tables, progress, JSON, and the ending of a command.
-
-Invariants: data goes to stdout, everything else to stderr; on a terminal progress is a bar, elsewhere a line every
-few seconds.
-"""
+"""What commands print: tables, progress, JSON, and the ending of a command."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from .flags import Json, Overwrite, with_flags
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
 _Output = Annotated[
-    Path,
-    typer.Option("-o", "--output", help="File to write: .jsonl; verl: .parquet; trajectories: also .json."),
+    Path, typer.Option("-o", "--output", help="File to write: .jsonl; verl: .parquet; trajectories: also .json.")
 ]
 
 

@@ -1,8 +1,4 @@
-"""Flags made of settings: a field of a command's settings is an option with the field's name, type, choices and text.
-
-Invariants: an option that is not given is None, so that only what was given beats ``--config``; a value that the settings
-refuse is named by its flag; an option that several commands have means the same in each.
-"""
+"""Flags made of settings: a field of a command's settings is an option with the field's name, type, choices and text."""
 
 from __future__ import annotations
 

@@ -10,12 +10,7 @@ from .flags import Json, Output, Overwrite, RunFiles, with_flags
 
 @with_flags(PairsConfig, {"source": ["--from"]})
 def pairs(
-    path: RunFiles,
-    output: Output = None,
-    *,
-    settings: PairsConfig,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    path: RunFiles, output: Output = None, *, settings: PairsConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """Pairs hold the saved token IDs and masks.
 

@@ -10,12 +10,7 @@ from .flags import Json, Output, Overwrite, RunFiles, with_flags
 
 @with_flags(TokenizeConfig)
 def tokenize(
-    path: RunFiles,
-    output: Output = None,
-    *,
-    settings: TokenizeConfig,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    path: RunFiles, output: Output = None, *, settings: TokenizeConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """The IDs are marked as rendered and have no logprobs (T213). Pairs, SFT, DPO, KTO and reward models take them with
     --allow-rendered; batch RL does not.

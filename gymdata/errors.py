@@ -1,10 +1,7 @@
 """Every error that gymdata raises on purpose, the wording of each, and what is shown of a URL.
 
-Invariants: an error says what was got, what was expected, where it was, and what to do next; it carries the exit code
-that the command line ends with; a fault from outside names the outside system that it came from. Callers build errors
-through the named constructors, so that one fault has one wording. The user name, password, query values and fragment of
-a URL are never shown: errors, run.json, settings of child processes and messages all use ``redacted``, so that a key in
-a URL appears only in the request.
+An error says what was got, what was expected, where it was, and what to do next. Invariant: the user name, password, query
+values and fragment of a URL are never shown, for all that is printed or written goes through ``redacted``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""How this copy of gymdata was installed, and so the pip command that adds an extra to it or brings a newer one.
-
-Invariants: the project is on no index, so a command names the checkout, file or repository that this copy came
-from; where that cannot be known any more, it names what the extra needs instead.
-"""
+"""How this copy of gymdata was installed, and so the pip command that adds an extra to it or brings a newer one."""
 
 from __future__ import annotations
 

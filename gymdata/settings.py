@@ -1,9 +1,7 @@
 """Settings of commands: defaults, then the file, then flags, then ``--set``; and the fields of other packages' dataclasses.
 
-Invariants: an unknown key is an error that names the nearest known one; ``None`` from the command line means "not
-given", never "set to nothing"; a configuration does not change once it is made. Fields of a dataclass of another
-package are read from its source (importing it would load torch for seconds): nothing of that package runs, and a class
-whose source is not understood is None, never a guess.
+``None`` from the command line means "not given", never "set to nothing". Fields of a dataclass of another package are read
+from its source, because importing it would load torch for seconds; a class whose source is not understood is None.
 """
 
 from __future__ import annotations
@@ -112,12 +110,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def of(
-        cls,
-        values: Any,
-        where: str,
-        flags: Mapping[str, str] | None = None,
-        own: Sequence[str] = (),
-        section: str = "",
+        cls, values: Any, where: str, flags: Mapping[str, str] | None = None, own: Sequence[str] = (), section: str = ""
     ) -> Self:
         """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
         names; ``own``: more names that may be meant by an unknown one; ``section``: the dotted key in ``where`` of

@@ -1,7 +1,4 @@
-"""The picture of a finetuning run: reward, held-out rate, the curriculum's share, and how the training went.
-
-Invariants: what was not measured is not drawn, neither as zero nor by joining across the gap.
-"""
+"""The picture of a finetuning run: reward, held-out rate, the curriculum's share, and how the training went."""
 
 from __future__ import annotations
 

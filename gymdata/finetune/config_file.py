@@ -1,8 +1,4 @@
-"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found.
-
-Invariants: an override is part of the file before anything is checked, so it can neither be ignored nor bypass a check;
-a key is checked against its section, with its dotted path in the message; all faults are reported at once.
-"""
+"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found."""
 
 from __future__ import annotations
 

@@ -334,7 +334,11 @@ class CommandJobs(ProcessJobs):
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         places = {"data": job.data, "model": job.model, "output": job.output, "epoch": job.epoch, "seed": job.seed,
                   "algorithm": job.algorithm}  # fmt: skip
-        return [_filled(word, places) for word in self._words], self._config.env
+        words = list(self._words)
+        for name, value in places.items():
+            # Other braces stay as they are, since commands use them too.
+            words = [word.replace(f"{{{name}}}", str(value)) for word in words]
+        return words, self._config.env
 
     def prepare(self, job: TrainingJob) -> None:
         if job.output.exists():
@@ -357,13 +361,6 @@ class _Counter:
     def message(self, text: str) -> None: ...
 
 
-def _filled(word: str, places: Mapping[str, object]) -> str:
-    """``word`` with {name} replaced; other braces stay as they are, since commands use them too."""
-    for name, value in places.items():
-        word = word.replace("{" + name + "}", str(value))
-    return word
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object; None when it is missing or incomplete."""
     try:
@@ -371,6 +368,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, json.JSONDecodeError):
         return None
     return facts if isinstance(facts, dict) else None
-
-
-__all__ = ["CommandJobs", "ProcessJobs", "TrlJobs"]

@@ -17,7 +17,15 @@ def schema() -> dict[str, Any]:
     definitions: dict[str, Any] = made["$defs"]
     definitions.pop("Part", None)
     for section, kinds in KINDS.items():
-        shipped = [_kind(name, _properties(kind, definitions)) for name, kind in kinds.items()]
+        shipped = [
+            {
+                "type": "object",
+                "properties": {"_type": {"const": name}, **_properties(kind, definitions)},
+                "required": ["_type"],
+                "additionalProperties": False,
+            }
+            for name, kind in kinds.items()
+        ]
         described = {"description": "An entry point's name, or path.py:Class; the other keys go to it."}
         type_of: dict[str, Any] = {"not": {"enum": list(kinds)}}
         if section == "eval.evaluators":
@@ -36,20 +44,10 @@ def schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **made, "title": "gymdata finetune"}
 
 
-def _kind(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"_type": {"const": name}, **properties},
-        "required": ["_type"],
-        "additionalProperties": False,
-    }
-
-
 def _properties(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     own = _of(kind, definitions)
     if issubclass(kind, OfCommand):
         own |= {key: value for key, value in _of(kind.command, definitions).items() if key in kind.known()}
-        own.pop("settings", None)
     for key, config in (("pairs", PairsConfig), ("experience", ExperienceConfig)):
         if key in own:
             inside = _of(config, definitions)

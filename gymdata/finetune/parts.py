@@ -1,12 +1,9 @@
-"""The parts that a configuration of ``gymdata finetune`` names, shipped ones and the user's, and the files that it names.
-
-Invariants: a part that lacks a method, or would only return a coroutine, is refused before anything is started.
-"""
+"""The parts that a configuration of ``gymdata finetune`` names, shipped ones and the user's, and the files that it names."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,8 @@ from gymdata.errors import UsageError, require
 from gymdata.finetune.config_file import find, part_of, shipped
 from gymdata.finetune.port import Commands, TrainerAdapter, TrajectoryBuilder
 from gymdata.finetune.settings import KINDS, CommandAdapter, FinetuneConfig, Part
-from gymdata.user_code import load_symbol, place_in, place_of
+from gymdata.rewards.loading import made_by
+from gymdata.user_code import load_symbol, place_of
 
 #: The methods that a part must have, by section.
 _METHODS = {
@@ -35,10 +33,10 @@ def builder_of(
     if settings is not None:
         from gymdata.finetune.jobs import CollectingBuilder
 
-        found = in_place(settings.settings, beside)
-        if found.get("workflow_url") is not None:  # the workflow samples
+        settings = settings.model_copy(update=in_place(settings.settings, beside))
+        if settings.settings.get("workflow_url") is not None:  # the workflow samples
             base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
-        return CollectingBuilder(settings.model_copy(update={"settings": found}), commands, base)
+        return CollectingBuilder(settings, commands, base)
     made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
     return made
 
@@ -47,14 +45,11 @@ def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
     """Raise UsageError with the command that installs what the parts need, all of it, unless it is there. ``served``: the
     policy is behind a URL, so no engine is needed here."""
     needed: dict[str, list[str]] = {}
-    adapter = shipped(
-        "trainer_adapters", *part_of(config, "trainer_adapters", config.finetuning.trainer_adapter), where
-    )
-    if adapter is not None and not isinstance(adapter, CommandAdapter):
+    _, adapter = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    if adapter.type_ == "trl":
         needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
-    builder = shipped(
-        "trajectory_builders", *part_of(config, "trajectory_builders", config.finetuning.trajectory_builder), where
-    )
+    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    builder = shipped("trajectory_builders", name, part, where)
     if builder is not None and not served and "workflow_url" not in builder.settings:
         needed["engine"] = ["vllm"]
     if config.finetuning.tensorboard:
@@ -99,30 +94,19 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         for key in keys:
             if key not in parameters:
                 raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
-    try:
-        made = kind(**keys)
-    except TypeError as error:
-        raise UsageError(f"{where}: {section}.{name}: {error}") from error
-    except Exception as error:  # user code may raise anything
-        at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
-        raise UsageError(f"{flag}: {part.type_} raised {type(error).__name__}: {error} ({at})") from error
-    _check_methods(made, _METHODS[section], f"{flag}: {part.type_}")
-    return made
-
-
-def _check_methods(made: Any, names: Sequence[str], what: str) -> None:
-    """Raises UsageError for a part that lacks a method, or whose method would return a coroutine that is never
-    awaited."""
-    missing = [name for name in names if not callable(getattr(made, name, None))]
-    if missing:
-        raise UsageError(f"{what} has no {', '.join(missing)}", hint="gymdata/finetune/port.py says what they do")
-    for name in names:
+    made = made_by(kind, keys, flag)
+    if missing := [name for name in _METHODS[section] if not callable(getattr(made, name, None))]:
+        raise UsageError(
+            f"{flag}: {part.type_} has no {', '.join(missing)}", hint="gymdata/finetune/port.py says what they do"
+        )
+    for name in _METHODS[section]:
         method = getattr(made, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise UsageError(
-                f"{what}: {name} is async ({place_of(method)}), expected a plain method",
+                f"{flag}: {part.type_}: {name} is async ({place_of(method)}), expected a plain method",
                 hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)",
             )
+    return made
 
 
 def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:

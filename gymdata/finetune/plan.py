@@ -25,12 +25,7 @@ NO_VARIANCE = "no selected group has rewards that differ"
 
 
 def make_data(
-    plan: Plan,
-    folder: Path,
-    kind: str,
-    chosen: Mapping[str, Any],
-    progress: Progress,
-    kl_coef: float | None = None,
+    plan: Plan, folder: Path, kind: str, chosen: Mapping[str, Any], progress: Progress, kl_coef: float | None = None
 ) -> dict[str, Any]:
     """``path`` of the data and its counts, or ``skipped`` with the reason. ``kl_coef``: as the epochs before have left it,
     in the place of that of the settings."""

@@ -8,9 +8,6 @@ same file is trained in this machine, once its policy is a folder and its workfl
 | ``openpipe_art_traj_builder``, ``dpo_traj_builder`` | ``collect`` |
 | ``openpipe_art_trainer_adapter``, ``nemo_customizer_trainer_adapter`` | ``trl`` |
 | ``openpipe_art_trainer``, ``nemo_customizer_trainer`` | ``epochs`` |
-
-Invariants: whatever changes what is trained is carried over or refused; each key that is left out, because it describes
-a service that is not used, is named in a note; a value that the file states for this harness is never replaced.
 """
 
 from __future__ import annotations

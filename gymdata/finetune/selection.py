@@ -1,8 +1,4 @@
-"""Which rollouts an epoch learns from: groups chosen by the curriculum, the chosen rows copied beside them.
-
-Invariants: a rollout whose policy is too old is left out and counted; a group is one task under one policy version;
-the copy's run.json leads to the runs that it was taken from; the same rollouts and epoch give the same choice.
-"""
+"""Which rollouts an epoch learns from: groups chosen by the curriculum, the chosen rows copied beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.curriculum import CurriculumConfig, GroupStats, group_statistics, select_groups
+from gymdata.curriculum import CurriculumConfig, group_statistics, select_groups
 from gymdata.errors import RefusedError, counted
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
@@ -86,7 +82,14 @@ def select(
     counts["rollouts_selected"] = _copy(sources, folder / "selected", group_ids, epoch)
     facts = {
         "epoch": epoch, "policy_version": version, "curriculum": chosen.state, "counts": counts,
-        "left_out": dict(sorted(chosen.left_out.items())), "groups": _described(stats, included),
+        "left_out": dict(sorted(chosen.left_out.items())),
+        "groups": {
+            one.task_id: {
+                "n": one.n, "unscored": one.n_unscored, "mean": one.mean, "min": one.minimum, "max": one.maximum,
+                "included": one.task_id in included,
+            }
+            for one in sorted(stats, key=lambda one: one.task_id)
+        },
     }  # fmt: skip
     write_json(folder / SELECTION, plain(facts))
     state = {k: v for k, v in chosen.state.items() if k not in ("included_groups", "config")}
@@ -155,13 +158,3 @@ def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
                 rows = read_table(file, table)
                 out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
         out.finish({**read_run_json(judge), "parents": [parent_of(judge)], "notes": ["the rows of selected rollouts"]})
-
-
-def _described(stats: Sequence[GroupStats], included: set[str]) -> dict[str, Any]:
-    return {
-        one.task_id: {
-            "n": one.n, "unscored": one.n_unscored, "mean": one.mean, "min": one.minimum, "max": one.maximum,
-            "included": one.task_id in included,
-        }
-        for one in sorted(stats, key=lambda one: one.task_id)
-    }  # fmt: skip

@@ -1,8 +1,4 @@
-"""Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes.
-
-Invariants: every key is known or an error that names the nearest; a key that no part of the loop reads is never
-silently accepted. Parts (``_type``) that are not shipped are classes of the user's, and get their keys as they are.
-"""
+"""Settings of ``gymdata finetune``: the sections of one YAML file, with the names that the NeMo Agent Toolkit publishes."""
 
 from __future__ import annotations
 
@@ -118,15 +114,12 @@ class OfCommand(Config):
     decided: ClassVar[Set[str]]
     filled_in: ClassVar[Mapping[str, str]]
 
-    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
+    model_config = pydantic.ConfigDict(**{**Config.model_config, "extra": "allow"})
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _sort_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        own = {key: value for key, value in values.items() if key in cls.model_fields and key != "settings"}
-        return {**own, "settings": {key: value for key, value in values.items() if key not in own}}
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of the command."""
+        return self.__pydantic_extra__ or {}
 
     @pydantic.model_validator(mode="after")
     def _checked(self) -> Self:
@@ -147,7 +140,7 @@ class OfCommand(Config):
     @classmethod
     def known(cls) -> set[str]:
         """Keys that a part of this kind takes."""
-        return (set(cls.model_fields) - {"settings"}) | (set(cls.command.model_fields) - cls.decided)
+        return set(cls.model_fields) | (set(cls.command.model_fields) - cls.decided)
 
 
 class CollectBuilder(OfCommand):

@@ -59,8 +59,12 @@ class State:
         with made_folder(folder):
             held = Lock(folder)
         try:
-            if overwrite:
-                _clear(folder)
+            if overwrite and (folder / STATE).is_file():
+                # Epochs first and the state last, so that a crash leaves what can be cleared again.
+                for path in [*sorted(folder.glob("epoch-[0-9][0-9][0-9]*")), folder / "tensorboard"]:
+                    shutil.rmtree(path, ignore_errors=True)
+                for name in _OURS:
+                    (folder / name).unlink(missing_ok=True)
             known = _read(folder / STATE)
             if known is None:
                 drawn = run_id or secrets.token_hex(8)
@@ -145,16 +149,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(facts, dict) or "epochs" not in facts or "identity" not in facts:
         raise DataError.unreadable(path, "not the state of a finetuning run")
     return facts
-
-
-def _clear(folder: Path) -> None:
-    """Remove an earlier run: epochs first and the state last, so that a crash leaves what can be cleared again."""
-    if not (folder / STATE).is_file():
-        return
-    for path in [*sorted(folder.glob("epoch-[0-9][0-9][0-9]*")), folder / "tensorboard"]:
-        shutil.rmtree(path, ignore_errors=True)
-    for name in _OURS:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _now() -> str:

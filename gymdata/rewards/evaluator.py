@@ -11,9 +11,6 @@ eval_output`` alone is given one rollout at a time. ``output.score`` is the valu
 | ``output_obj`` | the text of the last generated message |
 | ``full_dataset_entry`` | the task's row |
 | ``messages`` | the whole conversation (not of the toolkit) |
-
-Invariants: there are no intermediate steps here, so an evaluator that reads ``trajectory`` fails and says so; an evaluator
-that fails is a fault, never the score 0 that the toolkit's base class puts in its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A user's reward, from a file or given as an object: a function, an instance that can be called, or an evaluator.
-
-Invariants: what is no reward is a UsageError before anything is scored, with the file and line of the user's code.
-"""
+"""A user's reward, from a file or given as an object: a function, an instance that can be called, or an evaluator."""
 
 from __future__ import annotations
 

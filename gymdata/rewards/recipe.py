@@ -15,8 +15,6 @@
 
 The first rule that fits counts. A reward is one of ``name`` (with ``argument``, as in ``regex``), ``python``, ``model``,
 ``url``; ``weight`` is 1 when not given, ``label`` its name in the scores. A rollout that no rule fits has no score.
-
-Invariants: an unknown key, a rule that can never be reached, and two rewards of one name are errors that say where.
 """
 
 from __future__ import annotations

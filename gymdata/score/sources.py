@@ -52,9 +52,7 @@ class RewardSources:
 
 
 def load_sources(
-    config: ScoreConfig,
-    progress: Progress,
-    functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
+    config: ScoreConfig, progress: Progress, functions: Mapping[str, tuple[RewardFunction, float]] | None = None
 ) -> RewardSources:
     """The rewards that ``config`` names, nothing loaded for long yet. ``functions``: those of ``given_rewards``.
 

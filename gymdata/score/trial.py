@@ -1,9 +1,6 @@
 """``check --reward``: a reward tried on saved rollouts, or on tasks before the first collect. Nothing is written.
 
 Of a task the reference answer is scored, which must score above an empty answer and above another task's.
-
-Invariants: every rollout is scored by itself, so that its time is its own; a reward that fails on a rollout is shown with
-file and line, and never as a value; a reward server that was never reached ends the check.
 """
 
 from __future__ import annotations
