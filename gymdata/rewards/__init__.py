@@ -11,6 +11,7 @@ makes the part null, which the total leaves out.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -92,9 +93,9 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     """``(name, file or URL, argument or function, weight)``."""
     body, weight = spec, 1.0
     head, equals, tail = spec.rpartition("=")
-    number = _finite(tail) if equals else None
-    if number is not None:
-        body, weight = head, number
+    with contextlib.suppress(ValueError):
+        if equals and math.isfinite(number := float(tail)):
+            body, weight = head, number
     if body.startswith(_URL):
         return body, None, weight
     at = body.find(".py:")
@@ -113,14 +114,6 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
             raise UsageError(f"--reward: got {spec!r}, which names no function", hint=f"--reward {name}:FUNCTION")
         raise UsageError.unknown_choice("--reward", name, [*names, "path.py:function", "http://…"])
     return name, argument if colon else None, weight
-
-
-def _finite(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _no_weight(spec: str, got: str, hint: str | None = None) -> UsageError:

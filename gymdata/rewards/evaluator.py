@@ -22,6 +22,7 @@ from typing import Any
 
 from gymdata.errors import RewardError
 from gymdata.rewards.user import UserReward, Value, View
+from gymdata.user_code import place_of
 
 _METHODS = ("evaluate_item", "evaluate")
 
@@ -29,6 +30,15 @@ _METHODS = ("evaluate_item", "evaluate")
 def is_evaluator(value: Any) -> bool:
     """Whether a class or an instance has one of the two published methods."""
     return any(callable(getattr(value, name, None)) for name in _METHODS)
+
+
+def needs_concurrency(kind: Any) -> bool:
+    """Whether an evaluator's constructor must be given ``max_concurrency``, as the toolkit does."""
+    try:
+        parameter = inspect.signature(kind).parameters.get("max_concurrency")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.default is parameter.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +96,14 @@ class EvaluatorReward(UserReward):
         most = 1 if self._whole else getattr(self.function, "max_concurrency", None)
         if isinstance(most, int) and most > 0:
             self.concurrent = most
-        self._defined = _defined(self.function, _METHODS[self._whole]) or self._defined
+        method = inspect.unwrap(getattr(type(self.function), _METHODS[self._whole]))
+        self._defined = place_of(method) if hasattr(method, "__code__") else self._defined
 
     def call(self, rollout: View) -> Any:
         """The method's answer, or an awaitable of it."""
         item = EvaluatedItem.of(self.own(rollout))
-        evaluator: Any = self.function
-        return evaluator.evaluate(EvaluatorInput([item])) if self._whole else evaluator.evaluate_item(item)
+        method = getattr(self.function, _METHODS[self._whole])
+        return method(EvaluatorInput([item]) if self._whole else item)
 
     def value_of(self, value: Any, rollout: View) -> Value:
         """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
@@ -106,10 +117,3 @@ class EvaluatorReward(UserReward):
         if isinstance(reason, Mapping) and reason.get("error"):
             raise RewardError(f"{self.name}: {reason['error']} ({self._defined})")
         return super().value_of(outputs[0].score, rollout)
-
-
-def _defined(evaluator: Any, method: str) -> str | None:
-    from gymdata.user_code import place_of
-
-    found = inspect.unwrap(getattr(type(evaluator), method))
-    return place_of(found) if hasattr(found, "__code__") else None

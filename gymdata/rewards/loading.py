@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.rewards.evaluator import EvaluatorReward, is_evaluator
+from gymdata.rewards.evaluator import EvaluatorReward, is_evaluator, needs_concurrency
 from gymdata.rewards.user import CONCURRENT, UserReward
 from gymdata.user_code import in_memory, load_symbol, place_in, place_of
 
@@ -26,21 +26,19 @@ def load_user_reward(spec: str) -> UserReward:
                 f"--reward {spec}: got the class {name}, expected a function",
                 hint=f"name an instance in the file (reward = {name}()) and give that, or {place}{{}}",
             )
-        given = _keys(spec, brace + keys)
-        if is_evaluator(function) and _needs_concurrency(function):
+        try:
+            given = json.loads(brace + keys or "{}")
+        except ValueError as error:
+            raise UsageError(f"--reward {spec}: its arguments are no JSON object: {error}") from error
+        if is_evaluator(function) and needs_concurrency(function):
             given.setdefault("max_concurrency", CONCURRENT)
         function = made_by(function, given, f"--reward {spec}")
         source += brace + keys
     elif brace:
         raise UsageError(f"--reward {spec}: only a class takes arguments, got {type(function).__name__}")
-    if is_evaluator(function):
-        return EvaluatorReward(function, source)
-    if not callable(function):
+    if not (callable(function) or is_evaluator(function)):
         raise UsageError.bad_value("--reward", spec, f"a function, got {type(function).__name__}")
-    try:
-        return UserReward(function, source)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--reward {spec}: its parameters cannot be read: {error}") from error
+    return _reward(function, source, f"--reward {spec}")
 
 
 def given_reward(function: Any) -> UserReward:
@@ -48,14 +46,19 @@ def given_reward(function: Any) -> UserReward:
     if inspect.isclass(function) or not (callable(function) or is_evaluator(function)):
         raise UsageError.bad_value("reward", function, "a name, path.py:function, or a function")
     name, source = in_memory(function)
+    reward = _reward(function, source, f"reward {name}")
+    if not is_evaluator(function):
+        reward.name = name
+    return reward
+
+
+def _reward(function: Any, source: str, what: str) -> UserReward:
     if is_evaluator(function):
         return EvaluatorReward(function, source)
     try:
-        reward = UserReward(function, source)
-        reward.name = name
-        return reward
+        return UserReward(function, source)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"reward {name}: its parameters cannot be read: {error}") from error
+        raise UsageError(f"{what}: its parameters cannot be read: {error}") from error
 
 
 def made_by(kind: Any, keys: Mapping[str, Any], what: str) -> Any:
@@ -64,23 +67,6 @@ def made_by(kind: Any, keys: Mapping[str, Any], what: str) -> Any:
         return kind(**keys)
     except Exception as error:  # user code may raise anything
         at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
-        raise UsageError(f"{what}: {kind.__name__} raised {type(error).__name__}: {error} ({at})") from error
-
-
-def _needs_concurrency(kind: Any) -> bool:
-    """Whether an evaluator's constructor must be given ``max_concurrency``, as the toolkit does."""
-    try:
-        parameter = inspect.signature(kind).parameters.get("max_concurrency")
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.default is parameter.empty
-
-
-def _keys(spec: str, text: str) -> dict[str, Any]:
-    try:
-        keys = json.loads(text or "{}")
-    except ValueError as error:
-        raise UsageError(f"--reward {spec}: its arguments are no JSON object: {error}") from error
-    if not isinstance(keys, dict):
-        raise UsageError.bad_value(f"--reward {spec}", text, "a JSON object of arguments")
-    return keys
+        raise UsageError(
+            f"{what}: {getattr(kind, '__name__', kind)} raised {type(error).__name__}: {error} ({at})"
+        ) from error

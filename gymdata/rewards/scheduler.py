@@ -9,6 +9,7 @@ matter, because it depends on what finished when.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from gymdata.rollouts.turns import Turn
 View = Mapping[str, Any]
 _BATCH = 64
 _FLIPS_AT_ONCE = 4_096
+#: Columns that ``saved_view`` reads, besides the rollout's id and, for rewards that read tokens, ``turns``.
+VIEWED = ("status", "messages", "tools", "task", "extra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,13 @@ def score_batch(rewards: Sequence[Weighted], views: Sequence[View]) -> list[Scor
                 result[row].faults[name] = value.message
                 result[row].parts.append(RewardPart(name, None, weight, value.message))
             elif isinstance(value, tuple):
-                result[row].parts.append(_stepwise(name, value, weight))
+                scored = [step for step in value if step is not None]
+                steps = ", ".join("none" if step is None else f"{step:g}" for step in value)
+                sum_ = math.fsum(scored) if scored else None
+                result[row].parts.append(RewardPart(name, sum_, weight, f"per turn: {steps}", value))
             else:
                 result[row].parts.append(RewardPart(name, value, weight))
     return result
-
-
-def _stepwise(name: str, steps: tuple[float | None, ...], weight: float) -> RewardPart:
-    scored = [step for step in steps if step is not None]
-    spelt = ", ".join("none" if step is None else f"{step:g}" for step in steps)
-    return RewardPart(name, math.fsum(scored) if scored else None, weight, f"per turn: {spelt}", steps)
 
 
 def step_rewards(parts: Sequence[RewardPart], turns: int) -> list[float | None]:
@@ -169,7 +169,11 @@ class RewardScheduler:
     _waiting: list[tuple[View, asyncio.Future[Scored]]] = field(default_factory=list)
     _busy: asyncio.Task[None] | None = None
 
-    async def score(self, view: View) -> Scored:
+    async def score(self, view: View | DataError) -> Scored:
+        """``view``: of a rollout, or why it cannot be read: then all functions failed on it, with that as the reason."""
+        if isinstance(view, DataError):
+            parts = [RewardPart(r.function.name, None, r.weight, detail=view.message) for r in self.rewards]
+            return Scored(parts, dict.fromkeys((part.name for part in parts), view.message))
         if all(reward.function.quick for reward in self.rewards):
             return score_batch(self.rewards, [view])[0]
         future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
@@ -202,29 +206,25 @@ class RewardScheduler:
                     future.set_result(result)
 
 
-def saved_view(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. Raises DataError naming
-    the rollout and the field whose text is not the JSON that it must be."""
-    where = f"rollout {row['rollout_id']}"
-    messages = [_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])]
-    return view_of(
-        messages=messages,
-        produced_by=_produced_by(row["messages"]),
-        task=_from_json(row, "task", dict, where),
-        tools=_from_json(row, "tools", list, where) or None,
-        turns=row.get("turns") or [],
-        status=row["status"],
-        environment=_environment(row, where),
-    )
-
-
-def _environment(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """The environment's verdict as ``collect`` stores it; None for rows of other origin."""
-    try:
+def saved_view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
+    """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. The error names the
+    rollout and the field whose text is not the JSON that it must be."""
+    where, verdict = f"rollout {row['rollout_id']}", None
+    # `validate` reports other text; no reward but one that takes stdout has a use for it.
+    with contextlib.suppress(DataError):
         verdict = _from_json(row, "extra", dict, where).get("environment")
-    except DataError:
-        return None  # `validate` reports it; no reward but one that takes stdout has a use for it
-    return verdict if isinstance(verdict, Mapping) else None
+    try:
+        return view_of(
+            messages=[_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])],
+            produced_by=_produced_by(row["messages"]),
+            task=_from_json(row, "task", dict, where),
+            tools=_from_json(row, "tools", list, where) or None,
+            turns=row.get("turns") or [],
+            status=row["status"],
+            environment=verdict if isinstance(verdict, Mapping) else None,
+        )
+    except DataError as error:
+        return error
 
 
 def score_rows(
@@ -247,12 +247,6 @@ def score_rows(
     elif len(scored.parts) == 1:
         value = scored.parts[0].value
     return rows, value
-
-
-def unreadable(rewards: Sequence[Weighted], error: DataError) -> Scored:
-    """The scores of a rollout that cannot be read: all functions failed on it, with ``error`` as the reason."""
-    parts = [RewardPart(r.function.name, None, r.weight, detail=error.message) for r in rewards]
-    return Scored(parts, dict.fromkeys((part.name for part in parts), error.message))
 
 
 @dataclass(slots=True)

@@ -202,7 +202,11 @@ class UserReward:
         if self._loop is None or self._loop.is_running():  # a running loop belongs to a thread that was left behind
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, _close, self._loop)
-        return self._loop.run_until_complete(_awaited(awaitable))
+
+        async def awaited() -> Any:
+            return await awaitable
+
+        return self._loop.run_until_complete(awaited())
 
     def _useless(self, returned: str) -> RewardError:
         """The fault of what was ``returned`` for all rollouts alike."""
@@ -301,10 +305,6 @@ def _is_number(annotation: Any) -> bool:
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     if not loop.is_running():
         loop.close()
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def _plain(rollout: Mapping[str, Any]) -> bool:

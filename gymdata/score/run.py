@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, option
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.remote.reading import located
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import (
+    VIEWED,
     Flips,
     PartTally,
     RewardScheduler,
-    Scored,
-    Weighted,
     old_score,
     saved_view,
     score_rows,
     tallies,
-    unreadable,
 )
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.settings import ScoreConfig
@@ -51,19 +49,7 @@ from gymdata.user_code import in_thread
 #: Scores that are Python objects at a time; they take ten times as much as in columns.
 _HELD_ROWS = 8_192
 _BATCH = 256
-_COLUMNS = (
-    "rollout_id",
-    "run_id",
-    "task_id",
-    "rollout_index",
-    "status",
-    "reward",
-    "rewards",
-    "messages",
-    "tools",
-    "task",
-    "extra",
-)
+_COLUMNS = ("rollout_id", "run_id", "task_id", "rollout_index", "reward", "rewards", *VIEWED)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,8 +141,17 @@ def score(
     sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
     if config.recipe is not None and name in sources.names():
-        raise UsageError(f"the recipe and a reward of it are both named {name!r}", hint="give it another with --name")
-    target = _target(config, source, name)
+        raise UsageError(
+            f"the recipe and a reward of it are both named {name!r}", hint=f"give it another with {option('name')}"
+        )
+    if config.output is not None:
+        target = output_file(config.output, "scores.parquet")
+    elif source is not None and source.name == "run.json" and Path(config.path).is_dir():
+        target = placed_output(source.parent / f"scores-{name}") / "scores.parquet"
+    else:
+        raise UsageError(
+            f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
+        )
     described = described_by(target, "scores.parquet")
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
         return _write_scores(config, sources, name, target, out, progress, command)
@@ -175,7 +170,9 @@ def _write_scores(
     made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
     if not len(values):
         raise DataError.empty(config.path, "rollouts to score")
-    rows = _plain(made)
+    # With the types of the scores table, a batch at a time.
+    tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in made.to_batches())
+    rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
     if target.exists() and not config.overwrite:
         rows = itertools.chain(scan_batches(target, SCORES), _changed(rows, target))
     out.batches(target.name, rows, SCORES, SCORES.arrow)
@@ -192,7 +189,18 @@ def _write_scores(
         flips={field.name: getattr(flips, field.name) for field in fields(flips)},
         rules=sources.of_rule,
     )
-    _describe(out, config, sources, summary, command)
+    facts: dict[str, Any] = {
+        "command": list(command),
+        "config": config.model_dump(mode="json"),
+        "parents": [parent_of(path) for path in (config.path, *sources.models)],
+        "rewards": [
+            {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
+        ],
+        "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
+    }
+    if sources.recipe is not None:
+        facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
+    out.finish(facts)
     return summary
 
 
@@ -233,9 +241,12 @@ async def _score_all(
     compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
     # A model's scores are on another scale than other rewards.
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
-    for batch in _batches(config.path, rewards):
-        views = [_view(row) for row in batch]
-        scored = await asyncio.gather(*(_score_one(queue, rewards, view) for view in views))
+    # Token ids are read only for functions that may look at them.
+    columns = [*_COLUMNS, *([] if all(r.function.source.startswith("named:") for r in rewards) else ["turns"])]
+    for rollouts in scan_batches(config.path, ROLLOUTS, columns, batch_size=_BATCH):
+        batch = rollouts.to_pylist()
+        views = [saved_view(row) for row in batch]
+        scored = await asyncio.gather(*map(queue.score, views))
         sources.refuse_useless()
         for row, view, result in zip(batch, views, scored, strict=True):
             if not isinstance(view, DataError):
@@ -262,12 +273,6 @@ def _columns(rows: list[dict[str, Any]]) -> pa.Table:
     return table
 
 
-def _plain(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The batches that ``_columns`` made, with the types of the scores table."""
-    for batch in table.to_batches():
-        yield from pa.Table.from_batches([batch]).cast(SCORES.arrow).to_batches()
-
-
 @dataclass(slots=True)
 class _Values:
     """The new score of each rollout (NaN: none) with a number for its task; ``scored``: rollouts that have one."""
@@ -284,47 +289,3 @@ class _Values:
 
     def __len__(self) -> int:
         return len(self.value)
-
-
-def _view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
-    try:
-        return saved_view(row)
-    except DataError as error:
-        return error
-
-
-async def _score_one(queue: RewardScheduler, rewards: list[Weighted], view: dict[str, Any] | DataError) -> Scored:
-    """A rollout that cannot be read does not affect the others."""
-    return unreadable(rewards, view) if isinstance(view, DataError) else await queue.score(view)
-
-
-def _batches(path: str, rewards: list[Weighted]) -> Iterator[list[dict[str, Any]]]:
-    # Token ids are read only for functions that may look at them.
-    columns = _COLUMNS if all(r.function.source.startswith("named:") for r in rewards) else (*_COLUMNS, "turns")
-    for batch in scan_batches(path, ROLLOUTS, list(columns), batch_size=_BATCH):
-        yield batch.to_pylist()
-
-
-def _target(config: ScoreConfig, source: Path | None, name: str) -> Path:
-    if config.output is not None:
-        return output_file(config.output, "scores.parquet")
-    if source is None or source.name != "run.json" or not Path(config.path).is_dir():
-        raise UsageError(f"{config.path} is not a run folder, so its scores have no place", hint="give one with -o")
-    return placed_output(source.parent / f"scores-{name}") / "scores.parquet"
-
-
-def _describe(
-    out: StageOutput, config: ScoreConfig, sources: RewardSources, summary: ScoreSummary, command: Sequence[str]
-) -> None:
-    facts: dict[str, Any] = {
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "parents": [parent_of(path) for path in (config.path, *sources.models)],
-        "rewards": [
-            {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
-        ],
-        "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
-    }
-    if sources.recipe is not None:
-        facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
-    out.finish(facts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,15 +22,14 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards, load_rewards
 from gymdata.rewards.scheduler import (
+    VIEWED,
     PartTally,
     RewardScheduler,
-    Scored,
     View,
     Weighted,
     saved_view,
     tallies,
     total,
-    unreadable,
     view_of,
 )
 from gymdata.rollouts.messages import Task
@@ -42,7 +41,7 @@ from gymdata.user_code import in_thread
 TRIED = 20
 #: The answers of a task that are tried.
 ANSWERS = ("reference", "empty", "wrong")
-_COLUMNS = ["rollout_id", "task_id", "rollout_index", "status", "messages", "tools", "task", "extra", "turns"]
+_COLUMNS = ["rollout_id", "task_id", "rollout_index", "turns", *VIEWED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +198,7 @@ def _answer(task: Task) -> str | None:
 def _saved(path: str, limit: int) -> Iterator[tuple[dict[str, Any], View | DataError]]:
     batches = scan_batches(path, ROLLOUTS, _COLUMNS, batch_size=min(limit, 64))
     for row in islice((row for batch in batches for row in batch.to_pylist()), limit):
-        try:
-            yield row, saved_view(row)
-        except DataError as error:
-            yield row, error
+        yield row, saved_view(row)
 
 
 async def _try_all(
@@ -215,28 +211,26 @@ async def _try_all(
     queue, tried = RewardScheduler(rewards, in_thread, timeout), list[TriedRollout]()
     for row, view in rows:
         began = time.perf_counter()
-        scored = unreadable(rewards, view) if isinstance(view, DataError) else await queue.score(view)
+        scored = await queue.score(view)
         for reward in rewards:
             if (fault := reward.function.useless) is not None and reward.function.source.startswith("url:"):
                 raise fault
-        tried.append(_tried(row, scored, time.perf_counter() - began))
+        tried.append(
+            TriedRollout(
+                rollout_id=row["rollout_id"],
+                task_id=row["task_id"],
+                rollout_index=row["rollout_index"],
+                reward=None if scored.faults else total(scored.parts),
+                parts={part.name: part.value for part in scored.parts},
+                turns={part.name: list(part.steps) for part in scored.parts if part.steps is not None},
+                faults={name: fault.removeprefix("reward: ") for name, fault in scored.faults.items()},
+                seconds=time.perf_counter() - began,
+            )
+        )
         for part in scored.parts:
             parts[part.name].add(part.value, scored.faults.get(part.name))
         progress.update(done=len(tried))
     return tried
-
-
-def _tried(row: Mapping[str, Any], scored: Scored, took: float) -> TriedRollout:
-    return TriedRollout(
-        rollout_id=row["rollout_id"],
-        task_id=row["task_id"],
-        rollout_index=row["rollout_index"],
-        reward=None if scored.faults else total(scored.parts),
-        parts={part.name: part.value for part in scored.parts},
-        turns={part.name: list(part.steps) for part in scored.parts if part.steps is not None},
-        faults={name: fault.removeprefix("reward: ") for name, fault in scored.faults.items()},
-        seconds=took,
-    )
 
 
 def seconds(value: float) -> str:
