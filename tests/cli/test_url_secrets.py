@@ -276,10 +276,12 @@ def test_settings_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_keeps_its_query_last() -> None:
-    """A path goes before the query; a redacted URL and one without a host are refused."""
-    found = address("https://h:1/base/v1/?k=v", "--endpoint", "http://x")
-    assert found.without("/v1").url("/v1/models") == "https://h:1/base/v1/models?k=v"
-    assert str(found) == "https://h:1/base/v1?k=***"
-    for wrong in ("https://h/v1?k=***", "http://", "http:///x", "h:1"):
+    """A path goes before the query; HOST:PORT is http; a redacted URL and what names no host are refused."""
+    server = address("https://h:1/base/v1/?k=v", "--endpoint", "http://x")
+    assert server.without("/v1").url("/v1/models") == "https://h:1/base/v1/models?k=v"
+    assert str(server) == "https://h:1/base/v1?k=***"
+    assert address("h:1", "--endpoint", "http://x").url("/v1") == "http://h:1/v1"
+    assert address("127.0.0.1:8000/v1", "--endpoint", "http://x").root == "http://127.0.0.1:8000/v1"
+    for wrong in ("https://h/v1?k=***", "http://", "http:///x", "h", "ftp://h:1", ":8000"):
         with pytest.raises(UsageError):
             address(wrong, "--endpoint", "http://x")
