@@ -9,11 +9,12 @@ its run.json leads back to the data and through it to the rollouts.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,13 +32,12 @@ from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
+from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
-from gymdata.train.launch import machine_rank
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
     LAUNCHING,
-    TRAINERS,
     RolloutsConfig,
     TrainConfig,
     TrainDpoConfig,
@@ -145,132 +145,76 @@ class TrainReport(Report):
         return f"match as far as they went: {fed['count']:,} of {counted(proof['file']['count'], 'token')}"
 
 
-def train_dpo(
-    pairs: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainDpoConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train ``model`` with DPO on the saved ids and masks of ``pairs`` and save it to ``output``.
-
-    Settings are those of ``TrainDpoConfig`` and of TRL's DPOConfig; see ``train`` for the rest.
-    """
-    return _trained("dpo", pairs, model, output, config, settings, overwrite, dry_run, progress)
-
-
-def train_kto(
-    rollouts: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainKtoConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward, and save it to
-    ``output``. Settings are those of ``TrainKtoConfig`` and of TRL's KTOConfig; see ``train`` for the rest."""
-    return _trained("kto", rollouts, model, output, config, settings, overwrite, dry_run, progress)
-
-
-def train_reward(
-    pairs: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainRewardConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train a reward model from ``model`` on the saved ids of ``pairs`` and save it to ``output``.
-
-    Settings are those of ``TrainRewardConfig`` and of TRL's RewardConfig; see ``train`` for the rest. ``heldout`` in what
-    is returned: how it ranks pairs of other tasks.
-    """
-    return _trained("reward", pairs, model, output, config, settings, overwrite, dry_run, progress)
-
-
-def train_value(
-    experiences: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainValueConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train a critic from ``model`` on the saved returns of ``experiences`` and save it to ``output``, which
-    ``gymdata.experience(critic=…)`` reads.
-
-    Settings are those of ``TrainValueConfig`` and of transformers' TrainingArguments; see ``train`` for the rest.
-    ``heldout`` in what is returned: the variance of returns of other tasks that it explains, before and after.
-    """
-    return _trained("value", experiences, model, output, config, settings, overwrite, dry_run, progress)
-
-
-def train_rl(
-    experiences: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainRlConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train ``model`` on the saved advantages and log-probs of ``experiences`` and save it to ``output``.
-
-    Settings are those of ``TrainRlConfig`` and of transformers' TrainingArguments; see ``train`` for the rest. ``ratio`` in
-    what is returned: how far the model was from the sampler before the first step.
-    """
-    return _trained("rl", experiences, model, output, config, settings, overwrite, dry_run, progress)
-
-
-def train_sft(
-    rollouts: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainSftConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    """Train ``model`` on the exact tokens of the rollouts that their rewards choose, and save it to ``output``. Settings
-    are those of ``TrainSftConfig`` and of transformers' TrainingArguments; see ``train`` for the rest."""
-    return _trained("sft", rollouts, model, output, config, settings, overwrite, dry_run, progress)
-
-
 def _trained(
-    algorithm: str,
+    kind: type[TrainConfig],
     source: str | Path,
-    model: str | Path | None,
-    output: str | Path | None,
-    config: TrainConfig | str | Path | None,
-    settings: Mapping[str, Any],
-    overwrite: bool,
-    dry_run: bool,
-    progress: Progress | None,
+    model: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    config: TrainConfig | str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> TrainReport:
-    source = path_of(source, f"train_{algorithm}")
-    resolve(source, TRAINERS[algorithm].table)  # reports a missing path first
+    source = path_of(source, f"train_{kind.algorithm}")
+    resolve(source, kind.table)  # reports a missing path first
     if isinstance(config, TrainConfig):
         settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
-    given = {**settings, "model": model and str(model), "output": output and str(output)}
-    resolved = TRAINERS[algorithm].load(None if config is None else Path(config), given)
+    settings |= {"model": model and str(model), "output": output and str(output)}
+    resolved = kind.load(None if config is None else Path(config), settings)
     return train(source, resolved, overwrite=overwrite, dry_run=dry_run, progress=progress)
+
+
+def _public(source: str, kind: type[TrainConfig], text: str) -> Callable[..., TrainReport]:
+    """The public function of a trainer: ``_trained``, whose first argument is called ``source``."""
+
+    def function(*given: Any, **named: Any) -> TrainReport:
+        return _trained(kind, *([named.pop(source)] if source in named else given), **named)
+
+    changes: dict[str, dict[str, Any]] = {
+        "source": {"name": source},
+        "config": {"annotation": f"{kind.__name__} | str | Path | None"},
+    }
+    _, *parameters = inspect.signature(_trained).parameters.values()
+    parameters = [parameter.replace(**changes.get(parameter.name, {})) for parameter in parameters]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = f"train_{kind.algorithm}"
+    function.__doc__ = (
+        f"{text}, and save it to ``output``.\n\nSettings are those of ``{kind.__name__}`` and of {kind.library}. A "
+        "training that is there is resumed from its last checkpoint, ``overwrite`` starts again, ``dry_run`` checks the "
+        "data and proves the batches only."
+    )
+    return function
+
+
+train_sft = _public(
+    "rollouts", TrainSftConfig, "Train ``model`` on the exact tokens of the rollouts that their rewards choose"
+)
+train_dpo = _public("pairs", TrainDpoConfig, "Train ``model`` with DPO on the saved ids and masks of ``pairs``")
+train_kto = _public(
+    "rollouts",
+    TrainKtoConfig,
+    "Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward",
+)
+train_reward = _public(
+    "pairs",
+    TrainRewardConfig,
+    "Train a reward model from ``model`` on the saved ids of ``pairs`` (``heldout`` of the result: how it ranks pairs of "
+    "other tasks)",
+)
+train_value = _public(
+    "experiences",
+    TrainValueConfig,
+    "Train a critic, which ``gymdata.experience(critic=…)`` reads, from ``model`` on the saved returns of ``experiences`` "
+    "(``heldout`` of the result: the variance of returns of other tasks that it explains, before and after)",
+)
+train_rl = _public(
+    "experiences",
+    TrainRlConfig,
+    "Train ``model`` on the saved advantages and log-probs of ``experiences`` (``ratio`` of the result: how far the model "
+    "was from the sampler before the first step)",
+)
 
 
 def train(
@@ -281,20 +225,22 @@ def train(
     dry_run: bool = False,
     progress: Progress | None = None,
     command: Sequence[str] = (),
+    model: ModelFacts | None = None,
+    run_job: Runner | None = None,
 ) -> TrainReport:
     """Train with any of ``gymdata.train.settings.TRAINERS``.
 
     ``settings.trainer`` has keys of the library's arguments and of TRL's ModelConfig (``{"learning_rate": 1e-5,
     "use_peft": True}``). A training that is there is resumed from its last checkpoint, ``overwrite`` starts again,
-    ``dry_run`` checks and proves the batches only.
+    ``dry_run`` checks and proves the batches only. ``model``: the facts about ``settings.model``, where they are known.
 
     Returns what ``output``/run.json holds: ``trained_tokens`` (the proof), counts, settings, versions, parents.
-    Raises RefusedError with a code when the data must not be trained on, and OutsideError("trainer").
+    Raises DataError, RefusedError with a code when the data must not be trained on, UsageError, StoreError, and
+    OutsideError("trainer").
     """
-    from gymdata.train.launch import run_job
-
+    progress = progress or NullProgress()
     # The cheap checks, before torch is loaded.
-    source = located(source)
+    source = str(located(source))
     files = resolve(source, settings.table)
     if not files and (held := held_instead(source, settings.table)) is not None:
         raise DataError.other_table(source, held, settings.table.name)
@@ -304,191 +250,168 @@ def train(
         reward, note = default_score([source], settings.reward)
         settings = settings.model_copy(update={"reward": reward})
         if note:
-            (progress or NullProgress()).message(note)
-    _refuse_place(local_output(settings.output), f"train-{settings.algorithm}")
+            progress.message(note)
+    out, stage = local_output(settings.output), f"train-{settings.algorithm}"
+    _refuse_place(out, stage)
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
-    facts = train_resolved(
-        source,
-        settings,
-        model_facts(settings.model),
-        run_job,
-        progress or NullProgress(),
-        command=list(command) or [f"gymdata.train_{settings.algorithm}"],
-        overwrite=overwrite,
-        dry_run=dry_run,
-    )
+    refuse_replaced(source)
+    facts_of_model = model or model_facts(settings.model)
+    training = _Training(source, settings, facts_of_model, out, run_job or launch.run_job, progress)
+    facts = training.run(list(command) or [f"gymdata.{stage.replace('-', '_')}"], overwrite=overwrite, dry_run=dry_run)
     report = TrainReport.of(facts)
     if not report.ok:
-        (progress or NullProgress()).message(
+        progress.message(
             f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient. "
             "Look at the advantages and weights of the data, learning_rate and max_grad_norm"
         )
     return report
 
 
-def train_resolved(
-    source: str | Path,
-    config: TrainConfig,
-    model: ModelFacts,
-    run_job: Runner,
-    progress: Progress,
-    *,
-    command: list[str],
-    overwrite: bool = False,
-    dry_run: bool = False,
-) -> dict[str, Any]:
-    """Start, resume or find finished the training of ``config.model`` on a file; ``overwrite`` starts again. Returns
-    run.json's content (of a dry run: what it would begin).
+@dataclass
+class _Training:
+    """A training of ``model`` on ``source`` in ``out``. ``job``: what the training process gets; ``begun``: what run.json
+    begins with."""
 
-    Raises DataError, RefusedError (with the code), UsageError, StoreError, or OutsideError("trainer").
-    """
-    source, out = str(source), local_output(config.output)
-    refuse_replaced(source)
-    job, begun = _described(source, config, model, out, command, dry_run=dry_run)
-    helps = machine_rank(config) > 0
-    if not helps:
-        _refuse_place(out, str(begun["stage"]))
-        found = _found(out, job, config.defaults(), overwrite=overwrite)
-    if helps or dry_run:
-        return _temporary(source, config, model, run_job, progress, job, begun, helps=helps)
-    if found == "finished":
-        progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
-        if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
-            _tidy(out, job)
-        return read_run_json(out)
-    refuse_held(out)
-    made, fresh = not out.exists(), not _is_training(out)
-    with made_folder(out):
-        lock = Lock(out)
-    failed_at_once = begins = False
-    try:
-        _prepare(out, source, config, model, job, begun, progress)
-        begins = True
-        if overwrite and not fresh:
-            _clear(out, keep=DATA)
-        _found(out, job, config.defaults(), overwrite=overwrite)
-        _write(out / JOB / "job.json", json.dumps(plain(job), indent=2))
-        write_run_json(out, {**begun, "status": "running"})
-        log_to(out)
+    source: str
+    config: TrainConfig
+    model: ModelFacts
+    out: Path
+    run_job: Runner
+    progress: Progress
+    job: dict[str, Any] = field(default_factory=dict)
+    begun: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, command: list[str], *, overwrite: bool, dry_run: bool) -> dict[str, Any]:
+        """Start, resume or find it finished; returns run.json's content (of a dry run: what it would begin)."""
+        self.describe(command, dry_run=dry_run)
+        out, job, defaults = self.out, self.job, self.config.defaults()
+        worker = launch.machine_rank(self.config) > 0
+        if worker:
+            return self.in_temporary(worker=True)
+        state = _state(out, job, defaults, overwrite=overwrite)
+        if dry_run:
+            return self.in_temporary(worker=False)
+        if state == "finished":
+            self.progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
+            if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
+                _tidy(out, job)
+            return read_run_json(out)
+        refuse_held(out)
+        new_folder, fresh = not out.exists(), not _is_training(out)
+        with made_folder(out):
+            lock = Lock(out)
+        failed_at_once = begins = False
         try:
-            announced = run_job((out / JOB / "job.json").resolve(), progress)
-            kept = {"annotations": publish(out, Path(job["rollouts"]), begun["command"])} if job.get("annotate") else {}
-        except (GymdataError, KeyboardInterrupt) as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            write_run_json(out, {**begun, "status": "failed", "failure": why})
-            if isinstance(error, KeyboardInterrupt) and _checkpoints(out):
-                progress.message(f"{out}: stopped; the same command resumes from the last checkpoint")
-            failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
-            raise
+            self.prepare(out)
+            begins = True
+            if overwrite and not fresh:
+                _clear(out, keep=DATA)
+            _state(out, job, defaults, overwrite=overwrite)
+            _write(out / JOB / "job.json", json.dumps(plain(job), indent=2))
+            write_run_json(out, {**self.begun, "status": "running"})
+            log_to(out)
+            try:
+                return self.to_the_end()
+            except (GymdataError, KeyboardInterrupt) as error:
+                why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+                write_run_json(out, {**self.begun, "status": "failed", "failure": why})
+                if isinstance(error, KeyboardInterrupt) and _checkpoints(out):
+                    self.progress.message(f"{out}: stopped; the same command resumes from the last checkpoint")
+                failed_at_once = fresh and isinstance(error, UsageError) and not _checkpoints(out)
+                raise
+        finally:
+            if not begins:
+                _drop_prepared(out)
+            if failed_at_once:
+                _clear(out)  # the trainer refused the settings: there is nothing to resume
+            leave_log(out)
+            lock.remove()
+            if new_folder and (failed_at_once or not begins):
+                with contextlib.suppress(OSError):
+                    out.rmdir()
+
+    def describe(self, command: list[str], *, dry_run: bool) -> None:
+        """``job`` and ``begun`` as far as they are known without the data."""
+        config, loss = self.config, self.config.facts()
+        annotated: dict[str, Any] = {}
+        if isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate:
+            run = run_behind(self.source)
+            place_of(run, self.out)
+            annotated = {"rollouts": str(run)}
+        scored_by = [str(folder) for folder in config.scored_by(self.source)]
+        read = [
+            *resolve(self.source, config.table),
+            *(file for folder in scored_by for file in resolve(folder, SCORES)),
+        ]
+        self.job = {
+            **config.own(),
+            **annotated,
+            **({"loss_facts": loss["loss"]} if loss else {}),
+            "trainer": config.algorithm,
+            "data": absolute(self.source),
+            "data_xxh3": [hash_file(file.path) for file in read],
+            "model": absolute(config.model),
+            "policy_hash": self.model.policy_hash,
+            "output": str(self.out.resolve()),
+            "settings": config.trainer,
+            **config.launching(),
+            "own_keys": sorted(type(config).model_fields),
+            "dry_run": dry_run,
+        }
+        # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
+        # with it.
+        parents = [{k: v for k, v in parent_of(path).items() if k != "files"} for path in (self.source, *scored_by)]
+        self.begun = {
+            "stage": f"train-{config.algorithm}",
+            "command": command,
+            "config": config.model_dump(mode="json"),
+            **loss,
+            "parents": parents,
+            "model": vars(self.model),
+        }
+
+    def prepare(self, folder: Path) -> None:
+        """Prepare the data in ``folder`` and check it; ``job`` and ``begun`` get what is known of it."""
+        data = prepare(folder / JOB / DATA, self.config.parts(self.source))
+        check(self.config, data, list(lineage(self.source)), self.model, self.source, self.progress)
+        if cost := data.cost.text():
+            self.progress.message(cost)
+        expected = data.sequences.trained()
+        self.job["trained_tokens"] = expected.as_json()
+        counts = {**data.counts, "trained_tokens": expected.count}
+        self.begun |= {"counts": counts, "length_limit": data.cost.as_json()}
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Run the job; returns run.json's content."""
+        out, job = self.out, self.job
+        announced = self.run_job((out / JOB / "job.json").resolve(), self.progress)
+        published = publish(out, Path(job["rollouts"]), self.begun["command"]) if job.get("annotate") else None
         result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**begun, "status": "completed", **result, **kept, **_announced(announced)})
+        annotated = {"annotations": published} if published else {}
+        facts = complete({**self.begun, "status": "completed", **result, **annotated, **_announced(announced)})
         write_run_json(out, facts)
         _write(out / SUCCESS, "")
         _drop_what_resumes(out, job)
         return facts
-    finally:
-        if not begins:
-            _drop_prepared(out)
-        if failed_at_once:
-            _clear(out)  # the trainer refused the settings: there is nothing to resume
-        leave_log(out)
-        lock.remove()
-        if made and (failed_at_once or not begins):
-            with contextlib.suppress(OSError):
-                out.rmdir()
 
-
-def _described(
-    source: str, config: TrainConfig, model: ModelFacts, out: Path, command: list[str], *, dry_run: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(job, what run.json begins with) as far as they are known without the data."""
-    loss, run = config.facts(), _annotated_run(config, source, out)
-    scored_by = [str(folder) for folder in config.scored_by(source)]
-    read = [*resolve(source, config.table), *(file for folder in scored_by for file in resolve(folder, SCORES))]
-    job = {
-        **config.own(),
-        **({"rollouts": str(run)} if run else {}),
-        **({"loss_facts": loss["loss"]} if loss else {}),
-        "trainer": config.algorithm,
-        "data": absolute(source),
-        "data_xxh3": [hash_file(file.path) for file in read],
-        "model": absolute(config.model),
-        "policy_hash": model.policy_hash,
-        "output": str(out.resolve()),
-        "settings": config.trainer,
-        **config.launching(),
-        "own_keys": sorted(type(config).model_fields),
-        "dry_run": dry_run,
-    }
-    begun = {
-        "stage": f"train-{config.algorithm}",
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        **loss,
-        # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
-        # with it.
-        "parents": [
-            {name: value for name, value in parent_of(path).items() if name != "files"} for path in (source, *scored_by)
-        ],
-        "model": vars(model),
-    }
-    return job, begun
-
-
-def _prepare(
-    folder: Path,
-    source: str,
-    config: TrainConfig,
-    model: ModelFacts,
-    job: dict[str, Any],
-    begun: dict[str, Any],
-    progress: Progress,
-) -> None:
-    """Prepare the data in ``folder`` and check it; ``job`` and ``begun`` get what is known of it."""
-    data = prepare(folder / JOB / DATA, config.parts(source))
-    check(config, data, list(lineage(source)), model, source, progress)
-    if cost := data.cost.text():
-        progress.message(cost)
-    expected = data.sequences.trained()
-    job["trained_tokens"] = expected.as_json()
-    begun |= {"counts": {**data.counts, "trained_tokens": expected.count}, "length_limit": data.cost.as_json()}
-
-
-def _temporary(
-    source: str,
-    config: TrainConfig,
-    model: ModelFacts,
-    run_job: Runner,
-    progress: Progress,
-    job: dict[str, Any],
-    begun: dict[str, Any],
-    *,
-    helps: bool,
-) -> dict[str, Any]:
-    """A dry run, which is everything up to the first step, or this machine's processes (``helps``) of a training that the
-    first machine reports: in a folder that is gone afterwards."""
-    if helps:
-        progress.message("worker node: output is written by rank 0")
-    with tempfile.TemporaryDirectory(prefix="gymdata-train-") as folder:
-        _prepare(Path(folder), source, config, model, job, begun, progress)
-        job_file = Path(folder) / JOB / "job.json"
-        job_file.write_text(json.dumps(plain({**job, **({"helps": True} if helps else {"output": folder})}), indent=2))
-        announced = run_job(job_file, progress)
-    if helps:
-        proof = {"file": job["trained_tokens"], "batches": None, "equal": None}
-        return {**begun, "status": "took part", "trained_tokens": proof}
-    proven = {name: announced.get("proof", {}).get(name) for name in ("file", "batches", "equal")}
-    steps = announced.get("plan", {}).get("steps")
-    return {**begun, "status": "dry run", "trained_tokens": proven, "steps": steps, **_announced(announced)}
-
-
-def _annotated_run(config: TrainConfig, source: str, out: Path) -> Path | None:
-    """The run beside whose rollouts annotations go, where there are to be any. Raises RefusedError and StoreError."""
-    if not (isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate):
-        return None
-    run = run_behind(source)
-    place_of(run, out)
-    return run
+    def in_temporary(self, *, worker: bool) -> dict[str, Any]:
+        """A dry run, which is everything up to the first step, or this machine's processes (``worker``) of a training that
+        the first machine reports: in a folder that is gone afterwards."""
+        if worker:
+            self.progress.message("worker node: output is written by rank 0")
+        with tempfile.TemporaryDirectory(prefix="gymdata-train-") as folder:
+            self.prepare(Path(folder))
+            job = {**self.job, **({"helps": True} if worker else {"output": folder})}
+            job_file = Path(folder) / JOB / "job.json"
+            job_file.write_text(json.dumps(plain(job), indent=2))
+            announced = self.run_job(job_file, self.progress)
+        if worker:
+            tokens = {"file": self.job["trained_tokens"], "batches": None, "equal": None}
+            return {**self.begun, "status": "took part", "trained_tokens": tokens}
+        proof, plan = announced.get("proof", {}), announced.get("plan", {})
+        tokens = {name: proof.get(name) for name in ("file", "batches", "equal")}
+        done = {"status": "dry run", "trained_tokens": tokens, "steps": plan.get("steps")}
+        return {**self.begun, **done, **_announced(announced)}
 
 
 def _drop_prepared(out: Path) -> None:
@@ -536,7 +459,7 @@ def _is_training(out: Path) -> bool:
     return (out / JOB / "job.json").is_file() or (out / RUN_JSON).is_file()
 
 
-def _found(
+def _state(
     out: Path, job: dict[str, Any], defaults: Mapping[str, Any], *, overwrite: bool
 ) -> Literal["nothing", "resumable", "finished"]:
     """The existing state of this training in ``out``. Raises StoreError when it holds another one.

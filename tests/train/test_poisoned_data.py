@@ -9,8 +9,7 @@ import pytest
 
 from gymdata.errors import GymdataError
 from gymdata.models.model_identity import ModelFacts
-from gymdata.progress import NullProgress
-from gymdata.train.run import train_resolved
+from gymdata.train import run
 from gymdata.train.settings import TRAINERS
 from tests.train.experience_table import experiences
 
@@ -20,7 +19,7 @@ MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_l
 def train(algorithm: str, source: str, folder: Path, **settings: Any) -> None:
     """A dry run whose trainer does nothing."""
     config = TRAINERS[algorithm].load(None, {"model": "model", "output": folder / "out", **settings})
-    train_resolved(source, config, MODEL, lambda *_: {}, NullProgress(), command=[], dry_run=True)
+    run.train(source, config, model=MODEL, run_job=lambda *_: {}, dry_run=True)
 
 
 @pytest.mark.parametrize("algorithm", ["rl", "value"])

@@ -17,7 +17,7 @@ from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from gymdata.store.lineage import lineage
-from gymdata.train.run import TrainReport, train_dpo, train_resolved
+from gymdata.train.run import TrainReport, train, train_dpo
 from gymdata.train.settings import TrainDpoConfig, TrainKtoConfig
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)
@@ -86,10 +86,9 @@ def go(
     pairs: Path, out: Path, trainer: Trainer | None = None, notes: Notes | None = None, **options: Any
 ) -> dict[str, Any]:
     config = {"model": "model", "output": out} | options.pop("config", {})
-    return train_resolved(
-        pairs, TrainDpoConfig.load(None, config), options.pop("model", MODEL), trainer or Trainer(), notes or Notes(),
-        command=["gymdata", "train-dpo"], **options,
-    )  # fmt: skip
+    settings, command = TrainDpoConfig.load(None, config), ["gymdata", "train-dpo"]
+    known = {"model": MODEL, "run_job": trainer or Trainer(), "progress": notes or Notes(), "command": command}
+    return train(pairs, settings, **{**known, **options}).run_json
 
 
 def test_run_json_leads_back_to_the_rollouts(pairs: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.run import train_resolved
+from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
 from tests.train.trainers.command import gymdata
@@ -310,7 +310,7 @@ def test_unfit_files_never_reach_a_process(
         raise AssertionError("a process was started")
 
     with pytest.raises(RefusedError, match=says):
-        train_resolved(file, config, model, never, Silent(), command=[])
+        train(file, config, model=model, run_job=never, progress=Silent())
     assert not (tmp_path / "out").exists()
 
 
