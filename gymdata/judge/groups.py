@@ -45,7 +45,7 @@ class JudgeGroups:
         return candidates, runs, np.repeat(np.arange(len(sizes)), sizes)
 
 
-def field_of(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
+def group_comparisons(rollouts: pa.Table, show: str, principle: str | None, limit: int | None = None) -> JudgeGroups:
     """Comparisons by group, groups by id, members by index. ``limit`` takes the first N groups."""
     import polars as pl
 

@@ -24,7 +24,7 @@ from gymdata.judge.groups import (
     COLUMNS,
     Aggregation,
     JudgeGroups,
-    field_of,
+    group_comparisons,
     refuse_odd_matches,
     rewards_of,
     score_table,
@@ -109,7 +109,7 @@ def judge(
     config = _config(config, settings)
     config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
-    field = field_of(rollouts, config.show, config.principle_for(None), config.limit)
+    field = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
     if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
     source = find_run_json(config.path)

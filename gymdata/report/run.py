@@ -7,7 +7,7 @@ reader; the page is one file that loads nothing; it appears whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ def report(
     found["paths"] = [shown(str(one)) for one in paths]
     target = _target(paths, config) if write else None
     charts: list[Path] = []
-    from gymdata.report.page import charts_of, page
+    from gymdata.report.charts import charts_of
+    from gymdata.report.page import page
 
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,10 @@ def report(
     if config.png is not None:
         from gymdata.report._charts_png import draw
 
-        charts = [draw(chart, config.png) for chart in charts_of(found)]
+        for number, run in enumerate(runs, 1):
+            # Of two runs with the run's number.
+            prefix = f"{number}-" if len(runs) > 1 else ""
+            charts += [draw(replace(chart, name=prefix + chart.name), config.png) for chart in charts_of(run)]
     return ReportPage(found, target, charts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ CURVES = (
     "loss", "rewards/accuracies", "rewards/margins", "accuracy", "heldout/accuracy", "ratio/mean", "kl", "entropy",
     "mean_token_accuracy", "grad_norm", "learning_rate",
 )  # fmt: skip
-#: Numbers of an epoch of ``finetune`` that are drawn.
-EPOCH_CURVES = ("reward_mean", "validation.rate", "training_loss", "kl_to_start")
 
 
 def figures(path: Path) -> dict[str, Any]:
@@ -153,16 +151,22 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def curve(rows: list[dict[str, Any]], x: str, name: str) -> list[list[float]]:
-    """The points of a number (dotted where it is inside another) over ``x``; what was not measured is left out."""
-    points = []
-    for row in rows:
-        value: Any = row
-        for word in [name] if name in row else name.split("."):
-            value = value.get(word) if isinstance(value, Mapping) else None
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            points.append([float(row[x]), float(value)])
-    return points
+def curve(rows: Sequence[Mapping[str, Any]], x: str, name: str) -> list[list[float]]:
+    """The points of a number (see ``value_at``) over ``x``; what was not measured is left out."""
+    values = [(row[x], value_at(row, name)) for row in rows]
+    return [
+        [float(at), float(value)]
+        for at, value in values
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ]
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """A value of a row, or, where no key has its name, the one inside others at a dotted path; None without one."""
+    value: Any = row
+    for word in [name] if name in row else name.split("."):
+        value = value.get(word) if isinstance(value, Mapping) else None
+    return value
 
 
 def _lineage(path: Path) -> Iterator[dict[str, Any]]:

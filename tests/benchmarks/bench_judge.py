@@ -107,13 +107,13 @@ def _rival(run: Path) -> tuple[float, int]:
 
     from gymdata.engines.port import SampleRequest
     from gymdata.genrm import schedule
-    from gymdata.judge.groups import COLUMNS, field_of
+    from gymdata.judge.groups import COLUMNS, group_comparisons
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import read_table
 
     judge = _judge()
     prompts: list[Any] = []
-    for comparison in field_of(read_table(run, ROLLOUTS, COLUMNS), "transcript", None).comparisons:
+    for comparison in group_comparisons(read_table(run, ROLLOUTS, COLUMNS), "transcript", None).comparisons:
         for match in schedule("both_orders", len(comparison.candidates)):
             one, two = (comparison.candidates[i].answer for i in match[:2])
             messages = judge.form.messages(comparison.conversation, one, two, None)

@@ -12,7 +12,7 @@ import pytest
 import gymdata
 from gymdata.errors import UsageError
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.groups import COLUMNS, Aggregation, field_of, rewards_of, score_table
+from gymdata.judge.groups import COLUMNS, Aggregation, group_comparisons, rewards_of, score_table
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -48,7 +48,7 @@ def judged_run(tmp_path: Path, rows: list[Row], n: int = 3, name: str = "j") -> 
     folder = run / f"judge-{name}"
     table = pa.Table.from_pylist(columns, schema=COMPARISONS.schema)
     write_table(table, folder / "comparisons.parquet", COMPARISONS)
-    field = field_of(read_table(run, columns=COLUMNS), "final", None)
+    field = group_comparisons(read_table(run, columns=COLUMNS), "final", None)
     rewards, _, _ = rewards_of(table, field, Aggregation("simple_tiebreaker", Adjustments()))
     write_table(score_table(rewards, field, name, "x"), folder / "scores.parquet", SCORES)
     write_run_json(folder, {"stage": "judge"})

@@ -15,7 +15,8 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
-from gymdata.report.charts import Chart, svg, ticks
+from gymdata.report.charts import CHARTS, Chart, Figures, bars, chart, lines
+from gymdata.report.drawing import svg, ticks
 from gymdata.store import write_run_json
 from tests.report.made import AFTER, BEFORE, START, make
 
@@ -365,6 +366,22 @@ def test_charts_of_little_data_are_drawn(chart: Chart) -> None:
     Page(text)
     assert "nan" not in text.lower()
     assert "inf" not in text.lower()
+
+
+def test_a_chart_is_one_function(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered chart is on the page, in its section and order; one without data is not."""
+    assert CHARTS.names()
+    monkeypatch.setattr(CHARTS, "_entries", dict(CHARTS._entries))
+
+    @chart("added", section="rewards", order=9)
+    def added(figures: Figures) -> list[Chart]:
+        """The share of truncated rollouts."""
+        count = figures["truncated"]["count"]
+        return [bars("added", "Truncated ones", [{"low": 1, "high": 1, "count": count}], "x"), lines("e", "Nothing", {}, "x")]
+
+    text = (gymdata.report(run).path or Path()).read_text()
+    assert text.index("Rewards of rollouts") < text.index("Truncated ones") < text.index("Sampled tokens per rollout")
+    assert "Nothing" not in text
 
 
 def test_ticks_are_round_numbers_within_the_bounds() -> None:

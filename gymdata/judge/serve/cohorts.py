@@ -97,7 +97,7 @@ class RequestQueue:
         """Running totals for /metrics."""
         tally = self.pairwise_judge.tally
         return {
-            "contests_decided_total": self.decided,
+            "comparisons_decided_total": self.decided,
             "judge_calls_total": tally.asked,
             "judge_calls_in_flight": tally.in_flight,
             "comparisons_cached_total": tally.cached,

@@ -246,3 +246,4 @@ def test_health_and_metrics_speak_of_what_waits(judge, serve):
     health = asyncio.run(look())
     assert (health["status"], health["open_cohorts"]) == ("ok", 1)
     assert server.figure("cohorts_open") == 1
+    assert server.figure("comparisons_decided_total") == 0

@@ -8,34 +8,15 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from gymdata.errors import printable
+from gymdata.report.charts import Chart
 
 WIDTH, HEIGHT = 420, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
 _ROW = 26
 _WIDEST_BAR = 56
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """``kind``: ``bars`` (of ``bins``), ``lines`` (of ``series``) or ``rates`` (of ``rates``: name, value, low, high).
-
-    ``bins``: (low, high, count), where a bin of one value has low = high. ``series``: name to (x, y) points.
-    ``bounds``: of the vertical axis, where they are known.
-    """
-
-    name: str
-    title: str
-    kind: str
-    x: str = ""
-    bins: Sequence[tuple[float, float, float]] = ()
-    series: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    rates: Sequence[tuple[str, float, float | None, float | None]] = ()
-    bounds: tuple[float, float] | None = None
 
 
 def escape(value: object) -> str:
@@ -170,32 +151,3 @@ def _rates(chart: Chart) -> tuple[str, int]:
         parts.append(f'<circle class="a" cx="{at(value):.1f}" cy="{y}" r="4.5"/>')
         parts.append(f'<text x="{WIDTH - 4}" y="{y + 4}" text-anchor="end">{value:.3g}</text>')
     return "".join(parts), height
-
-
-def of_histogram(name: str, title: str, bins: Sequence[dict[str, Any]], x: str) -> Chart | None:
-    """Bars of what ``report.rollouts.histogram`` gives; None without any."""
-    rows = [(one["low"], one["high"], one["count"]) for one in bins]
-    return Chart(name, title, "bars", x, bins=rows) if rows else None
-
-
-def of_series(
-    name: str, title: str, series: Mapping[str, Sequence[Any]], x: str, bounds: tuple[float, float] | None = None
-) -> Chart | None:
-    """Lines; None without a point."""
-    known = {key: [(float(a), float(b)) for a, b in points] for key, points in series.items() if points}
-    return Chart(name, title, "lines", x, series=known, bounds=bounds) if known else None
-
-
-def of_rates(
-    name: str, title: str, rates: dict[str, dict[str, Any]], bounds: tuple[float, float] | None = None
-) -> Chart | None:
-    """Rates or means with their intervals (``rate`` or ``mean``, and ``ci95``); None without any."""
-    rows = []
-    for key, one in rates.items():
-        value, ends = one.get("rate", one.get("mean", one.get("value"))), one.get("ci95") or [None, None]
-        if value is not None:
-            rows.append((key, float(value), *ends))
-    if rows and bounds is None:
-        every = [v for _, *values in rows for v in values if v is not None]
-        bounds = (0.0, 1.0) if min(every) >= 0 and max(every) <= 1 else (min(every), max(every))
-    return Chart(name, title, "rates", rates=rows, bounds=bounds) if rows else None
