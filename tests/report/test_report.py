@@ -377,7 +377,8 @@ def test_a_chart_is_one_function(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def added(figures: Figures) -> list[Chart]:
         """The share of truncated rollouts."""
         count = figures["truncated"]["count"]
-        return [bars("added", "Truncated ones", [{"low": 1, "high": 1, "count": count}], "x"), lines("e", "Nothing", {}, "x")]
+        drawn = bars("added", "Truncated ones", [{"low": 1, "high": 1, "count": count}], "x")
+        return [drawn, lines("empty", "Nothing", {}, "x")]
 
     text = (gymdata.report(run).path or Path()).read_text()
     assert text.index("Rewards of rollouts") < text.index("Truncated ones") < text.index("Sampled tokens per rollout")
