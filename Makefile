@@ -26,8 +26,7 @@ test: lint types
 	$(PYTEST) -m "not full"
 
 # No vLLM, no torch: what is run after every change. These modules import torch or transformers when they are collected.
-HEAVY := tests/train/trainers tests/experience/test_experience_batches.py \
-	tests/engines/test_template_proof.py tests/engines/test_chat.py tests/engines/test_lengths.py
+HEAVY := tests/train/trainers tests/experience/test_experience_batches.py tests/chat
 test-fast: lint types
 	$(PYTEST) -m "not full and not engine and not torch and not wheel" $(addprefix --ignore=,$(HEAVY))
 

@@ -100,7 +100,7 @@ class Renderings:
         self._sources, self._model = sources, model
 
     def __call__(self, rollout_ids: Sequence[str]) -> Mapping[str, Sequence[Sequence[int] | None]]:
-        from gymdata.engines.chat.template import TransformersChat
+        from gymdata.chat.template import TransformersChat
 
         try:
             chat = TransformersChat.load(self._model, tool_parser="none", keep_reasoning=False)

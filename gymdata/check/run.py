@@ -10,7 +10,7 @@ from gymdata.errors import redacted
 from gymdata.public import Report, Row
 
 if TYPE_CHECKING:
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
     from gymdata.engines.servers.vllm_server import Finding
 
 __all__ = ["EndpointReport", "ModelReport", "TemplatePatch", "check", "check_endpoint", "patched_template"]
@@ -112,7 +112,7 @@ def check(model: str, *, chat_template: str | None = None) -> ModelReport:
     ``chat_template``: the text or file of another template to probe in its place. Raises DataError when there is no
     tokenizer, UsageError when there is no template or nothing that ends a turn.
     """
-    from gymdata.engines.chat.template import TransformersChat, known_template
+    from gymdata.chat.template import TransformersChat, known_template
 
     chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
     known = known_template(chat.tokenizer.chat_template)
@@ -152,7 +152,7 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
 
 
 def _cure(chat: TransformersChat) -> TemplatePatch | None:
-    from gymdata.engines.chat.template import training_twin
+    from gymdata.chat.template import training_twin
 
     twin = training_twin(chat.tokenizer.chat_template)
     if twin is None:
@@ -161,6 +161,6 @@ def _cure(chat: TransformersChat) -> TemplatePatch | None:
 
 
 def _rendering(chat: TransformersChat) -> Any:
-    from gymdata.engines.chat.template import ChatRendering
+    from gymdata.chat.template import ChatRendering
 
     return ChatRendering(chat)

@@ -50,7 +50,7 @@ from gymdata.rollouts.messages import Task
 from gymdata.urls import with_scheme
 
 if TYPE_CHECKING:
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
 #: Prompts that are rendered to see whether the context holds them; rendering takes about a millisecond.
 _PROMPTS = 200
@@ -311,7 +311,7 @@ class Given:
 def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     """The engine (not started), tokenizer, environment and rewards that the configuration names."""
     given = given or Given()
-    from gymdata.engines.chat import template as chat
+    from gymdata.chat import template as chat
     from gymdata.models import model_identity
 
     # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.

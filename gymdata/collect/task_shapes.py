@@ -63,7 +63,7 @@ class TextTemplate:
         """With the columns of ``row``. Raises FieldError when one is missing, UsageError for what cannot be filled in."""
         import jinja2
 
-        from gymdata.engines.chat.template_proof import TemplateLimitError, refuse_endless
+        from gymdata.chat.template_proof import TemplateLimitError, refuse_endless
 
         try:
             refuse_endless(self.text, [row])

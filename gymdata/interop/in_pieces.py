@@ -24,7 +24,7 @@ from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
     from gymdata.rollouts.schema import Table
     from gymdata.store.paths import Source
 
@@ -43,7 +43,7 @@ def fits(row: Mapping[str, Any], table: Table = ROLLOUTS) -> None:
 
 def chat_of(tokenizer: str) -> TransformersChat:
     """The tokenizer and template that rebuild prompts, from the policy's folder."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     return TransformersChat.load(tokenizer, tool_parser="none")
 

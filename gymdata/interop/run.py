@@ -37,7 +37,7 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
     from gymdata.interop.importing import Rejected
     from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source

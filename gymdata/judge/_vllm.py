@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gymdata.chat.template import TransformersChat
 from gymdata.engines._vllm import VllmSampler
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.judge.port import JudgeAnswer

@@ -72,7 +72,7 @@ class Prompt:
             from jinja2 import StrictUndefined, TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-            from gymdata.engines.chat.template_proof import refuse_endless
+            from gymdata.chat.template_proof import refuse_endless
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
         self._fault = TemplateError

@@ -135,7 +135,7 @@ def parser_for(template: str) -> str | None:
 
 def _template(config: ServerConfig) -> str:
     """The chat template that the server will use; empty where it has none."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
     from gymdata.errors import GymdataError
     from gymdata.models.model_identity import tokenizer_folder
 

@@ -32,7 +32,7 @@ from gymdata.tokenize.rendering import rendered_row
 from gymdata.tokenize.settings import TokenizeConfig
 
 if TYPE_CHECKING:
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
 _BATCH_ROWS = 512
 _BREAKS = ("T200", "T201", "T202", "T203", "T204")
@@ -99,7 +99,7 @@ def tokenize(
     ``allow_rendered``. Raises DataError when there is no tokenizer, UsageError when its template cannot be used or sampled
     rollouts among them are of another tokenizer, RefusedError when there is nothing to render.
     """
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")

@@ -139,10 +139,10 @@ def _rival(model: Path, size: int, folder: Path) -> tuple[float, float]:
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    from gymdata.chat.template import TransformersChat
     from gymdata.collect.resume import request_seed
     from gymdata.collect.tasks import TaskFile
     from gymdata.engines._vllm import VllmSampler
-    from gymdata.engines.chat.template import TransformersChat
 
     chat = TransformersChat.load(str(model))
     prompts: list[Any] = []
@@ -218,9 +218,9 @@ class _Warmed:
 
 
 def _ours(model: Path, size: int, folder: Path, url: str) -> tuple[float, float]:
+    from gymdata.chat.template import TransformersChat
     from gymdata.collect.run import Parts, collect
     from gymdata.engines._vllm import VllmSampler
-    from gymdata.engines.chat.template import TransformersChat
     from gymdata.engines.servers.vllm_server import ServerSampler
     from gymdata.environments import load_environment
     from gymdata.rewards import load_rewards

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.next_prompt import next_prompt

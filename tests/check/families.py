@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 
 FAMILIES = ("bytes", "spaces", "tekken")
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.errors import RefusedError
 from gymdata.rollouts.next_prompt import SpliceRefusedError, splice
 from gymdata.rollouts.turns import Call, encode_turns, expand_prompts, kinds

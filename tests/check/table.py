@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+from gymdata.chat.template import ChatRendering, training_twin
 from gymdata.check.template import TemplateCheck, check_template
-from gymdata.engines.chat.template import ChatRendering, training_twin
 from tests.check import families
 
 FILE = Path(__file__).parents[2] / "schemas" / "templates.md"

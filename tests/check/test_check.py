@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import gymdata.sample_data
+from gymdata.chat.template import ChatRendering, known_template, training_twin
 from gymdata.check import run as checking
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.cli.main import main
-from gymdata.engines.chat.template import ChatRendering, known_template, training_twin
 from tests.check import families
 
 pytestmark = pytest.mark.torch

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.chat.template import TransformersChat
 from gymdata.collect.run import Parts, collect
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.environments import load_environment
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted

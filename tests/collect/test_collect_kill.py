@@ -30,7 +30,7 @@ TASKS, ROLLOUTS = 120, 5
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """A small HTTP server whose answers depend on seed and prompt alone."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
     process = subprocess.Popen(

@@ -28,7 +28,7 @@ _LOADED = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Its answers depend on seed and prompt alone."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     end = TransformersChat.load(str(SAMPLE / "policy")).end_of_turn_ids[0]
     words = [sys.executable, str(ROOT / "tests" / "faulty_server.py"), "--eos", str(end)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gymdata.chat.template import TransformersChat
 from gymdata.collect.run import Parts, collect
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPrompts
 from gymdata.environments import load_environment

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.chat.template import TransformersChat
 from gymdata.cli.main import main
 from gymdata.collect.run import Parts
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.replicas import Needs
 from gymdata.environments import load_environment

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.engines.port import Conversation, SampleRequest
 from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPrompts
 from gymdata.errors import OutsideError, UsageError

@@ -64,7 +64,7 @@ def test_a_generation_has_one_log_prob_a_token(vllm_sampler):
 
 def test_the_stop_token_is_kept(vllm_sampler):
     """A generation that stopped ends with the stop token that was sampled."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     chat = TransformersChat.load(vllm_sampler.sampler.model)
     prompt = chat.render([{"role": "user", "content": "What is 12+34?"}], None)

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gymdata.chat.template import TransformersChat
 from gymdata.collect.run import Parts, collect
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.environments import load_environment
 from gymdata.finetune.port import CollectOrder

@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[2] / "sample_data"
 def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
     """A template that leaves the responses out would have the judge decide about nothing."""
     pytest.importorskip("transformers")
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     load = TransformersChat.load
     turn = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"

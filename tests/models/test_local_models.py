@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError
 from gymdata.models._torch import Place, checkpoint_dtype
 from gymdata.models._transformers import load_reader, load_tokenizer, local_folder

@@ -29,7 +29,7 @@ URL = "s3://bucket/runs/collected"
 @pytest.fixture(scope="module")
 def policy_server() -> Iterator[str]:
     """A small HTTP server whose answers depend on seed and prompt alone."""
-    from gymdata.engines.chat.template import TransformersChat
+    from gymdata.chat.template import TransformersChat
 
     end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
     with server_processes(FAULTY) as up:

@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 from transformers import AutoTokenizer
 
 import gymdata
+from gymdata.chat.template import TransformersChat
 from gymdata.cli.main import main
-from gymdata.engines.chat.template import TransformersChat
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import sequences

@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.engines.port import Conversation, Generation, SampleRequest
 from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 class TemplateChat(Protocol):
     """The parts of a tokenizer with its chat template that parsers need
-    (``gymdata.engines.chat.template.TransformersChat``)."""
+    (``gymdata.chat.template.TransformersChat``)."""
 
     tokenizer: Any
     served_template: str

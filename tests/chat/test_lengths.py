@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from transformers import AddedToken, AutoTokenizer
 
-from gymdata.engines.chat.template import TransformersChat
-from gymdata.engines.chat.turn_tokens import most_characters
+from gymdata.chat.template import TransformersChat
+from gymdata.chat.turn_tokens import most_characters
 
 pytestmark = pytest.mark.torch
 

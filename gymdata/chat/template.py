@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gymdata.engines.chat._parsers import ResponseReader, choose_parser
-from gymdata.engines.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
+from gymdata.chat._parsers import ResponseReader, choose_parser
+from gymdata.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
 from gymdata.errors import DataError, UsageError
 from gymdata.models._transformers import (
     generation_eos_ids,
@@ -285,7 +285,7 @@ class TransformersChat:
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
-        from gymdata.engines.chat.template_proof import TemplateLimitError
+        from gymdata.chat.template_proof import TemplateLimitError
 
         shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
         try:
@@ -306,7 +306,7 @@ class TransformersChat:
             raise _refusal(messages, error) from error
 
     def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
-        from gymdata.engines.chat.template_proof import CONVERSATIONS, refuse_endless
+        from gymdata.chat.template_proof import CONVERSATIONS, refuse_endless
 
         if writes_conversations_itself(self.tokenizer):
             # A tokenizer that writes conversations by code of its own.

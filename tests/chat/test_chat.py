@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from transformers import AddedToken, AutoTokenizer
 
-from gymdata.engines.chat.template import TransformersChat
+from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.next_prompt import next_prompt
 

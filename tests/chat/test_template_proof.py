@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.chat import template_proof
+from gymdata.chat.template import TransformersChat, shipped_templates
+from gymdata.chat.template_proof import CONVERSATIONS, TemplateLimitError, refuse_endless
 from gymdata.cli.main import main
-from gymdata.engines.chat import template_proof
-from gymdata.engines.chat.template import TransformersChat, shipped_templates
-from gymdata.engines.chat.template_proof import CONVERSATIONS, TemplateLimitError, refuse_endless
 from gymdata.errors import DataError
 
 pytestmark = pytest.mark.torch
