@@ -8,10 +8,9 @@ None. Fields, their order and shapes are those that LightRFT publishes; gymdata'
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +33,34 @@ COLUMNS = {
 BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 _FLOATS = COLUMNS | {name: name for name in BESIDE}
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
-_Batch = TypeVar("_Batch", "Experience", "Samples")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}
 _NAMES = ("rollout_id", "sequence_index")
 
 
+class _Tensors:
+    """A dataclass of tensors."""
+
+    def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The batch with every tensor on ``device``, in place; None stays None."""
+        return self._each(lambda t: t.to(device, non_blocking=non_blocking))
+
+    to = to_device
+
+    def pin_memory(self) -> Self:
+        """The batch with every tensor in pinned memory, in place. Without an accelerator there is nothing to pin for."""
+        return self._each(lambda t: t.pin_memory()) if torch.cuda.is_available() else self
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, change(value))
+            elif isinstance(value, dict):
+                value |= {k: change(v) for k, v in value.items() if isinstance(v, torch.Tensor)}
+        return self
+
+
 @dataclass
-class Experience:
+class Experience(_Tensors):
     """A batch of B sequences: S the longest of them, A the longest response (from a row's first trained token to its end).
 
     sequences, attention_mask: (B, S) int64, padded on the left. action_mask (bool) and action_log_probs,
@@ -72,16 +92,6 @@ class Experience:
     prompts: list[str | None] | None = None
     pad_len: int | None = None
 
-    def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Experience:
-        """The batch with every tensor on ``device``, in place; None stays None."""
-        return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
-
-    to = to_device
-
-    def pin_memory(self) -> Experience:
-        """The batch with every tensor in pinned memory, in place. Without an accelerator there is nothing to pin for."""
-        return _each(self, lambda t: t.pin_memory()) if torch.cuda.is_available() else self
-
     def samples(self) -> Samples:
         """Its tokens without the credit."""
         actions = None if self.action_mask is None else self.action_mask.shape[-1]
@@ -101,7 +111,7 @@ class Experience:
 
 
 @dataclass
-class Samples:
+class Samples(_Tensors):
     """Tokens of a batch, padded or packed, in the shapes of ``Experience``.
 
     num_actions: A, or packed the responses' lengths (B,); response_length: trained tokens per row, (B,); total_length: (B,).
@@ -118,16 +128,6 @@ class Samples:
     labels: list[str | None] | None = None
     references: list[str | None] | None = None
     pad_len: int | None = None
-
-    def to_device(self, device: torch.device | str, non_blocking: bool = False) -> Samples:
-        """The tensors on ``device``, in place; None stays None."""
-        return _each(self, lambda t: t.to(device, non_blocking=non_blocking))
-
-    to = to_device
-
-    def pin_memory(self) -> Samples:
-        """The tensors in pinned memory, in place. Without an accelerator there is nothing to pin for."""
-        return _each(self, lambda t: t.pin_memory()) if torch.cuda.is_available() else self
 
 
 def to(tensor: _Nested, device: torch.device | str) -> _Nested:
@@ -146,16 +146,6 @@ def _nested(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_nested(one, change) for one in value]
     return change(value) if isinstance(value, torch.Tensor) else value
-
-
-def _each(batch: _Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> _Batch:
-    for f in dataclasses.fields(batch):
-        value = getattr(batch, f.name)
-        if isinstance(value, torch.Tensor):
-            setattr(batch, f.name, change(value))
-        elif isinstance(value, dict):
-            value |= {k: change(v) for k, v in value.items() if isinstance(v, torch.Tensor)}
-    return batch
 
 
 class ExperienceBatches(Iterator[Experience]):
@@ -187,7 +177,7 @@ class ExperienceBatches(Iterator[Experience]):
         mine = together[self._rank :: self._world]
         filler = not len(mine)
         rows = [self._rows.fetch(int(row)) for row in (together[:1] if filler else mine)]
-        batch = _packed(rows) if self._packed else _padded(rows)
+        batch = _batch(rows, self._packed)
         for name, texts in self._texts.of(batch.info["rollout_id"]).items():
             setattr(batch, name, texts)
         if filler:
@@ -210,100 +200,89 @@ class _Row:
         return len(self.lists["input_ids"])
 
 
+@dataclass(slots=True)
+class _Group:
+    """Numpy views of a row group's buffers: (offsets, values) of lists, and scalars."""
+
+    lists: dict[str, tuple[np.ndarray, np.ndarray]]
+    scalars: dict[str, Any]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Group:
+        lists, scalars = {}, {}
+        for name in table.column_names:
+            column = table[name].chunk(0) if table[name].num_chunks else table[name].combine_chunks()
+            if pa.types.is_list(column.type):
+                offsets = column.offsets.to_numpy()
+                lists[name] = offsets - offsets[0], column.flatten().to_numpy(zero_copy_only=False)
+            elif name in _SCALARS:
+                scalars[name] = column.to_numpy(zero_copy_only=False).astype(_SCALARS[name])
+            else:
+                scalars[name] = column.to_pylist() if name in _NAMES else column
+        return cls(lists, scalars)
+
+
 class _Rows:
     """Rows by number. Without ``keep`` groups that were passed are let go: numbers must then rise."""
 
     def __init__(self, groups: Sequence[RowGroup], keep: bool) -> None:
         self._groups, self._keep = groups, keep
         self._starts = np.concatenate(([0], np.cumsum([group.rows for group in groups], dtype=np.int64)))
-        self._held: dict[int, Mapping[str, Any]] = {}
-        self._recent: deque[int] = deque()
+        self._opened: dict[int, _Group] = {}
         self.count = int(self._starts[-1])
 
     def fetch(self, row: int) -> _Row:
         index = int(np.searchsorted(self._starts, row, side="right")) - 1
-        if index not in self._held:
-            self._held[index] = _opened(self._groups[index].load())
-            self._recent.append(index)
+        if index not in self._opened:
+            self._opened[index] = _Group.of(self._groups[index].load())
             # Two row groups, because a batch may cross their border.
-            while not self._keep and len(self._recent) > 2:
-                del self._held[self._recent.popleft()]
-        group, at = self._held[index], row - int(self._starts[index])
-        lists = {name: values[bounds[at] : bounds[at + 1]] for name, (bounds, values) in group["lists"].items()}
+            while not self._keep and len(self._opened) > 2:
+                del self._opened[next(iter(self._opened))]
+        group, at = self._opened[index], row - int(self._starts[index])
+        lists = {name: values[bounds[at] : bounds[at + 1]] for name, (bounds, values) in group.lists.items()}
         trained = lists["loss_mask"] != 0
         first = int(trained.argmax()) if trained.any() else len(trained)
-        return _Row(lists, {name: column[at] for name, column in group["scalars"].items()}, len(trained) - first)
+        return _Row(lists, {name: column[at] for name, column in group.scalars.items()}, len(trained) - first)
 
 
-def _opened(table: pa.Table) -> dict[str, Any]:
-    """Numpy views of a group's buffers."""
-    lists, scalars = {}, {}
-    for name in table.column_names:
-        column = table[name].chunk(0) if table[name].num_chunks else table[name].combine_chunks()
-        if pa.types.is_list(column.type):
-            offsets = column.offsets.to_numpy()
-            lists[name] = offsets - offsets[0], column.flatten().to_numpy(zero_copy_only=False)
-        elif name in _SCALARS:
-            scalars[name] = column.to_numpy(zero_copy_only=False).astype(_SCALARS[name])
-        else:
-            scalars[name] = column.to_pylist() if name in _NAMES else column
-    return {"lists": lists, "scalars": scalars}
-
-
-def _padded(rows: Sequence[_Row]) -> Experience:
-    width, actions = max(row.length for row in rows), max(1, *(row.response for row in rows))
-    n = len(rows)
-    ids, attention = np.zeros((n, width), np.int64), np.zeros((n, width), np.int64)
-    mask = np.zeros((n, actions), np.bool_)
-    fields = [(f, c) for f, c in _FLOATS.items() if c in rows[0].lists]
-    floats = {f: np.zeros((n, actions), np.float32) for f, _ in fields}
-    for line, row in enumerate(rows):
-        ids[line, width - row.length :] = row.lists["input_ids"]
-        attention[line, width - row.length :] = 1
-        span = min(actions, row.length)
-        mask[line, actions - span :] = row.lists["loss_mask"][row.length - span :]
-        for f, column in fields:
-            floats[f][line, actions - span :] = row.lists[column][row.length - span :]
-    for values in floats.values():
-        values[~mask] = 0
-    made: dict[str, Any] = {f: torch.from_numpy(values) for f, values in floats.items()}
-    beside = {name: made.pop(name) for name in BESIDE if name in made}
-    return Experience(
-        torch.from_numpy(ids),
-        attention_mask=torch.from_numpy(attention),
-        action_mask=torch.from_numpy(mask),
-        **made,
-        info=_info(rows) | beside,
-    )
-
-
-def _packed(rows: Sequence[_Row]) -> Experience:
+def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
     lengths = np.array([row.length for row in rows])
-    mask = np.concatenate([row.lists["loss_mask"] for row in rows]) != 0
-    made: dict[str, Any] = {}
-    for f, column in _FLOATS.items():
-        if column in rows[0].lists:
-            values = np.concatenate([row.lists[column] for row in rows]).astype(np.float32, copy=False)
-            made[f] = torch.from_numpy(np.where(mask, values, np.float32(0))[None])
-    beside = {name: made.pop(name) for name in BESIDE if name in made}
-    return Experience(
-        torch.from_numpy(np.concatenate([row.lists["input_ids"] for row in rows]).astype(np.int64)[None]),
-        attention_mask=torch.from_numpy(np.repeat(np.arange(1, len(rows) + 1), lengths)[None]),
-        action_mask=torch.from_numpy(mask[None]),
-        **made,
-        packed_seq_lens=torch.from_numpy(lengths),
-        pad_len=0,
-        info=_info(rows) | beside,
-    )
+    responses = [row.response for row in rows]
+    width, actions = int(lengths.max()), max(1, *responses)
+    # The last places of each line of a padded batch are its row's.
+    place = np.arange(max(width, actions)) >= max(width, actions) - lengths[:, None]
 
+    def tensor(column: str, kind: type[np.generic], last: int) -> torch.Tensor:
+        """A token column of all rows, its ``last`` places where it is padded."""
+        flat = np.concatenate([row.lists[column] for row in rows]).astype(kind, copy=False)
+        if packed:
+            return torch.from_numpy(flat[None])
+        padded = np.zeros(place.shape, kind)
+        padded[place] = flat
+        return torch.from_numpy(np.ascontiguousarray(padded[:, padded.shape[1] - last :]))
 
-def _info(rows: Sequence[_Row]) -> dict[str, Any]:
-    info: dict[str, Any] = {}
-    for name, kind in _SCALARS.items():
-        if name in rows[0].scalars:
-            info[name] = torch.from_numpy(np.array([row.scalars[name] for row in rows], kind))
+    mask = tensor("loss_mask", np.bool_, actions)
+    floats = {
+        name: tensor(column, np.float32, actions).masked_fill_(~mask, 0)
+        for name, column in _FLOATS.items()
+        if column in rows[0].lists
+    }
+    info: dict[str, Any] = {
+        name: torch.from_numpy(np.array([row.scalars[name] for row in rows], kind))
+        for name, kind in _SCALARS.items()
+        if name in rows[0].scalars
+    }
     info["response_length"] = torch.tensor([int((row.lists["loss_mask"] != 0).sum()) for row in rows])
-    info["total_length"] = torch.tensor([row.length for row in rows])
-    info["num_actions"] = torch.tensor([row.response for row in rows])
+    info |= {"total_length": torch.from_numpy(lengths), "num_actions": torch.tensor(responses)}
     info |= {name: [row.scalars[name] for row in rows] for name in _NAMES if name in rows[0].scalars}
-    return info
+    info |= {name: floats.pop(name) for name in BESIDE if name in floats}
+    attention = np.repeat(np.arange(1, len(rows) + 1), lengths)[None] if packed else place[:, place.shape[1] - width :]
+    return Experience(
+        tensor("input_ids", np.int64, width),
+        attention_mask=torch.from_numpy(attention.astype(np.int64)),
+        action_mask=mask,
+        **floats,
+        info=info,
+        packed_seq_lens=torch.from_numpy(lengths) if packed else None,
+        pad_len=0 if packed else None,
+    )
