@@ -7,7 +7,6 @@ an audit that another model or number format made is replaced only on request.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.rollouts.violations import ValidationReport
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
-from gymdata.store.lineage import Paths, concat, lineage, parent_of, refuse_duplicates, run_folder
+from gymdata.store.lineage import Paths, concat, lineage, own_run, parent_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, placed_output
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -65,9 +64,13 @@ def audit(
     runs = [facts for source in sources for facts in lineage(source)]
     progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:
-        served = stack.enter_context(_served(config, runs, progress)) if config.endpoint or config.replicas else None
+        served = None
+        if config.endpoint or config.replicas:
+            served = stack.enter_context(_served(config, runs, progress))
         named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
-        target = _target(sources, output, named, config)
+        target = None if output is None else placed_output(output)
+        if target is None and (config.write_as is not None or own_run(sources) is not None):
+            target = stage_folder(sources, "audit", Path(named).resolve().name or "model")
         if target is not None:
             refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
         rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
@@ -78,8 +81,10 @@ def audit(
         require("train", *(() if served else ("torch",)), "matplotlib")
         facts, loaded = served or load_policy(named, config.dtype, config.device, config.batch_tokens)
         identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
-        if output is None:
-            target = _beside_another(target, facts["policy_hash"])
+        if target is not None and output is None and (target / RUN_JSON).is_file():
+            # Models with other weights are often called the same, as checkpoints are.
+            other = (read_run_json(target).get("identity") or {}).get("policy_hash") != facts["policy_hash"]
+            target = target.with_name(f"{target.name}-{facts['policy_hash'][:8]}") if other else target
         out = None
         if target is not None:
             made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
@@ -131,22 +136,19 @@ def _compare(
 ) -> tuple[AuditReport, Audit]:
     report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
     report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
-    work = Audit(sources, rollouts, _chosen(rollouts.num_rows, config.limit), loaded, report.tolerance)
+    n = rollouts.num_rows
+    chosen = np.unique(np.linspace(0, n - 1, min(config.limit or n, n)).astype(np.int64))
+    work = Audit(sources, rollouts, chosen, loaded, report.tolerance)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
-        _explain(report, work, rollouts, runs, Renderings(sources, facts["tokenizer"] or facts["path"]))
+        off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
+        policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
+        metadata = run_metadata(policies, runs, facts["policy_hash"])
+        renderings = Renderings(sources, facts["tokenizer"] or facts["path"])
+        report.explanation = explain(work.suspects, loaded, report.tolerance, metadata, renderings)
+        report.notes = disagreeing_runs(rollouts, work.compared, off)
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
     return report, work
-
-
-def _explain(
-    report: AuditReport, work: Audit, rollouts: pa.Table, runs: Sequence[dict[str, Any]], renderings: Renderings
-) -> None:
-    off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
-    policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
-    known = run_metadata(policies, runs, report.model["policy_hash"])
-    report.explanation = explain(work.suspects, work.model, report.tolerance, known, renderings)
-    report.notes = disagreeing_runs(rollouts, work.compared, off)
 
 
 def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
@@ -156,42 +158,12 @@ def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
     raise UsageError("which model? the rollouts do not name one that is a folder here", hint="-m MODEL")
 
 
-def _target(sources: Sequence[str | Path], output: str | Path | None, model: str, config: AuditConfig) -> Path | None:
-    if output is not None:
-        return placed_output(output)
-    run = run_folder(sources[0])
-    if len(sources) == 1 and run is not None and Path(sources[0]).is_dir():
-        return placed_output(run / ("audit-" + (re.sub(r"[^\w.+-]", "_", Path(model).resolve().name) or "model")))
-    if config.write_as is not None:
-        raise UsageError("-o/--output is required unless the input is a single run folder")
-    return None
-
-
-def _beside_another(target: Path | None, policy_hash: str) -> Path | None:
-    """Another folder where the folder of that name is of another model that is called the same, as checkpoints often are."""
-    if target is None or not (target / "run.json").is_file():
-        return target
-    was = (read_run_json(target).get("identity") or {}).get("policy_hash")
-    return target if was == policy_hash else target.with_name(f"{target.name}-{policy_hash[:8]}")
-
-
 def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
     """The tolerance of the coarser number format. The format of a run that does not record it is taken to be the
     checkpoint's."""
     recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
     formats = [model["dtype"], *(recorded or [model["checkpoint_dtype"]])]
     return max(TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats)
-
-
-def _chosen(n: int, limit: int | None) -> np.ndarray:
-    if limit is None or limit >= n:
-        return np.arange(n)
-    return np.unique(np.linspace(0, n - 1, limit).astype(np.int64))
-
-
-def _folders(model: str, config: AuditConfig) -> list[str]:
-    # A served model may be only a name.
-    return [model] if not config.endpoint or Path(model).is_dir() else []
 
 
 def _write(
@@ -211,7 +183,10 @@ def _write(
         tables.append((AUDIT, work.columns()))
     for table, rows in tables:
         out.table(f"{table.name}.parquet", rows, table)
-    compared, title = work.compared, f"audit against {report.model['path']}"
+    model = report.model["path"]
+    # A served model may be only a name.
+    models = [model] if not config.endpoint or Path(model).is_dir() else []
+    compared, title = work.compared, f"audit against {model}"
     picture = out.part("audit.png").path
     draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
     report.path = out.folder
@@ -220,7 +195,7 @@ def _write(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "identity": identity,
-        "parents": [parent_of(p) for p in [*sources, *_folders(report.model["path"], config)]],
+        "parents": [parent_of(p) for p in [*sources, *models]],
         **summary,
         "violations": len(report.violations),
     })  # fmt: skip

@@ -262,7 +262,7 @@ def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
         return torch.from_numpy(np.ascontiguousarray(padded[:, padded.shape[1] - last :]))
 
     mask = tensor("loss_mask", np.bool_, actions)
-    floats = {
+    floats: dict[str, Any] = {
         name: tensor(column, np.float32, actions).masked_fill_(~mask, 0)
         for name, column in _FLOATS.items()
         if column in rows[0].lists

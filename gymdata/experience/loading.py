@@ -48,7 +48,12 @@ def load_experiences(
     from gymdata.store.partial_reads import cached_row_groups, row_groups
 
     path = path_of(path, "load_experiences")
-    _check(batch_size, rank, world_size, start_step)
+    if batch_size < 1:
+        raise UsageError.bad_value("batch_size", batch_size, "at least 1")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError.bad_value("(rank, world_size)", (rank, world_size), "0 ≤ rank < world_size")
+    if start_step < 0:
+        raise UsageError.bad_value("start_step", start_step, "0 or more")
     wanted = _TOKENS if columns is None else columns
     for name in wanted:
         if name not in (*_TOKENS, *FIELDS, *_ALWAYS):
@@ -59,27 +64,13 @@ def load_experiences(
     if shuffle_seed is None:
         groups = row_groups(path, EXPERIENCES, names)
     else:
-        groups = cached_row_groups(path, EXPERIENCES)
+        groups = cached_row_groups(path, EXPERIENCES, names)
         order = np.random.default_rng(shuffle_seed).permutation(sum(group.rows for group in groups))
-        groups = [type(g)(g.rows, lambda g=g: _only(g.load(), names)) for g in groups]  # type: ignore[misc]  # mypy cannot type a lambda's default
     if not sum(group.rows for group in groups):
         raise DataError.empty(path, "experiences")
     with needs("train"):
         from gymdata.experience._torch import ExperienceBatches
     return ExperienceBatches(groups, order, batch_size, rank, world_size, start_step, packed, RolloutTexts(path, texts))
-
-
-def _only(table: Any, names: Sequence[str]) -> Any:
-    return table.select([name for name in names if name in table.column_names])
-
-
-def _check(batch_size: int, rank: int, world_size: int, start_step: int) -> None:
-    if batch_size < 1:
-        raise UsageError.bad_value("batch_size", batch_size, "at least 1")
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError.bad_value("(rank, world_size)", (rank, world_size), "0 ≤ rank < world_size")
-    if start_step < 0:
-        raise UsageError.bad_value("start_step", start_step, "0 or more")
 
 
 def __getattr__(name: str) -> Any:

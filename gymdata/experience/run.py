@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, changed_rollouts, parent_of, refuse_replaced, run_folder
-from gymdata.store.paths import output_file, placed_output
+from gymdata.store.lineage import Paths, changed_rollouts, parent_of, refuse_replaced, run_folder, stage_folder
+from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.workers.tuning import ahead
 
@@ -61,7 +62,8 @@ def experience(
         reward, note = default_score(sources, config.reward)
         config = config.model_copy(update={"reward": reward})
         notes += [note] if note else []
-    target = _target(sources, output, config)
+    folder = output or stage_folder(sources, "experiences", config.estimator)
+    target = output_file(folder, "experiences.parquet")
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         made = "experiences that were made"
@@ -92,7 +94,8 @@ def _build(
         _baselines(sources, config.baseline),
     )
     report = ExperiencesReport(target, config.estimator, score, notes=notes)
-    models = _models(config)
+    named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
+    models = {name: _model_facts(model) for name, model in named.items() if model is not None}
     shaped = work.shape(report)
     refuse_short_horizon(report.counts["rollouts_used"], config)
     if models:
@@ -201,16 +204,11 @@ def _write(
         # Plain encoding is then faster and smaller than byte-stream split.
         leaves = {f"{name}.list.element" for name in ("advantages", "returns")}
         table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
-    out.batches(name, _batches(first, tables, schema), table, schema)
+    batches = (b for t in chain([first], tables) for b in pa.Table.from_arrays(t.columns, schema=schema).to_batches())
+    out.batches(name, batches, table, schema)
     report.counts |= counts
     report.advantage = {"mean": seen.mean, "std": seen.std}
     report.kl = kl_account(seen_kl, report.counts["rollouts_used"], work.config)
-
-
-def _batches(first: pa.Table, rest: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    yield from pa.Table.from_arrays(first.columns, schema=schema).to_batches()
-    for table in rest:
-        yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
 
 
 def _allowed(sources: Sequence[str | Path]) -> int:
@@ -229,37 +227,11 @@ def _allowed(sources: Sequence[str | Path]) -> int:
     return found.pop()
 
 
-def _target(sources: Sequence[str | Path], output: str | Path | None, config: ExperienceConfig) -> Path:
-    if output is not None:
-        return output_file(output, "experiences.parquet")
-    run = run_folder(sources[0])
-    if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o/--output is required unless the input is a single run folder")
-    return placed_output(run / f"experiences-{config.estimator}") / "experiences.parquet"
-
-
-def _models(config: ExperienceConfig) -> dict[str, dict[str, Any]]:
-    """What --reference, --critic and --teacher are, for run.json. Raises DataError when there is no such model."""
+def _model_facts(model: str) -> dict[str, Any]:
+    """What a model is, for run.json. Raises DataError when it is not there."""
     from gymdata.models import model_identity
 
-    named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
-    return {
-        name: {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
-        for name, model in named.items()
-        if model is not None
-    }
-
-
-def _warn_of_sampler(teacher: dict[str, Any], sources: Sequence[str | Path], progress: Progress) -> None:
-    """Warn of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones."""
-    batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
-    of = sum(map(len, batches))
-    mine = sum(pc.sum(pc.equal(policies, teacher["policy_hash"])).as_py() or 0 for policies in batches)
-    if mine:
-        progress.message(
-            f"warning: --teacher {teacher['path']} is the policy that sampled {mine:,} of {counted(of, 'rollout')}: their "
-            "advantages of the teacher are 0 up to rounding, with which nothing is learned"
-        )
+    return {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
 
 
 def _score(
@@ -279,7 +251,15 @@ def _score(
         for source in sources:
             check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress)
     if config.teacher is not None:
-        _warn_of_sampler(models["teacher"], sources, progress)
+        # Of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones.
+        batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
+        mine = sum(pc.sum(pc.equal(policies, models["teacher"]["policy_hash"])).as_py() or 0 for policies in batches)
+        if mine:
+            progress.message(
+                f"warning: --teacher {config.teacher} is the policy that sampled {mine:,} of "
+                f"{counted(sum(map(len, batches)), 'rollout')}: their advantages of the teacher are 0 up to rounding, with "
+                "which nothing is learned"
+            )
     how = config.dtype or "auto", config.device, config.batch_tokens
     policy = critic = teacher = None
     if config.reference is not None:

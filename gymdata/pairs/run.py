@@ -8,7 +8,6 @@ every rollout, and the tokens of few.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -36,9 +35,9 @@ from gymdata.store.lineage import (
     concat,
     parent_of,
     refuse_duplicates,
-    run_folder,
+    stage_folder,
 )
-from gymdata.store.paths import output_file, placed_output
+from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead, read_coded
 from gymdata.workers.tuning import give_back
@@ -180,7 +179,8 @@ def pairs(
     with contextlib.ExitStack() as stack:
         out = None
         if write:
-            target = _target(sources, output, config)
+            chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
+            target = output_file(output or stage_folder(sources, "pairs", chosen), "pairs.parquet")
             heldout = target.with_name(f"heldout{target.suffix}")
             if target.name != "pairs.parquet":
                 heldout = target.with_name(f"{target.stem}.heldout{target.suffix}")
@@ -387,17 +387,6 @@ def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatche
     held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
     is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
     return {"train": pairs_made.only(~is_held), "heldout": pairs_made.only(is_held)}
-
-
-def _target(sources: Sequence[str | Path], output: str | Path | None, config: PairsConfig) -> Path:
-    if output is not None:
-        return output_file(output, "pairs.parquet")
-    run = run_folder(sources[0])
-    if len(sources) > 1 or run is None or not Path(sources[0]).is_dir():
-        raise UsageError("-o/--output is required unless the input is a single run folder")
-    chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
-    name = re.sub(r"[^\w.+-]", "_", chosen)
-    return placed_output(run / f"pairs-{name}") / "pairs.parquet"
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError, StoreError, counted
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError, counted
 from gymdata.public import Paths as Paths
 from gymdata.remote.places import is_url
 from gymdata.remote.reading import described
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json
-from gymdata.store.paths import RUN_JSON, find_run_json, read_facts, resolve
+from gymdata.store.paths import RUN_JSON, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import changed_files
 from gymdata.store.run_json import differences
 
@@ -179,6 +180,20 @@ def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bo
     other = differences(recorded, config.model_dump(mode="json"), config.defaults())
     if other:
         raise StoreError.other_settings(target, what, other)
+
+
+def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:
+    """The folder ``STAGE-NAME`` of the single run folder that ``sources`` are. Raises UsageError for anything else."""
+    run = own_run(sources)
+    if run is None:
+        raise UsageError("-o/--output is required unless the input is a single run folder")
+    return placed_output(run / (f"{stage}-" + re.sub(r"[^\w.+-]", "_", name)))
+
+
+def own_run(sources: Sequence[str | Path]) -> Path | None:
+    """The single run folder that ``sources`` are; None for anything else."""
+    run = run_folder(sources[0])
+    return run if len(sources) == 1 and run is not None and Path(sources[0]).is_dir() else None
 
 
 def run_folder(source: str | Path) -> Path | None:

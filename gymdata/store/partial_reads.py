@@ -343,8 +343,9 @@ def row_groups(path: str | Path, table: Table, columns: Sequence[str] | None = N
     return [group for source in resolve(path, table) for group in _groups_of(source, table, names)]
 
 
-def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
-    """The same rows, all columns, from an Arrow file that is mapped into memory: any row is there without reading others.
+def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) -> list[RowGroup]:
+    """The same rows, of those ``columns`` that are there, from an Arrow file that is mapped into memory: any row is there
+    without reading others.
 
     The file is built when it is missing or its source changed: ``.NAME.arrow`` beside the source, or in the temporary
     folder where that cannot be written.
@@ -353,7 +354,8 @@ def cached_row_groups(path: str | Path, table: Table) -> list[RowGroup]:
     for source in resolve(path, table):
         check_source(source, table)
         reader = pa.ipc.open_file(pa.memory_map(str(_cache_of(source, table))))
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        names = [name for name in columns if name in reader.schema.names]
+        batches = [reader.get_batch(i).select(names) for i in range(reader.num_record_batches)]
         groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]  # as in loading: a default
     return groups
 

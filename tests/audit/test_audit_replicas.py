@@ -55,5 +55,5 @@ def test_what_does_not_go_together_is_refused(run: Path) -> None:
         gymdata.audit(run, str(POLICY), replicas=1, endpoint="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="--device cpu and --replicas were both given"):
         gymdata.audit(run, str(POLICY), replicas=1, device="cpu")
-    with pytest.raises(UsageError, match="--replicas"):
+    with pytest.raises(UsageError, match="without replicas="):
         gymdata.audit(run, str(POLICY), ray="auto")

@@ -217,13 +217,13 @@ def test_remax_subtracts_the_greedy_reward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"pass_k": 2}, "pass_k: got 2, which has no effect without --estimator pass-at-k"),
-        ({"step_weight": 2.0, "estimator": "rae"}, "no effect without --estimator gigpo"),
+        ({"pass_k": 2}, "pass_k: got 2, which has no effect without estimator='pass-at-k'"),
+        ({"step_weight": 2.0, "estimator": "rae"}, "no effect without estimator='gigpo'"),
         ({"estimator": "gdpo", "reward": "exact"}, "reward: got 'exact', which has no effect"),
-        ({"estimator": "maxrl", "rewards": "steps"}, "an --estimator that reads rewards of turns"),
+        ({"estimator": "maxrl", "rewards": "steps"}, "an estimator that reads rewards of turns"),
         ({"estimator": "rae", "gamma": 0.9}, "gamma: got 0.9, which has no effect"),
         ({"estimator": "gigpo", "discount_unit": "turn"}, "discount_unit: got 'turn', which has no effect"),
-        ({"teacher_coef": 2.0}, "no effect without --teacher"),
+        ({"teacher_coef": 2.0}, "no effect without teacher="),
         ({"teacher": "m", "zero_variance": "drop"}, "zero_variance: got 'drop', which has no effect"),
         ({"estimator": "teacher"}, "needs a teacher model"),
     ],
@@ -282,7 +282,7 @@ def test_a_teacher_gives_every_token_its_advantage(tmp_path: Path, policy: Path,
     assert table["teacher_logprobs"].null_count == 0
     facts = read_run_json(tmp_path / "made")
     assert (facts["config"]["estimator"], facts["teacher"]["path"]) == ("teacher", str(teacher))
-    with pytest.raises(StoreError, match=r"teacher: .*\n.*another output folder or file \(-o\)"):
+    with pytest.raises(StoreError, match=r"teacher: .*\n.*another output folder or file keeps both"):
         gymdata.experience(run, tmp_path / "made", teacher=str(policy))
     beside = advantages(run, "beside", teacher=str(teacher), estimator="grpo", teacher_coef=0.5)
     z = 0.5 / (math.sqrt(0.5) + 1e-9)
