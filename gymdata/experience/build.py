@@ -338,52 +338,35 @@ class Crediting:
         by_token = settings.kl_coef > 0 or settings.teacher_coef or settings.estimator == "otb"
         return not by_token and not (settings.estimator == "gae" and "values" in self.evidence)
 
-    @property
-    def has_plain_credit(self) -> bool:
-        """With outcome rewards: has every token of a rollout the same advantage?"""
-        return self._undisturbed and self.settings.is_plain("values" in self.evidence)
-
-    @property
-    def _undisturbed(self) -> bool:
-        return ALL[self.config.estimator].returns and self.config.estimator != "otb" and not self.settings.teacher_coef
-
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """The moments of the advantages of kept rollouts, of ``target_agents`` where they are named, if they are
         normalised."""
-        if not (self.settings.whiten or self.settings.normalize_cross_batch):
+        settings, config = self.settings, self.config
+        if not (settings.whiten or settings.normalize_cross_batch):
             return None
-        settings = self.settings
-        discounted = self._undisturbed and settings.estimator != "gae" and not settings.kl_coef > 0
+        undisturbed = ALL[config.estimator].returns and config.estimator != "otb" and not settings.teacher_coef
         # Counts of a column stand for tokens only where every sampled token is trained.
-        every = self.config.abandoned == "keep" and not self.config.target_agents
-        discounted &= settings.discount_unit == "token" and every
-        if self.has_plain_credit and every and shaped.outcome is not None and shaped.steps is None:
+        undisturbed &= config.abandoned == "keep" and not config.target_agents and shaped.steps is None
+        if undisturbed and shaped.outcome is not None and settings.is_plain("values" in self.evidence):
             # Every sampled token of a rollout has its outcome: no need to look at the tokens.
             generated = self.rollouts.generated[shaped.kept]
             return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
+        discounted = settings.estimator != "gae" and not settings.kl_coef > 0 and settings.discount_unit == "token"
         total = credit.Moments()
-        if discounted and shaped.outcome is not None and shaped.steps is None:
+        if undisturbed and discounted and shaped.outcome is not None:
             # A token's return is known from the outcome and the tokens after it, which are counted in a column.
-            for row, lengths, kept in self._generated(shaped):
-                outcome = np.nan_to_num(shaped.outcome[row : row + len(lengths)])
-                returns = experiences.discounted(outcome, offsets_of(lengths), self.settings.gamma)
-                total = credit.running_moments(total, returns if kept.all() else returns[np.repeat(kept, lengths)])
+            for row in range(0, len(self.rollouts), BATCH_ROWS):
+                here = slice(row, row + BATCH_ROWS)
+                lengths = self.rollouts.generated[here]
+                outcome = np.nan_to_num(shaped.outcome[here])
+                returns = experiences.discounted(outcome, offsets_of(lengths), settings.gamma)
+                total = credit.running_moments(total, returns[np.repeat(shaped.kept[here], lengths)])
             return total
         for row, sequences, given, batch in self.credited(shaped):
             kept = shaped.kept[row : row + batch.num_rows]
-            mine = tokens_of(given.advantages, sequences, kept, self.config.target_agents)
+            mine = tokens_of(given.advantages, sequences, kept, config.target_agents)
             total = credit.running_moments(total, mine)
         return total
-
-    def _generated(self, shaped: Shaped) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """(row of the first rollout, how many tokens each sampled, which are kept) of the same batches as ``batches``."""
-        generated, row = self.rollouts.generated, 0
-        for source in self.sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id",), BATCH_ROWS):
-                here = slice(row, min(row + batch.num_rows, len(generated)))
-                if here.start < here.stop:
-                    yield row, generated[here], shaped.kept[here]
-                row = here.stop
 
 
 def refuse_short_horizon(rollouts: int, config: ExperienceConfig) -> None:

@@ -6,10 +6,9 @@ listed twice is refused; memory is about 30 bytes per rollout and the names of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,38 +44,33 @@ class Scalars:
     def read(cls, sources: Sequence[str | Path], *, named: bool = False) -> Scalars:
         """The scalars of all rollouts under ``sources``. Raises DataError when there are none, RefusedError (D701) for
         a duplicate."""
-        columns = [*_COLUMNS, "rewards"] if named else _COLUMNS
-        batches = (batch for source in sources for batch in scan_batches(source, ROLLOUTS, columns))
-        found = cls._of(batches, named)
-        if not len(found):
+        names, numbers = [], []
+        for source in sources:
+            for batch in scan_batches(source, ROLLOUTS, [*_COLUMNS, "rewards"] if named else _COLUMNS):
+                columns = {
+                    "keys": keys_of(batch.column("rollout_id")),
+                    "groups": batch.column("group_id").dictionary_encode(),
+                    "reward": known_rewards(batch.column("reward")),
+                    "truncated": pc.equal(batch.column("status"), "truncated"),
+                    "temperature": batch.column("temperature"),
+                    "generated": batch.column("n_generated_tokens").cast(pa.int32()),
+                }
+                numbers.append(pa.table(columns))
+                if named:
+                    names.append(batch.select(_NAMED))
+        if not sum(map(len, numbers)):
             raise DataError.empty(sources[0], "scored rollouts")
+        table = pa.concat_tables(numbers).unify_dictionaries().combine_chunks()
+        numbers.clear()
+        groups = table["groups"].chunk(0)
+        columns = {name: table[name].to_numpy() for name in table.column_names if name != "groups"}
         ids = (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",)))
-        refuse_repeats(found.keys, ids, sources)
-        return found
-
-    @classmethod
-    def _of(cls, batches: Iterable[pa.RecordBatch], named: bool) -> Scalars:
-        keys, groups, kept = [], [], []
-        numbers: dict[str, list[np.ndarray]] = {"reward": [], "truncated": [], "temperature": [], "generated": []}
-        for batch in batches:
-            keys.append(keys_of(batch.column("rollout_id")))
-            groups.append(batch.column("group_id").dictionary_encode())
-            numbers["reward"].append(known_rewards(batch.column("reward")))
-            numbers["truncated"].append(pc.equal(batch.column("status"), "truncated").to_numpy(zero_copy_only=False))
-            numbers["temperature"].append(batch.column("temperature").to_numpy())
-            numbers["generated"].append(batch.column("n_generated_tokens").to_numpy())
-            if named:
-                kept.append(batch.select(_NAMED))
-        codes = pa.chunked_array(groups, pa.dictionary(pa.int32(), pa.string())).unify_dictionaries()
+        refuse_repeats(columns["keys"], ids, sources)
         return cls(
-            _joined(keys, np.uint64),
-            _joined([chunk.indices.to_numpy() for chunk in codes.chunks], np.int32),
-            codes.chunk(0).dictionary if codes.num_chunks else pa.array([], pa.string()),
-            _joined(numbers["reward"], np.float64),
-            _joined(numbers["truncated"], np.bool_),
-            _joined(numbers["temperature"], np.float32),
-            _joined(numbers["generated"], np.int32),
-            pa.Table.from_batches(kept) if kept else None,
+            groups=groups.indices.to_numpy(),
+            group_ids=groups.dictionary,
+            named=pa.Table.from_batches(names) if names else None,
+            **columns,
         )
 
     def __len__(self) -> int:
@@ -88,14 +82,3 @@ class Scalars:
         if self.named is None:
             return set()
         return set(pc.unique(self.named["rewards"].combine_chunks().flatten().field("name")).to_pylist())
-
-
-def _joined(parts: list[np.ndarray], kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Frees each part once it is copied."""
-    whole, at = np.empty(sum(map(len, parts)), kind), 0
-    parts.reverse()
-    while parts:
-        part = parts.pop()
-        whole[at : at + len(part)] = part
-        at += len(part)
-    return whole
