@@ -18,6 +18,7 @@ from gymdata.finetune.settings import (
     FinetuneConfig,
     FinetuningSection,
     Part,
+    override,
 )
 from gymdata.settings import parse_value, read_yaml, section_of
 
@@ -150,7 +151,7 @@ def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[s
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key. Raises UsageError for a key that leads through a single value."""
-    section, last = section_of(values, _path_of(key), f"--override {key}")
+    section, last = section_of(values, _path_of(key), override(key))
     dataset = section.get("dataset")
     if last == "dataset" and isinstance(value, str) and isinstance(dataset, dict):
         # Another file of the same columns.
@@ -183,7 +184,7 @@ def _path_of(key: str) -> list[str]:
     """The words of a dotted key; one whose first word is no section is of ``finetuning``. Raises UsageError."""
     words = key.strip().split(".")
     if not all(words):
-        raise UsageError.bad_value("--override", key, "a dotted key such as finetuning.num_epochs")
+        raise UsageError.bad_value(override(key), key, "a dotted key such as finetuning.num_epochs")
     if words[0] not in FinetuneConfig.model_fields and words[0] not in IGNORED_KEYS:
         words.insert(0, "finetuning")
     return words
@@ -196,8 +197,8 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
         yield UsageError(
             f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured",
-            hint=f"what stands in for the workflow: -o {key}.env path.py:Class, or, where it is served, -o "
-            f"{key}.workflow_url http://…; or take {'them' if len(sections) > 1 else 'it'} out",
+            hint=f"what stands in for the workflow: {override(f'{key}.env', 'path.py:Class')}, or, where it is served, "
+            f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out",
         )
 
 
@@ -236,7 +237,7 @@ def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
             part = Part.model_validate(keys)
             if section == _EVALUATORS and part.type_ not in EVALUATORS and ".py:" not in part.type_:
                 fault = UsageError.unknown_choice(f"{where}: {section}.{name}._type", part.type_, EVALUATORS)
-                fault.hint = fault.hint or f"-o {section}.{name}._type path.py:Class"
+                fault.hint = fault.hint or override(f"{section}.{name}._type", "path.py:Class")
                 yield fault
             try:
                 shipped(section, str(name), part, where)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymdata.finetune.settings import IGNORED_KEYS, KINDS
+from gymdata.finetune.settings import IGNORED_KEYS, KINDS, override
 
 #: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
 _ART = {
@@ -160,7 +160,7 @@ def _art_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[s
     if (keys := {"num_generations": 2, **keys})["num_generations"] == 1:
         document.refused.append(
             (f"{path}.num_generations: one rollout per task has no other to be compared with, so nothing is learned",
-             f"-o {path}.num_generations 8")
+             override(f"{path}.num_generations", "8"))
         )  # fmt: skip
     return {**keys, "_type": "collect"}
 

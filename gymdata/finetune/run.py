@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError, counted, redacted
-from gymdata.finetune.config_file import Overrides, find, for_validation, load, part_of, shipped, target_of
+from gymdata.errors import DataError, OutsideError, UsageError, counted, option, redacted
+from gymdata.finetune.config_file import (
+    Overrides,
+    find,
+    for_validation,
+    load,
+    part_of,
+    shipped,
+    target_of,
+)
 from gymdata.finetune.parts import adapter_of, builder_of, custom, in_place, require_extras, spec
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.finetune.port import Trainer, TrajectoryBuilder
@@ -31,6 +39,7 @@ from gymdata.finetune.settings import (
     LlmSection,
     Part,
     output_dir,
+    override,
 )
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
@@ -125,13 +134,14 @@ def finetune(
     watch, notes = watch or _NullWatcher(), list[str]()
     if endpoint is not None and "/generate" in endpoint:
         raise UsageError(
-            f"--endpoint {redacted(endpoint)}: is a workflow's URL, expected a vLLM server that the policy is sampled from",
-            hint="give it to the builder: -o trajectory_builders.NAME.workflow_url URL",
+            f"{option('endpoint', redacted(endpoint))}: is a workflow's URL, expected a vLLM server that the policy is "
+            "sampled from",
+            hint=f"give it to the builder: {override('trajectory_builders.NAME.workflow_url', 'URL')}",
         )
     given += _result_path(file, given, result_json_path)
     loaded = load(file, given, over=_served_by(file, given, endpoint), notes=notes, more=partial(_missing, file=file))
     if not loaded.finetuning.enabled:
-        raise UsageError(f"{file}: finetuning.enabled is false", hint="-o enabled true")
+        raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
     plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(loaded, str(file), file.parent)
     for text in notes:
@@ -162,7 +172,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
         try:
             check()
         except (UsageError, DataError) as error:
-            hint = f"-o llms.{name}.model_name FOLDER" if place.startswith("llms") else error.hint
+            hint = override(f"llms.{name}.model_name", "FOLDER") if place.startswith("llms") else error.hint
             names_it = (error.where or "").startswith(where)
             at = f"{where}: {place}: " if place and not names_it else ""
             faults.append(UsageError(f"{at}{error.message}", hint=hint))
@@ -174,14 +184,20 @@ def _result_path(file: Path, overrides: Overrides, path: str | None) -> list[tup
     if path is None:
         return []
     if not path.startswith("$"):
-        raise UsageError.bad_value("--result-json-path", path, "a JSON path such as $.value",
-                                   hint="to write the result to a file: --result-file")  # fmt: skip
+        raise UsageError.bad_value(
+            option("result_json_path"),
+            path,
+            "a JSON path such as $.value",
+            hint=f"to write the result to a file: {option('result_file')}",
+        )
     config = load(file, overrides)
     name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
     if part.keys().get("workflow_url") is None:
         raise UsageError(
-            f"--result-json-path {path}: it is a place in a workflow server's response, and there is no workflow server",
-            hint=f"-o trajectory_builders.{name}.workflow_url URL; to write the result to a file: --result-file",
+            f"{option('result_json_path', path)}: it is a place in a workflow server's response, and there is no "
+            "workflow server",
+            hint=f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; to write the result to a file: "
+            f"{option('result_file')}",
         )
     return [(f"trajectory_builders.{name}.result_json_path", path)]
 
@@ -289,7 +305,7 @@ def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> st
     from gymdata.collect.task_files import HUB, task_files
 
     if dataset is None:
-        raise UsageError(f"{where} is missing", hint="a task file, or give --dataset")
+        raise UsageError(f"{where} is missing", hint=f"a task file, or give {option('dataset')}")
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
     tasks = path if path.startswith(HUB) else str(Path(path).absolute())
     task_files(tasks)  # a missing file is reported at once
@@ -309,9 +325,9 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
         try:
             load_rewards(found)
         except UsageError as error:
-            # The file has no flags.
-            message, hint = (text.removeprefix("--reward").lstrip(": ") for text in (error.message, error.hint or ""))
-            raise UsageError(f"{where}: {key}: {message}", hint=hint or None).at(f"{where}: {key}") from error
+            # The file has neither flags nor keywords.
+            message = error.message.removeprefix(option("reward")).lstrip(": ")
+            raise UsageError(f"{where}: {key}: {message}", hint=error.hint).at(f"{where}: {key}") from error
         return found, None
     settings = evaluator.keys()
     for key in ("genrm", "judge_prompt"):
@@ -380,7 +396,7 @@ def _validation(
         if unused := sorted(section.model_fields_set - {"dataset"}):
             raise UsageError(
                 f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated",
-                hint="name held-out tasks: finetuning.validation.dataset or --validation-dataset",
+                hint=f"name held-out tasks: finetuning.validation.dataset or {option('validation_dataset')}",
             )
         return None, None
     tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
@@ -444,7 +460,8 @@ def _served_name(endpoint: str) -> str:
     names = served_names(endpoint)
     if len(names) != 1:
         raise UsageError(
-            f"--endpoint {endpoint}: serves {', '.join(names) or 'no model'}, and which one is the policy is not known",
+            f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}, and which one is the policy is "
+            "not known",
             hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}",
         )
     return names[0]

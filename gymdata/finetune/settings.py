@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import pydantic
 
 from gymdata.collect.settings import CollectConfig
-from gymdata.errors import UsageError, counted
+from gymdata.errors import COMMAND_LINE, UsageError, counted
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
@@ -350,6 +351,11 @@ IGNORED_KEYS = (
     "workflow", "functions", "function_groups", "general", "embedders", "retrievers", "memory", "object_stores",
     "authentication", "middleware", "ttc_strategies", "optimizer", "logging", "telemetry",
 )  # fmt: skip
+
+
+def override(key: str, value: str = "") -> str:
+    """An override in a message, as the caller gives it."""
+    return f"-o {key} {value}".rstrip() if os.environ.get(COMMAND_LINE) else f"overrides=[({key!r}, {value!r})]"
 
 
 def output_dir(config: FinetuneConfig) -> Path:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, option
 from gymdata.rewards.named import REWARDS, named_reward
 from gymdata.rewards.port import RewardFunction
 
@@ -71,7 +71,7 @@ def load_rewards(
             numbered = ("remote", *(f"remote_{n}" for n in range(2, len(names) + 2)))
             function.name = next(name for name in numbered if name not in names)
         if function.name in names:
-            raise UsageError(f"--reward {spec}: a reward named {function.name!r} is already there")
+            raise UsageError(f"{option('reward', spec)}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
     return loaded
 
@@ -111,11 +111,11 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
         raise _no_weight(spec, rest, f"an argument follows a colon: {before}:{takes}" if takes else None)
     if name not in names:
         if name.endswith(".py"):
-            raise UsageError(f"--reward: got {spec!r}, which names no function", hint=f"--reward {name}:FUNCTION")
-        raise UsageError.unknown_choice("--reward", name, [*names, "path.py:function", "http://…"])
+            raise UsageError(f"{option('reward')}: got {spec!r}, which names no function", hint=f"{name}:FUNCTION")
+        raise UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
     return name, argument if colon else None, weight
 
 
 def _no_weight(spec: str, got: str, hint: str | None = None) -> UsageError:
-    text = f"--reward {spec}: the weight is not a number: got {got!r}, expected a finite one, as in =0.5"
+    text = f"{option('reward', spec)}: the weight is not a number: got {got!r}, expected a finite one, as in =0.5"
     return UsageError(text, hint=hint)

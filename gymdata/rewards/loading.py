@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, option
 from gymdata.rewards.evaluator import EvaluatorReward, is_evaluator, needs_concurrency
 from gymdata.rewards.user import CONCURRENT, UserReward
 from gymdata.user_code import in_memory, load_symbol, place_in, place_of
@@ -17,28 +17,29 @@ def load_user_reward(spec: str) -> UserReward:
     """From ``path.py:function``, or ``path.py:Class{…}``: an instance made with the JSON object's keys. A class of the
     NeMo Agent Toolkit's evaluators needs no braces. Raises UsageError."""
     place, brace, keys = spec.partition("{")
-    function, source = load_symbol(place, "--reward")
+    function, source = load_symbol(place, option("reward"))
+    what = option("reward", spec)
     if inspect.isclass(function):
         name = place.rpartition(":")[2]
         if not brace and not is_evaluator(function):
             # It can be called, which makes an instance and no rewards.
             raise UsageError(
-                f"--reward {spec}: got the class {name}, expected a function",
+                f"{what}: got the class {name}, expected a function",
                 hint=f"name an instance in the file (reward = {name}()) and give that, or {place}{{}}",
             )
         try:
             given = json.loads(brace + keys or "{}")
         except ValueError as error:
-            raise UsageError(f"--reward {spec}: its arguments are no JSON object: {error}") from error
+            raise UsageError(f"{what}: its arguments are no JSON object: {error}") from error
         if is_evaluator(function) and needs_concurrency(function):
             given.setdefault("max_concurrency", CONCURRENT)
-        function = made_by(function, given, f"--reward {spec}")
+        function = made_by(function, given, what)
         source += brace + keys
     elif brace:
-        raise UsageError(f"--reward {spec}: only a class takes arguments, got {type(function).__name__}")
+        raise UsageError(f"{what}: only a class takes arguments, got {type(function).__name__}")
     if not (callable(function) or is_evaluator(function)):
-        raise UsageError.bad_value("--reward", spec, f"a function, got {type(function).__name__}")
-    return _reward(function, source, f"--reward {spec}")
+        raise UsageError.bad_value(option("reward"), spec, f"a function, got {type(function).__name__}")
+    return _reward(function, source, what)
 
 
 def given_reward(function: Any) -> UserReward:

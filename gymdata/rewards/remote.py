@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.errors import OutsideError, RewardError
+from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient
 from gymdata.rewards.user import first_prompt_ids, last_ids
 from gymdata.urls import REWARD_KEYS, address
@@ -71,7 +71,7 @@ class RemoteReward:
         notice: Callable[[str], object] | None = None,
     ) -> None:
         self.name = name
-        self._address = address(url, "--reward-url", "http://localhost:5000/get_reward", REWARD_KEYS)
+        self._address = address(url, option("reward_url"), "http://localhost:5000/get_reward", REWARD_KEYS)
         self.source = f"url:{self._address}"
         self.useless: OutsideError | None = None
         self._answered = False

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 import pydantic
 
+from gymdata.errors import option, with_options
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.settings import Config
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
@@ -65,7 +66,7 @@ class ScoreConfig(Config):
     @classmethod
     def _no_userinfo(cls, value: list[str], info: pydantic.ValidationInfo) -> list[str]:
         for url in value:
-            refuse_userinfo(url, "--reward-url" if info.field_name == "reward_url" else "--reward", REWARD_KEYS)
+            refuse_userinfo(url, option(str(info.field_name)), REWARD_KEYS)
         return value
 
     @pydantic.model_validator(mode="after")
@@ -75,6 +76,8 @@ class ScoreConfig(Config):
             raise ValueError("a recipe alone, or rewards without a recipe: put them all into the recipe")
         if self.recipe is None and not any(others):
             raise ValueError(
-                "no reward given: --reward, --reward-model, --reward-url or --recipe names one, as in --reward numeric"
+                with_options(
+                    "no reward given: {reward}, {reward_model}, {reward_url} or {recipe} names one, as in {reward:numeric}"
+                )
             )
         return self

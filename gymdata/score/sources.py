@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, option
 from gymdata.progress import Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
@@ -147,7 +147,7 @@ class _Loader:
             if self._text is None:
                 self._progress.message(
                     "the tokenizer of these rollouts is not known: the reward server gets their messages as text "
-                    "(--tokenizer FOLDER sends the text of their tokens)"
+                    f"({option('tokenizer', 'FOLDER')} sends the text of their tokens)"
                 )
         return self._text
 
@@ -176,6 +176,6 @@ def _checked(folder: str, sampled_with: str | None) -> Decode:
         if now != sampled_with:
             raise RefusedError(
                 f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
-                hint="give the folder of that tokenizer with --tokenizer",
+                hint=f"give the folder of that tokenizer with {option('tokenizer')}",
             )
     return load_reader(folder).decode

@@ -224,7 +224,7 @@ def test_the_key_of_a_server_comes_from_the_environment(folder: Path, monkeypatc
             "is a workflow's URL",
             "trajectory_builders.NAME.workflow_url",
         ),
-        ({"result_json_path": "result.json"}, "expected a JSON path", "--result-file"),
+        ({"result_json_path": "result.json"}, "expected a JSON path", "result_file="),
         (
             {"result_json_path": "$.value"},
             "there is no workflow server",

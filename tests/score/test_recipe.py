@@ -144,7 +144,7 @@ def test_a_recipe_stands_alone(run: Path, tmp_path: Path) -> None:
     """A recipe beside another reward, or no reward at all, is refused."""
     file = recipe(tmp_path, "rules: [{default: [numeric]}]")
     for settings in ({"recipe": file, "reward": ["numeric"]}, {}):
-        with pytest.raises(UsageError, match=r"--reward|a recipe alone"):
+        with pytest.raises(UsageError, match=r"reward=|a recipe alone"):
             score(path=str(run), **settings)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, option
 from gymdata.registry import Registry
 
 
@@ -52,14 +52,16 @@ class NamedReward:
         return self.given is not None or self.column is None or task.get(self.column) is not None
 
 
-REWARDS: Registry[type[NamedReward]] = Registry("--reward", "gymdata.rewards.named", "gymdata.rewards")
+REWARDS: Registry[type[NamedReward]] = Registry("reward", "gymdata.rewards.named", "gymdata.rewards")
 
 
 def named_reward(name: str, argument: str | None) -> NamedReward:
     """One of ``REWARDS``. Raises UsageError for an argument that it does not take or cannot use."""
     kind = REWARDS[name].object
     if argument is not None and kind.argument is None:
-        raise UsageError(f"--reward {name}:{argument}: {name} takes no argument", hint=f"write {name} or {name}=WEIGHT")
+        raise UsageError(
+            f"{option('reward', f'{name}:{argument}')}: {name} takes no argument", hint=f"write {name} or {name}=WEIGHT"
+        )
     return kind(name, argument)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gymdata.errors import RewardError, UsageError, needs
+from gymdata.errors import RewardError, UsageError, needs, option
 from gymdata.rewards.named import REWARDS, NamedReward
 
 
@@ -35,7 +35,9 @@ class JsonSchema(NamedReward):
             content = Path(argument).read_bytes()
             self._fixed = self._validator(orjson.loads(content))
         except (OSError, orjson.JSONDecodeError, self._library.SchemaError) as error:
-            raise UsageError(f"--reward json_schema: {argument} is not a JSON Schema file: {error}") from error
+            raise UsageError(
+                f"{option('reward', 'json_schema')}: {argument} is not a JSON Schema file: {error}"
+            ) from error
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def _validator(self, schema: Any) -> Any:

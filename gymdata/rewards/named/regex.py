@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gymdata.errors import RewardError, UsageError
+from gymdata.errors import RewardError, UsageError, option
 from gymdata.rewards.named import REWARDS, NamedReward
 
 
@@ -23,7 +23,9 @@ class Regex(NamedReward):
         try:
             re.compile(argument)
         except re.error as error:
-            raise UsageError.bad_value("--reward regex", argument, f"a regular expression ({error})") from error
+            raise UsageError.bad_value(
+                option("reward", "regex"), argument, f"a regular expression ({error})"
+            ) from error
         return argument
 
     def check(self, text: str, task: Mapping[str, Any]) -> float | None:
