@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
     "rollouts", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http", "signals",
-    "user_code", "public", "workers", "registry",
+    "user_code", "public", "workers", "registry", "texts",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
 MATHS = {"credit", "genrm", "curriculum", "tokens"}

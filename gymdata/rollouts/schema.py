@@ -443,7 +443,7 @@ def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Tab
     if not name:
         return None
     if expected is not None and name != expected.name:
-        raise DataError.wrong_table(where, name, expected.name)
+        raise DataError.other_table(where, name, expected.name)
     known = TABLES.get(name)
     raw: Any = (metadata or {}).get(VERSION_KEY, b"1")
     if not raw.isdigit():

@@ -278,7 +278,7 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
     for other in TABLES.values():
         needed = {name for name in other.required() if not other.schema.field(name).nullable}
         if needed <= row.keys() <= frozenset(other.schema.names):
-            return DataError.wrong_table(where, other.name, table.name)
+            return DataError.other_table(where, other.name, table.name)
     return None
 
 

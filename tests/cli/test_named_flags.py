@@ -93,8 +93,8 @@ def test_an_error_names_a_flag_or_a_keyword(
     assert [option(*case) for case in cases] == [
         "overwrite=True", "thinking=False", "split=0.1", "top_logprobs=", "engine={'dtype': 'half'}"
     ]  # fmt: skip
-    text = "drop {keep_duplicates:True}, or give {choice:drop}: {pairs!}"
-    assert with_options(text) == "drop keep_duplicates=True, or give choice='drop': {pairs!}"
+    text = "drop {keep_duplicates:True}, or give {fix:drop}: {pairs!}"
+    assert with_options(text) == "drop keep_duplicates=True, or give `gymdata.fix`: {pairs!}"
     monkeypatch.setenv(COMMAND_LINE, "1")
     assert [option(*case) for case in cases] == [
         "--overwrite", "--no-thinking", "--split 0.1", "--top-logprobs", "--set engine.dtype=half"

@@ -1,0 +1,164 @@
+"""The words of messages: secrets hidden, control characters escaped, numbers with nouns, settings as flags or keywords.
+
+Invariant: the user name, password, query values and fragment of a URL are never shown, for all that is printed or written
+goes through ``redacted``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+_URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
+#: Punctuation that may follow a URL in a sentence.
+_PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
+#: Replaces a secret, whose value a child process finds in its environment.
+PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
+
+
+_ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf):/(?=[^/\s])")
+#: Local folder → what people are shown in its place (see ``show_as``).
+_shown_as: dict[str, str] = {}
+
+
+def show_as(folder: str, url: str) -> None:
+    """From now on show people what is below the local ``folder`` as what is below ``url``, whose mirror it is."""
+    _shown_as[f"{folder}/"] = f"{url}/"
+
+
+def shown(text: str) -> str:
+    """``text`` with the folders of ``show_as`` replaced by their URLs, and the slash that a path has lost of one."""
+    for folder, url in _shown_as.items():
+        text = text.replace(folder, url)
+    return _ONE_SLASH.sub(r"\1://", text) if ":/" in text else text
+
+
+def redacted(text: str) -> str:
+    """``text`` as ``shown``, with the secrets of its URLs replaced by ``***``."""
+    text = shown(text)
+    return _URL.sub(_shown, text) if "://" in text else text
+
+
+def redacted_all(value: Any) -> Any:
+    """Settings or facts with every text in them ``redacted``; mappings and lists are copied."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted_all(key): redacted_all(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted_all(item) for item in value]
+    return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    scheme, rest = found[1], found[2]
+    end = _PUNCTUATION.search(rest)
+    tail = end[0] if end is not None else ""
+    rest = rest[: len(rest) - len(tail)]
+    rest, hash_, fragment = rest.partition("#")
+    rest, mark, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if "@" in authority:
+        authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
+    query = "&".join(map(_pair, query.split("&"))) if query else ""
+    return f"{scheme}{authority}{slash}{path}{mark}{query}{hash_}{HIDDEN if fragment else ''}{tail}"
+
+
+def _pair(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals:
+        return HIDDEN if name else name
+    return text if not value or PLACEHOLDER.fullmatch(value) else f"{name}={HIDDEN}"
+
+
+#: What a terminal interprets: control characters, bidirectional marks and overrides, separators, invisible tags, and
+#: lone surrogates, which cannot be written. Joiners stay, for scripts and emoji need them.
+ACTS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff"
+    "\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
+)
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    """``text`` for a terminal: what it would interpret is written as an escape (``\\x1b``, ``\\u202e``), so that data
+    cannot colour, overwrite or reorder what people read. ``lines``: line feeds and tabs stay; without it they are
+    escaped, too."""
+    text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), shown(text))
+    return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def plural(value: int, noun: str, several: str | None = None) -> str:
+    """``noun`` for 1, ``several`` (default: ``noun`` with an s) for any other number."""
+    return noun if value == 1 else several or f"{noun}s"
+
+
+def counted(value: int, noun: str, several: str | None = None) -> str:
+    """A number with its noun, and a verb that agrees if given: ``3 rollouts``, ``1 rollout has``."""
+    return f"{value:,} {plural(value, noun, several)}"
+
+
+def json_kind(value: object) -> str:
+    """The JSON type of a value, for messages: null, boolean, number, text, list or object. Others keep their class
+    name."""
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "text"), (list, "list")):
+        if isinstance(value, kind):
+            return name
+    return "object" if isinstance(value, Mapping) else type(value).__name__
+
+
+def json_value(value: object) -> str:
+    """A value for messages: ``null``, ``true``, ``number 5``, ``text`` with its first 60 characters; of a list or an
+    object only the type."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    shown = isinstance(value, (str, int, float))
+    return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
+
+
+def brief(value: object) -> str:
+    """At most 80 characters of a value, for messages."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - user code, or an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:76]} … ({len(text):,} characters)"
+
+
+#: Set by the command line for itself and the processes that it starts: there, messages name flags.
+COMMAND_LINE = "GYMDATA_COMMAND_LINE"
+#: The flag of a setting that has another name, and what is written in Python for one that is no keyword.
+_FLAGS = {"source": "--from"}
+_IN_PYTHON = {"allow_changed": "`with gymdata.reading(allow_changed=True):`", "fix": "`gymdata.fix`"}
+_OPTION = re.compile(r"\{([a-z_.]+)(?::([^{}]*))?\}")
+
+
+def option(name: str, value: object = None) -> str:
+    """A setting in a message, as the caller gives it: ``--min-margin`` on the command line, ``min_margin=`` in Python.
+    ``value``: with it, as ``--overwrite`` and ``overwrite=True``. ``name`` may be the dotted key of a section."""
+    section, dot, key = name.rpartition(".")
+    if os.environ.get(COMMAND_LINE):
+        shown = "" if value is None or isinstance(value, bool) else str(value)
+        if dot:
+            return f"--set {name}={shown}"
+        word = _FLAGS.get(name) or f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+        return f"{word} {shown}".rstrip()
+    if name in _IN_PYTHON:
+        return _IN_PYTHON[name]
+    shown = "" if value is None else str(value) if isinstance(value, str) and " " in value else repr(value)
+    return f"{section}={{{key!r}: {shown or '…'}}}" if dot else f"{name}={shown}"
+
+
+def with_options(text: str) -> str:
+    """``text``, in which ``{min_margin}`` and ``{overwrite:True}`` are settings, as ``option`` writes them. For texts that
+    are written once, and shown on the command line and in Python."""
+
+    def named(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return option(name, {"True": True, "False": False}.get(value, value))
+
+    return _OPTION.sub(named, text)
