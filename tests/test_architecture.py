@@ -16,7 +16,7 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
-    "rollouts", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http", "signals",
+    "rollouts", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http",
     "user_code", "public", "workers", "registry", "texts",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.

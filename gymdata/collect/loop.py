@@ -24,8 +24,8 @@ from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
 from gymdata.rollouts.messages import Task
-from gymdata.signals import Stop, together
 from gymdata.store import Run
+from gymdata.workers.signals import Stop, together
 
 Sink = Callable[[Rollout], Awaitable[None]]
 

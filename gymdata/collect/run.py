@@ -39,12 +39,12 @@ from gymdata.public import wrong_argument
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.paths import placed_output, refuse_unwritable
 from gymdata.store.run import derived
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
+from gymdata.workers.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.workers.tuning import rare_collections
 
 __all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]

@@ -25,10 +25,10 @@ from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideE
 from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
 from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.progress import Progress
-from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
 from gymdata.store.reading import child_environment
 from gymdata.store.run_json import plain, write_json
 from gymdata.urls import for_child, placeholder_values
+from gymdata.workers.signals import OWN_GROUP, interruptions_passed_to, send
 
 #: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
 _LAUNCH = """

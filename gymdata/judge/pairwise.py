@@ -25,7 +25,7 @@ from gymdata.genrm.schedule import Match
 from gymdata.genrm.verdict import Verdict
 from gymdata.judge.port import Judge
 from gymdata.rollouts.messages import Message
-from gymdata.signals import together
+from gymdata.workers.signals import together
 
 STATUSES = ("judged", "unparsed", "refused", "failed")
 

@@ -107,7 +107,7 @@ def _inherited(kind: int) -> int:
 
 def _started() -> tuple[subprocess.Popen[bytes], Connection]:
     """A Python of its own: a fork would copy the locks of this process's threads as they are."""
-    from gymdata.signals import OWN_GROUP
+    from gymdata.workers.signals import OWN_GROUP
 
     ours, theirs = Pipe()
     with theirs:

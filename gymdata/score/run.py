@@ -38,13 +38,13 @@ from gymdata.rewards.scheduler import (
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
-from gymdata.signals import run_async
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, files_of, find_run_json, scan_batches
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
+from gymdata.workers.signals import run_async
 
 #: Scores that are Python objects at a time; they take ten times as much as in columns.
 _HELD_ROWS = 8_192

@@ -17,8 +17,8 @@ from typing import Any
 from gymdata.engines.servers.vllm_process import ended, running, shell_line, wait_until_healthy, words_of
 from gymdata.errors import UsageError, require
 from gymdata.serve.settings import ServerConfig
-from gymdata.signals import sigterm_interrupts
 from gymdata.urls import address_of, listening_socket
+from gymdata.workers.signals import sigterm_interrupts
 
 #: A mark of tool calls in a chat template → vLLM's parser for it; the first match counts.
 PARSERS: Mapping[str, str] = {

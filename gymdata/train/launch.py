@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from gymdata import errors
 from gymdata.progress import Progress
 from gymdata.settings import read_yaml
-from gymdata.signals import OWN_GROUP, interruptions_passed_to, send
 from gymdata.store.reading import child_environment
 from gymdata.train.trainer_settings import reported_to
+from gymdata.workers.signals import OWN_GROUP, interruptions_passed_to, send
 
 if TYPE_CHECKING:
     from gymdata.train.settings import TrainConfig

@@ -13,11 +13,11 @@ from typing import Any
 
 from gymdata.errors import DataError
 from gymdata.public import paths_of
-from gymdata.signals import sigterm_interrupts
 from gymdata.store.lineage import Paths
 from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
 from gymdata.urls import LOOPBACK, address_of, listening_socket
 from gymdata.view.settings import ViewConfig
+from gymdata.workers.signals import sigterm_interrupts
 
 #: How deep below a folder that is not a run runs are searched for.
 _DEPTH = 4

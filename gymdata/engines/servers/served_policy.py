@@ -24,7 +24,7 @@ from gymdata.models import model_identity
 from gymdata.models.forward import tokenizer_facts
 from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
-from gymdata.signals import together
+from gymdata.workers.signals import together
 
 T = TypeVar("T")
 #: Facts about the model that a server does not report.

@@ -22,8 +22,8 @@ from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
-from gymdata.signals import run_async
 from gymdata.urls import ENGINE_KEYS, Address, address
+from gymdata.workers.signals import run_async
 
 _TOOL = {
     "type": "function",
