@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from gymdata.report.charts import Figures, charts_of
 from gymdata.report.drawing import svg
 from gymdata.report.stages import value_at
 from gymdata.rollouts.violations import CODES
+from gymdata.show.rollout import messages_of
 
 _GENERATOR = '<meta name="generator" content="gymdata">'
 
@@ -45,7 +44,6 @@ def page(figures: Figures) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters |= {
-        "as_json": partial(json.dumps, ensure_ascii=False, indent=1),
         "charts": charts_of,
         "columns": lambda row, *names: [row[name] for name in names],
         "counted": counted,
@@ -58,6 +56,7 @@ def page(figures: Figures) -> str:
     return template.render(
         {"runs": [figures], **figures},
         codes=CODES,
+        messages_of=messages_of,
         generator=Markup(_GENERATOR),
         policy=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         style=Markup(style),

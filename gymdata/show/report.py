@@ -19,6 +19,7 @@ from rich.text import Text
 from gymdata.errors import printable
 from gymdata.rollouts.messages import object_of
 from gymdata.rollouts.violations import CODES, Violation, both_sides
+from gymdata.show.rollout import MessageView, errors_in, messages_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.breaks import Reading
@@ -143,17 +144,20 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     row = shown.row
     out.title(f"rollout {row['rollout_id']}")
     score = [] if shown.score is None else [(f"score {shown.score[0]}", _number(shown.score[1]))]
-    out.facts([*_facts(row), *score, *_faults(shown.violations)])
+    codes = errors_in(shown.violations)
+    listed = ", ".join(f"{code} {CODES[code].name}" for code in codes)
+    out.facts([*_facts(row), *score, *([("faults", f"{listed} (explained below)")] if codes else [])])
     turns, shown_turns = row["turns"] or [], set()
-    for message in row["messages"]:
-        turn = message.get("turn")
-        known = isinstance(turn, int) and 0 <= turn < len(turns) and turn not in shown_turns
+    for message in messages_of(row["messages"], turns):
+        turn = message.turn
         out.line()
-        _message(out, message, _turn_facts(turns[turn]) if known else "")
-        if known:
-            shown_turns.add(turn)
-            if tokens:
-                _turn_tokens(out, turns[turn])
+        if turn is None or not 0 <= turn < len(turns) or turn in shown_turns:
+            _message(out, message, "")
+            continue
+        _message(out, message, _turn_facts(turns[turn]))
+        shown_turns.add(turn)
+        if tokens:
+            _turn_tokens(out, turns[turn])
     for number, turn in enumerate(turns) if tokens else ():
         if number not in shown_turns:
             out.line()
@@ -187,13 +191,6 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "time", f"{row['started_at']:%Y-%m-%d %H:%M:%S} UTC, {row['duration_s']:.1f} s"
 
 
-def _faults(found: Sequence[Violation]) -> Iterator[tuple[str, str]]:
-    """Faults that put the other numbers in doubt."""
-    codes = dict.fromkeys(v.code for v in found if (v.severity or CODES[v.code].severity) == "error")
-    if codes:
-        yield "faults", ", ".join(f"{code} {CODES[code].name}" for code in codes) + " (explained below)"
-
-
 def _many(n: int, what: str) -> str:
     return f"{n:,} {what}" + ("" if n == 1 else "s")
 
@@ -212,31 +209,22 @@ def _turn_facts(turn: Mapping[str, Any]) -> str:
     return f"{agent}{_many(n, 'token')}{rendered}, {turn['finish_reason']}{mean}{reward}"
 
 
-def _message(out: _Page, message: Mapping[str, Any], of_turn: str) -> None:
-    role = str(message.get("role"))
-    style = _ROLES.get(role, "white")
-    name = f" {message['name']}" if message.get("name") else ""
-    turn = f"  turn {message['turn']}" if message.get("turn") is not None else ""
+def _message(out: _Page, message: MessageView, of_turn: str) -> None:
+    style = _ROLES.get(message.role, "white")
+    name = f" {message.name}" if message.name else ""
+    turn = f"  turn {message.turn}" if message.turn is not None else ""
     facts = f"{turn}{': ' if of_turn else ''}{of_turn}"
-    out.line((printable(f"{role}{name}", lines=False), f"bold {style}"), (printable(facts, lines=False), "dim"))
-    if reasoning := message.get("reasoning"):
-        out.block(Text(printable(str(reasoning)), "italic dim"), style)
-    if (content := message.get("content")) or not (message.get("tool_calls") or reasoning):
-        out.block(Text(printable(str(content))) if content else Text("(empty)", "dim"), style)
-    calls = message.get("tool_calls") or []
-    for call in calls if isinstance(calls, list) else [calls]:
-        out.block(Text.assemble(("→ ", style), _call(call)), style)
-
-
-def _call(call: Any) -> Text:
-    """``name(argument=value)`` of a tool call; whatever else it is, as it is."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or "name" not in function:
-        return Text(printable(call if isinstance(call, str) else json.dumps(call, ensure_ascii=False)))
-    arguments = function.get("arguments")
-    if isinstance(arguments, dict):
-        arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in arguments.items())
-    return Text.assemble((printable(str(function["name"])), "bold"), printable(f"({arguments or ''})"))
+    out.line((printable(f"{message.role}{name}", lines=False), f"bold {style}"), (printable(facts, lines=False), "dim"))
+    if message.reasoning:
+        out.block(Text(message.reasoning, "italic dim"), style)
+    if message.content or not (message.calls or message.reasoning):
+        out.block(Text(message.content) if message.content else Text("(empty)", "dim"), style)
+    for call in message.calls:
+        arguments = call.text
+        if call.name and isinstance(call.arguments, dict):
+            arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call.arguments.items())
+        text = printable(f"({arguments if call.arguments else ''})") if call.name else arguments
+        out.block(Text.assemble(("→ ", style), (call.name, "bold"), text), style)
 
 
 def _turn_tokens(out: _Page, turn: Mapping[str, Any]) -> None:
@@ -272,7 +260,7 @@ def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
     out.title(f"pair {row['pair_id']}")
     sides = {name: f"{row[f'{name}_rollout_id']}, {_sampled(row, name)} tokens sampled" for name in _SIDES}
     out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({row['source']})"), *sides.items()])
-    for message in [*row["prompt"], *row["chosen"][: shown.fork_message]]:
+    for message in messages_of([*row["prompt"], *row["chosen"][: shown.fork_message]], ()):
         out.line()
         _message(out, message, "")
     out.line()
@@ -294,7 +282,7 @@ def _sampled(row: Mapping[str, Any], side: str) -> str:
 def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:
     row = shown.row
     out.title(name, _SIDES[name], _SIDES[name].split()[-1])
-    for message in row[name][shown.fork_message :] or [{"role": "assistant", "content": None}]:
+    for message in messages_of(row[name][shown.fork_message :] or [{"role": "assistant"}], ()):
         _message(out, message, "")
         out.line()
     if tokens:

@@ -7,7 +7,6 @@ sound; a run that is being collected shows its journaled rows, too; nothing is w
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.violations import Violation
+from gymdata.show.rollout import parsed, violations
 from gymdata.show.settings import FIRST, ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
 
@@ -247,20 +247,12 @@ def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]
 
 
 def _shown(table: pa.Table, row: int, reader: Any, vocab: int | None) -> ShownRollout:
-    from gymdata.rollouts.checks import check_batch
-    from gymdata.rollouts.turn_columns import from_arrow
-
     (batch,) = table.combine_chunks().to_batches()
     (value,) = table.to_pylist()
-    evidence = from_arrow(batch, row)
-    found = check_batch(evidence, vocab_size=vocab, reader=reader)
-    if not evidence.turns.has_ids().any():
-        # A rollout of texts, and not a damaged one.
-        found = [v._replace(severity="warning") if v.code == "T205" else v for v in found]
     for name in ("task", "tools", "extra"):
-        value[name] = _parsed(value[name])
+        value[name] = parsed(value[name])
     value["messages"] = [_message(m) for m in value["messages"]]
-    return ShownRollout(value, found)
+    return ShownRollout(value, violations(batch, row, vocab, reader))
 
 
 def _careful(reader: Any) -> Any:
@@ -269,15 +261,7 @@ def _careful(reader: Any) -> Any:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in message.items() if value is not None}
-    return known | {key: _parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
-
-
-def _parsed(text: str) -> Any:
-    """The value of a JSON text; the text itself when it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    return known | {key: parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
 
 
 def _holds_only_pairs(path: str | Path) -> bool:
@@ -291,7 +275,7 @@ def _holds_only_pairs(path: str | Path) -> bool:
         return bool(found) and not resolve(path, ROLLOUTS)
     if found[0].kind == "parquet":
         return "chosen" in schema_of(found[0].path).names
-    row = _parsed(next((line for _, line in iter_lines(found[0])), b"").decode(errors="replace"))
+    row = parsed(next((line for _, line in iter_lines(found[0])), b"").decode(errors="replace"))
     return isinstance(row, dict) and "chosen" in row
 
 
@@ -309,6 +293,6 @@ def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
     (row,) = table.to_pylist()
     for name in ("prompt", "chosen", "rejected"):
         row[name] = [_message(m) for m in row[name]]
-    row["tools"] = _parsed(row.get("tools") or "[]")
+    row["tools"] = parsed(row.get("tools") or "[]")
     sides = [[{**m, "turn": None} for m in row[name]] for name in ("chosen", "rejected")]
     return ShownPair(row, common_length(*sides), common_length(row["chosen_ids"], row["rejected_ids"])), len(ids)

@@ -10,7 +10,6 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
+from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
-from gymdata.view.evidence.rollout import shown_messages
 from gymdata.view.evidence.stages import Rows, facts_of
 from gymdata.view.text import visible
 
@@ -62,7 +61,7 @@ def group_cards(table: pa.Table) -> dict[str, Any]:
     for row, prompt in zip(rows[:_MOST_CARDS], prompts, strict=False):
         answer = final_answer(row["messages"])
         own = row["messages"][len(prompt) :] if shared is not None else row["messages"]
-        cards.append({**row, "messages": shown_messages({"messages": own}), "answer": answer.strip()})
+        cards.append({**row, "messages": messages_of(own, ()), "answer": answer.strip()})
     answers: dict[str, list[Any]] = {}
     for row in rows:
         answers.setdefault(final_answer(row["messages"]).strip(), []).append(row["reward"])
@@ -70,7 +69,7 @@ def group_cards(table: pa.Table) -> dict[str, Any]:
     return {
         "cards": cards,
         "left_out": len(rows) - len(cards),
-        "prompt": shown_messages({"messages": shared}) if shared else [],
+        "prompt": messages_of(shared, ()) if shared else [],
         "answers": [(text, len(rewards), _mean(rewards)) for text, rewards in tally[:8]],
         "distinct": len(tally),
         "statuses": Counter(row["status"] for row in rows),
@@ -122,9 +121,9 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
         }
     return {
         "pair": row,
-        "prompt": shown_messages(row, "prompt"),
-        "chosen": shown_messages(row, "chosen"),
-        "rejected": shown_messages(row, "rejected"),
+        "prompt": messages_of(row["prompt"], ()),
+        "chosen": messages_of(row["chosen"], ()),
+        "rejected": messages_of(row["rejected"], ()),
         "lengths": {side: (len(ids[side]), int(sum(row[f"{side}_mask"]))) for side in ids},
         "logps": {side: sum(lp for lp, m in zip(row[f"{side}_logprobs"], row[f"{side}_mask"], strict=False) if m)
                   for side in ids},
@@ -161,7 +160,7 @@ class Verdicts:
     """All comparisons with what they decided. Arrays have one entry per comparison."""
 
     def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
-        self.rows, keys = rows, rows.keys
+        self.rows, self.snapshot, keys = rows, snapshot, rows.keys
         ids = snapshot.table["rollout_id"].combine_chunks()
         first, second = (pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j"))
         rewards = pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()
@@ -254,29 +253,6 @@ class Verdicts:
                 "indices": [None if np.isnan(i[n]) else int(i[n]) for i in self.indices],
             }
         return rows  # type: ignore[no-any-return]  # pyarrow has no types
-
-
-@lru_cache(2)
-def _verdicts(_state: tuple[int, int], held: Any) -> Verdicts:
-    return Verdicts(*held.value)
-
-
-class _Aside:
-    """A value that a cache ignores."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Aside)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def verdicts(rows: Rows, snapshot: Snapshot) -> Verdicts:
-    """``Verdicts``, made once for one state of the files."""
-    return _verdicts((id(rows), snapshot.version), _Aside((rows, snapshot)))
 
 
 def _taken(values: np.ndarray, at: pa.Array) -> np.ndarray:

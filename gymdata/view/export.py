@@ -16,13 +16,12 @@ import orjson
 from markupsafe import Markup
 
 from gymdata import __version__
-from gymdata.errors import GymdataError, RefusedError, UsageError, counted
-from gymdata.rollouts.violations import BREAKS, CODES
+from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.rollouts.violations import CODES
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
 from gymdata.view.evidence.index import Snapshot
-from gymdata.view.evidence.rollout import Tokens, shown_messages
 from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
@@ -70,9 +69,12 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
     rows, evidence = [], []
     numbers = selection.rows[: config.limit].tolist()
     for number in numbers:
-        shown, tokens = _evidence(pages, snapshot, number)
-        rows.append(shown)
-        evidence.append(tokens)
+        shown = pages.evidence(snapshot, number)
+        found = [violation for violation in shown.violations if violation.severity != "info"]
+        rows.append({**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found})
+        evidence.append(
+            None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
+        )
     groups = _groups(pages, snapshot, numbers, rows)
     here = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
     pairs, pairs_left = _pairs(pages, here, config.limit)
@@ -126,28 +128,6 @@ def _pairs(pages: Pages, here: Container[str], limit: int) -> tuple[list[dict[st
     sides = (rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
     found = [n for n, (one, other) in enumerate(zip(*sides, strict=True)) if one in here and other in here]
     return [pages.pair_values(rows, n) for n in found[:limit]], max(0, len(found) - limit)
-
-
-def _evidence(pages: Pages, snapshot: Snapshot, number: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A rollout for the template, and its tokens."""
-    row = pages.index.row(snapshot, number)
-    vocabulary = pages.vocabulary(row)
-    messages, fault, breaks, tokens = shown_messages(row), "", [], None
-    violations = [one for one in pages.violations_of(snapshot, number, row) if one.severity != "info"]
-    try:
-        found = Tokens(row, pages.stages)
-        breaks = [r for r in found.relations(vocabulary) if r.code != "T211"]
-        tokens = found.data(vocabulary)
-    except GymdataError as error:
-        fault = str(error)
-    return {
-        **{key: row[key] for key in _SHOWN},
-        "parts": [(part["name"], part["value"]) for part in row["rewards"]],
-        "messages": messages,
-        "fault": fault,
-        "breaks": breaks,
-        "violations": [one for one in violations if one.code not in BREAKS],
-    }, tokens
 
 
 def _json(value: Any) -> bytes:

@@ -22,13 +22,14 @@ from gymdata import __version__
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
-from gymdata.rollouts.violations import BREAKS, CODES, Violation
+from gymdata.rollouts.violations import BREAKS, CODES
+from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
-from gymdata.view.evidence.faults import Faults, Found, reader_of, violations
+from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
-from gymdata.view.evidence.rollout import Tokens, shown_messages
+from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.settings import ViewConfig
@@ -37,9 +38,6 @@ from gymdata.view.why import counts_over_run, seen_in_training, why
 Page = tuple[str, dict[str, Any]]
 _TABLE = ["rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards",
           "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"]  # fmt: skip
-#: Tokens that a break page shows before and after what differs.
-_AROUND = 24
-_MOST_SHOWN = 400
 _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
@@ -63,6 +61,7 @@ class Pages:
         self.stages = Stages(self.index.paths)
         self.selector = Selector()
         self.faults = Faults(self.vocabulary)
+        self._verdicts: comparing.Verdicts | None = None
         self._columns: tuple[int, dict[str, list[str]]] | None = None
         self._token = secrets.token_urlsafe(16)
 
@@ -212,39 +211,46 @@ class Pages:
 
     def rollout(self, request: Request) -> Page:
         snapshot, number = self.row_of(request)
-        row = self.index.row(snapshot, number)
+        evidence = self.evidence(snapshot, number)
+        row, tokens = evidence.row, evidence.tokens
         mates = snapshot.where("group_id", row["group_id"])
         place = mates.index(number)
-        ids = snapshot.table["rollout_id"]
-        # Before the lists of the turns are made into arrays.
-        found = self.violations_of(snapshot, number, row)
-        fault, breaks, tokens = "", [], None
-        try:
-            tokens = Tokens(row, self.stages)
-            breaks = [r for r in tokens.relations(self.vocabulary(row)) if r.code != "T211"]
-        except GymdataError as error:
-            fault = str(error)
+        ids = [snapshot.table["rollout_id"][mate].as_py() for mate in mates]
         return "rollout.html", {
-            "row": row,
-            "messages_list": shown_messages(row),
-            "rewards": [(r["name"], r["value"]) for r in row["rewards"]],
+            **vars(evidence),
             "place": place + 1,
-            "mates": [str(ids[n].as_py()) for n in mates],
-            "before": ids[mates[place - 1]].as_py() if place else None,
-            "after": ids[mates[place + 1]].as_py() if place + 1 < len(mates) else None,
-            "fault": fault,
-            "breaks": breaks,
-            "violations": listed_violations(found),
+            "mates": ids,
+            "before": ids[place - 1] if place else None,
+            "after": ids[place + 1] if place + 1 < len(mates) else None,
+            # Breaks have lines of their own, and missing tokens are shown otherwise.
+            "violations": [v for v in evidence.violations if v.severity == "error" or v.code[0] not in "TR"],
             "codes": CODES,
             "turns": len(row["turns"]),
-            "has": _colors(tokens),
+            "has": tokens.colors() if tokens is not None else {},
             "notes": tokens.notes if tokens is not None else [],
             "text_known": self.vocabulary(row) is not None,
         }
 
-    def violations_of(self, snapshot: Snapshot, number: int, row: Mapping[str, Any]) -> list[Violation]:
+    def evidence(self, snapshot: Snapshot, number: int) -> Evidence:
+        """What a page shows of one rollout."""
+        row = self.index.row(snapshot, number)
+        vocabulary = self.vocabulary(row)
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
-        return violations(batch, 0, vocabulary_size(snapshot.file(number)), reader_of(lambda: self.vocabulary(row)))
+        size = vocabulary_size(snapshot.file(number))
+        found = violations(batch, 0, size, reader_of(lambda: vocabulary))
+        evidence = Evidence(
+            row,
+            # Before the lists of the turns are made into arrays.
+            messages_of(row["messages"], row["turns"]),
+            [(part["name"], part["value"]) for part in row["rewards"]],
+            [violation for violation in found if violation.code not in BREAKS],
+        )
+        try:
+            evidence.tokens = Tokens(row, self.stages)
+            evidence.breaks = [r for r in evidence.tokens.relations(vocabulary) if r.code != "T211"]
+        except GymdataError as error:
+            evidence.fault = str(error)
+        return evidence
 
     def tokens(self, request: Request) -> dict[str, Any]:
         snapshot, number = self.row_of(request)
@@ -258,7 +264,7 @@ class Pages:
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn, k = _whole(request, "turn", len(tokens.turns)), _whole(request, "k", 1 << 30)
         listed = tokens.alternatives(turn, k)
-        return {"alternatives": [{**one, "text": _shown(vocabulary, one["id"])} for one in listed]}
+        return {"alternatives": [{**one, "text": text_of(vocabulary, one["id"])} for one in listed]}
 
     def why(self, request: Request) -> dict[str, Any]:
         """Why one sampled token is trained."""
@@ -269,7 +275,7 @@ class Pages:
         k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
         found = why(tokens, row, turn, k, snapshot)
         seen = seen_in_training(self.stages, tokens.rollout_id, turn, k)
-        return found | {"text": _shown(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
+        return found | {"text": text_of(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
 
     def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
         """The vocabulary that decodes this rollout's ids."""
@@ -291,33 +297,11 @@ class Pages:
         row = self.index.row(snapshot, number)
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn = _whole(request, "turn", len(tokens.turns))
-        found = [r for r in tokens.relations(vocabulary) if r.turn == turn and r.code != "T211"]
-        if not found:
+        relation = next((r for r in tokens.relations(vocabulary) if r.turn == turn and r.code != "T211"), None)
+        if relation is None:
             raise Missing(f"turn {turn} of this rollout continues what came before")
-        relation = found[0]
-        parent = int(tokens.turns[turn]["parent"])
-        before = np.concatenate((tokens.prompts[parent], tokens.turns[parent]["generation_token_ids"]))
-        prompt = tokens.prompts[turn]
-        spans = (relation.evidence or {}).get("spans", [])
-        generated = np.zeros(len(before), np.bool_)
-        generated[len(tokens.prompts[parent]) :] = True
-        return "break.html", {
-            "row": row,
-            "relation": relation,
-            "turn": turn,
-            "parent": parent,
-            "code": CODES[relation.code],
-            "explanation": (relation.evidence or {}).get("explanation", relation.detail),
-            "before": _side(before, [s["before"] for s in spans], vocabulary, generated),
-            "prompt": _side(prompt, [s["prompt"] for s in spans], vocabulary, None),
-            "texts": [(_text_of(s["before"]), _text_of(s["prompt"])) for s in spans[:20]],
-            "n_spans": len(spans),
-            "cut": tokens.turns[parent].get("finish_reason") == "length",
-            "kept": int(tokens.turns[turn]["prefix_length"]),
-            "before_length": len(before),
-            "prompt_length": len(prompt),
-            "text_known": vocabulary is not None,
-        }
+        values = both_sides(tokens, relation, vocabulary)
+        return "break.html", {**values, "row": row, "code": CODES[relation.code], "text_known": vocabulary is not None}
 
     # -- side by side --------------------------------------------------------------------------------------------
 
@@ -368,7 +352,7 @@ class Pages:
             source["policy"] = snapshot.table["policy"][here[0]].as_py()
         listed: list[dict[str, Any]] = []
         if (made := self.stages.rows("comparisons")) and len(made):
-            verdicts = comparing.verdicts(made, snapshot)
+            verdicts = self.verdicts(made, snapshot)
             numbers = [n for one, other in (ids, ids[::-1]) for n in made.where("rollout_i", one)
                        if made.keys["rollout_j"][n].as_py() == other]  # fmt: skip
             listed = verdicts.listed(numbers)
@@ -379,9 +363,16 @@ class Pages:
             "known": [n is not None for n in here],
         }
 
+    def verdicts(self, rows: Rows, snapshot: Snapshot) -> comparing.Verdicts:
+        """All comparisons with what they decided, made once for one state of the files."""
+        verdicts = self._verdicts
+        if verdicts is None or verdicts.rows is not rows or verdicts.snapshot is not snapshot:
+            self._verdicts = verdicts = comparing.Verdicts(rows, snapshot)
+        return verdicts
+
     def comparisons(self, request: Request) -> Page:
         rows = self.stages.rows("comparisons")
-        verdicts = comparing.verdicts(rows, self.index.snapshot())
+        verdicts = self.verdicts(rows, self.index.snapshot())
         show, task = request.query_params.get("show", "all"), request.query_params.get("task", "").strip()
         numbers, page = verdicts.select(show, task), _page(request)
         pages = max(1, -(-len(numbers) // comparing.PAGE))
@@ -405,7 +396,7 @@ class Pages:
         found = rows.where("comparison_id", given)
         if not found:
             raise Missing(f"there is no comparison {given!r} among the {len(rows):,} here")
-        verdicts = comparing.verdicts(rows, snapshot)
+        verdicts = self.verdicts(rows, snapshot)
         row = rows.row(found[0])
         sides = []
         for name in ("rollout_i", "rollout_j"):
@@ -417,8 +408,8 @@ class Pages:
             one = snapshot.scored(row_of, [number]).to_pylist()[0]
             own = one["messages"][comparing.completion(one["messages"]) :]
             prompt = one["messages"][: comparing.completion(one["messages"])]
-            sides.append({"id": row[name], "messages": shown_messages({"messages": own}), "reward": one["reward"],
-                          "index": one["rollout_index"], "prompt": shown_messages({"messages": prompt})})  # fmt: skip
+            sides.append({"id": row[name], "messages": messages_of(own, ()), "reward": one["reward"],
+                          "index": one["rollout_index"], "prompt": messages_of(prompt, ())})  # fmt: skip
         swapped = int(verdicts.swapped[found[0]])
         return "comparison.html", {
             "row": row | verdicts.listed(found[:1])[0],
@@ -502,12 +493,6 @@ class Pages:
         return "lineage.html", lineage.graph(self.index.paths)
 
 
-def listed_violations(found: Sequence[Violation]) -> list[Violation]:
-    """The violations that a rollout's page lists. Breaks have lines of their own, and missing tokens are shown
-    otherwise."""
-    return [one for one in found if one.code not in BREAKS and (one.severity == "error" or one.code[0] not in "TR")]
-
-
 def _chosen(request: Request, below: int) -> int:
     text = request.query_params.get("n", "0")
     return min(int(text), max(below - 1, 0)) if text.isdecimal() and len(text) < 9 else 0
@@ -546,67 +531,9 @@ def _group(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _colors(tokens: Tokens | None) -> dict[str, bool]:
-    """What tokens can be colored by → whether the data for it is there."""
-    if tokens is None:
-        return {}
-    has_text = any(len(turn["generation_token_ids"]) for turn in tokens.turns)
-    return {
-        "logprob": has_text,
-        "entropy": any(v is not None for v in tokens.entropy),
-        "advantage": any(v is not None for v in tokens.advantages),
-        "mask": True,
-        "ratio": any(v is not None for v in tokens.reference),
-        "turn": True,
-    }
-
-
 def _whole(request: Request, name: str, below: int) -> int:
     """A whole number of an address."""
     text = request.query_params.get(name, "")
     if not text.isdecimal() or len(text) > 12 or int(text) >= below:
         raise Missing(f"{name}: got {text!r}, expected a whole number below {below:,}")
     return int(text)
-
-
-def _shown(vocabulary: Vocabulary | None, token: int) -> str:
-    from gymdata.view.text import visible
-
-    return visible(vocabulary.text(token)) if vocabulary is not None else str(token)
-
-
-def _text_of(side: Mapping[str, Any]) -> str | None:
-    from gymdata.view.text import visible
-
-    return None if side["text"] is None else visible(side["text"])
-
-
-def _side(
-    ids: Any, spans: Sequence[Mapping[str, Any]], vocabulary: Vocabulary | None, generated: Any
-) -> list[dict[str, Any]]:
-    """Tokens of one side of a break around its differing spans; long agreement between two spans is left out."""
-    marked = np.zeros(len(ids), np.bool_)
-    shown = np.zeros(len(ids), np.bool_)
-    for span in spans:
-        marked[span["start"] : span["end"]] = True
-        shown[max(0, span["start"] - _AROUND) : span["end"] + _AROUND] = True
-        shown[span["start"] + _MOST_SHOWN : span["end"]] = False
-    special = vocabulary.special if vocabulary is not None else frozenset()
-    out: list[dict[str, Any]] = []
-    hidden = 0
-    for at in range(len(ids)):
-        if not shown[at]:
-            hidden += 1
-            continue
-        if hidden:
-            out.append({"gap": hidden})
-            hidden = 0
-        token = int(ids[at])
-        text = _shown(vocabulary, token).replace("\n", "⏎\n")
-        out.append({"at": at, "id": token, "text": text, "differs": bool(marked[at]), "special": token in special,
-                    "sampled": generated is not None and bool(generated[at])})  # fmt: skip
-        if len(out) > 4 * _MOST_SHOWN:
-            break
-    if hidden := hidden + (len(ids) - at - 1 if len(ids) else 0):
-        out.append({"gap": hidden})
-    return out

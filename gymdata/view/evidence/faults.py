@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ import pyarrow as pa
 
 from gymdata.errors import GymdataError
 from gymdata.rollouts.breaks import Reader, Reading
-from gymdata.rollouts.checks import check_batch
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.rollouts.violations import CODES, Violation
+from gymdata.show.rollout import violations
 from gymdata.store.lineage import vocabulary
 from gymdata.store.partial_reads import RowGroup
 from gymdata.store.tables import scan_batches
@@ -92,96 +91,71 @@ def _units(snapshot: Snapshot) -> Iterator[_Unit]:
 
 
 class Faults:
-    """The faults of all rollouts, found by a thread that runs while there is something to check. ``unasked``: up to
-    this many are checked without a request."""
+    """The faults of all rollouts, found by a thread of its own. ``unasked``: up to this many are checked without a
+    request."""
 
     def __init__(self, vocabulary_of: VocabularyOf, unasked: int = UNASKED) -> None:
         self._vocabulary_of, self._unasked = vocabulary_of, unasked
         self._guard = threading.Lock()
-        #: By owner: the unit itself, so that the owner's id stays its own, and the rows of each code, from 0.
-        self._known: dict[int, tuple[_Unit, dict[str, Rows]]] = {}
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, "gymdata-view-faults")
+        #: By the id of its owner: the unit itself, so that the id stays its own, and the rows of each code, from 0.
+        self._checks: dict[int, tuple[_Unit, Future[dict[str, Rows]]]] = {}
         self._wanted = self._ended = False
-        self._merged: tuple[Any, Found] = (None, Found())
+        self._merged: tuple[tuple[int, bool, int], Found] | None = None
 
     def close(self) -> None:
         """End the thread, after the rows that it is at."""
         self._ended = True
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
     def found(self, snapshot: Snapshot, *, wanted: bool = False) -> Found:
         """The faults known so far of the rows of ``snapshot``. ``wanted``: check them all, however many there are."""
         units = list(_units(snapshot))
         with self._guard:
             self._wanted = self._wanted or wanted or len(snapshot) <= self._unasked
-            left = [unit for unit in units if id(unit.owner) not in self._known] if self._wanted else []
-            if left and (self._thread is None or not self._thread.is_alive()):
-                self._known = {id(u.owner): self._known[id(u.owner)] for u in units if id(u.owner) in self._known}
-                self._thread = threading.Thread(
-                    target=self._check, args=(left,), name="gymdata-view-faults", daemon=True
-                )
-                self._thread.start()
-            thread = self._thread
-        if left and thread is not None and sum(unit.rows for unit in left) <= _WAITED_FOR:
-            thread.join(_WAIT_S)
-        return self._of(snapshot.version, units)
-
-    def _of(self, version: int, units: Sequence[_Unit]) -> Found:
-        with self._guard:
-            known = [self._known.get(id(unit.owner)) for unit in units]
-        state = (version, self._wanted, sum(one is not None for one in known))
-        if self._merged[0] == state:
-            return self._merged[1]
-        rows: dict[str, list[Rows]] = {}
-        start = unchecked = 0
-        for unit, one in zip(units, known, strict=True):
-            for code, mine in (one[1] if one is not None else {}).items():
-                rows.setdefault(code, []).append(mine + start)
-            unchecked += unit.rows if one is None else 0
-            start += unit.rows
-        found = Found({code: np.concatenate(rows[code]) for code in sorted(rows)}, unchecked, self._wanted)
-        self._merged = state, found
-        return found
-
-    def _check(self, units: Sequence[_Unit]) -> None:
-        for unit in units:
-            try:
-                rows = self._faulty(unit)
-            except (GymdataError, OSError, pa.ArrowException):
-                rows = {}  # a file that cannot be read: the pages say so
-            if self._ended:
-                return
-            with self._guard:
-                self._known[id(unit.owner)] = unit, rows
+            if self._wanted and not self._ended:
+                self._checks = {
+                    id(unit.owner): self._checks.get(id(unit.owner)) or (unit, self._thread.submit(self._faulty, unit))
+                    for unit in units
+                }
+            checks = [self._checks.get(id(unit.owner)) for unit in units]
+        left = [(unit.rows, future) for unit, future in filter(None, checks) if not future.done()]
+        if sum(rows for rows, _ in left) <= _WAITED_FOR:
+            wait([future for _, future in left], _WAIT_S)
+        known = [check[1].result() if check is not None and check[1].done() else None for check in checks]
+        state = (snapshot.version, self._wanted, sum(rows is not None for rows in known))
+        if self._merged is None or self._merged[0] != state:
+            self._merged = state, _merged(units, known, running=self._wanted)
+        return self._merged[1]
 
     def _faulty(self, unit: _Unit) -> dict[str, Rows]:
-        vocab, rows, first = vocabulary(unit.path), dict[str, set[int]](), 0
-        for batch in unit.batches():
-            if self._ended:
-                return {}
-            about = dict(next(iter(batch.slice(0, 1).select(["run_id", "policy"]).to_pylist()), {}))
-            reader = reader_of(functools.partial(self._vocabulary_of, about))
-            for one in errors_in(violations(batch, first, vocab, reader)):
-                rows.setdefault(one.code, set()).add(one.row)
-            first += len(batch)
+        rows, first = dict[str, set[int]](), 0
+        try:
+            vocab = vocabulary(unit.path)
+            for batch in unit.batches():
+                if self._ended:
+                    break
+                about = dict(next(iter(batch.slice(0, 1).select(["run_id", "policy"]).to_pylist()), {}))
+                reader = reader_of(functools.partial(self._vocabulary_of, about))
+                for violation in violations(batch, first, vocab, reader):
+                    if violation.severity == "error":
+                        rows.setdefault(violation.code, set()).add(violation.row)
+                first += len(batch)
+        except (GymdataError, OSError, pa.ArrowException):
+            return {}  # a file that cannot be read: the pages say so
         return {code: np.array(sorted(mine), np.int64) for code, mine in rows.items()}
 
 
-def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Reader | None) -> list[Violation]:
-    """The violations in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
-    evidence = from_arrow(batch, first)
-    with_ids = set(evidence.rows[evidence.turns.has_ids()].tolist())
-    found = []
-    for one in check_batch(evidence, vocab_size=vocab, reader=reader):
-        # A rollout without token ids is not damaged.
-        texts = one.code == "T205" and one.row not in with_ids
-        found.append(one._replace(severity="warning" if texts else one.severity or CODES[one.code].severity))
-    return found
-
-
-def errors_in(found: Sequence[Violation]) -> list[Violation]:
-    return [one for one in found if one.severity == "error"]
+def _merged(units: Sequence[_Unit], known: Sequence[dict[str, Rows] | None], *, running: bool) -> Found:
+    """The faults of all units by the numbers of a snapshot's rows."""
+    rows: dict[str, list[Rows]] = {}
+    start = unchecked = 0
+    for unit, by_code in zip(units, known, strict=True):
+        for code, of_unit in (by_code or {}).items():
+            rows.setdefault(code, []).append(of_unit + start)
+        unchecked += unit.rows if by_code is None else 0
+        start += unit.rows
+    return Found({code: np.concatenate(rows[code]) for code in sorted(rows)}, unchecked, running)
 
 
 def reader_of(load: Callable[[], Any]) -> Reader:

@@ -8,8 +8,8 @@ do not fit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,47 +19,32 @@ from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
+from gymdata.rollouts.violations import Violation
+from gymdata.show.rollout import MessageView
 from gymdata.view.evidence.stages import Stages, facts_of
 
 Array = npt.NDArray[Any]
 _DIGITS = 5
+#: Tokens that a break page shows before and after what differs, and of one difference.
+_AROUND, _MOST_SHOWN = 24, 400
 
 
-def shown_messages(row: Mapping[str, Any], key: str = "messages") -> list[dict[str, Any]]:
-    """Messages for a template: text that no terminal or browser acts on, tool calls as name and arguments, and the reward
-    of the turn that sampled one."""
-    rewards = [turn.get("reward") for turn in row.get("turns") or []]
-    return [
-        {
-            "role": str(message["role"]),
-            "content": printable(message.get("content") or ""),
-            "reasoning": printable(message.get("reasoning") or ""),
-            "name": printable(message.get("name") or ""),
-            "turn": (turn := message.get("turn")),
-            "reward": rewards[turn] if isinstance(turn, int) and 0 <= turn < len(rewards) else None,
-            "calls": list(_calls(message.get("tool_calls"))),
-        }
-        for message in row[key]
-    ]
+@dataclass
+class Evidence:
+    """What the pages show of one rollout. ``rewards``: its named parts; ``violations``: all but breaks; ``fault``: why its
+    tokens are not shown."""
+
+    row: dict[str, Any]
+    messages: list[MessageView]
+    rewards: list[tuple[str, float | None]]
+    violations: list[Violation]
+    tokens: Tokens | None = None
+    breaks: list[Relation] = field(default_factory=list)
+    fault: str = ""
 
 
 def _number(value: float | None) -> float | None:
     return float(value) if value is not None and np.isfinite(value) else None
-
-
-def _calls(text: str | None) -> list[dict[str, str]]:
-    try:
-        calls = json.loads(text) if text else []
-        found = []
-        for call in calls:
-            function = call.get("function") or call
-            arguments = function.get("arguments")
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            found.append({"name": printable(str(function.get("name"))), "arguments": printable(arguments)})
-        return found
-    except (ValueError, AttributeError, TypeError):
-        return [{"name": "", "arguments": printable(text or "")}]
 
 
 class Tokens:
@@ -178,6 +163,17 @@ class Tokens:
             "special": sorted(vocabulary.special & used) if vocabulary is not None else [],
         }
 
+    def colors(self) -> dict[str, bool]:
+        """What tokens can be colored by → whether the data for it is there."""
+        return {
+            "logprob": any(len(turn["generation_token_ids"]) for turn in self.turns),
+            "entropy": any(values is not None for values in self.entropy),
+            "advantage": any(values is not None for values in self.advantages),
+            "mask": True,
+            "ratio": any(values is not None for values in self.reference),
+            "turn": True,
+        }
+
     def _mask(self, turn: int) -> list[int] | None:
         """The loss mask of a turn's sampled tokens; None without experiences."""
         mask = self.mask[turn]
@@ -215,3 +211,56 @@ def _numbers(values: Array | None) -> list[float | None] | None:
     if values is None:
         return None
     return [round(v, _DIGITS) if v == v and abs(v) != float("inf") else None for v in values.tolist()]
+
+
+def text_of(vocabulary: Vocabulary | None, token: int) -> str:
+    """A token's text; its id without a vocabulary."""
+    return printable(vocabulary.text(token)) if vocabulary is not None else str(token)
+
+
+def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The values of the page of a break: what was there, the prompt that came instead, and where they differ."""
+    turn = tokens.turns[relation.turn]
+    parent = int(turn["parent"])
+    before = np.concatenate((tokens.prompts[parent], tokens.turns[parent]["generation_token_ids"]))
+    prompt = tokens.prompts[relation.turn]
+    spans = (relation.evidence or {}).get("spans", [])
+    texts = [[span[side]["text"] for side in ("before", "prompt")] for span in spans[:20]]
+    return {
+        "relation": relation,
+        "turn": relation.turn,
+        "parent": parent,
+        "explanation": (relation.evidence or {}).get("explanation", relation.detail),
+        "before": _side(before, [s["before"] for s in spans], vocabulary, len(tokens.prompts[parent])),
+        "prompt": _side(prompt, [s["prompt"] for s in spans], vocabulary, len(prompt)),
+        "texts": [[None if text is None else printable(text) for text in pair] for pair in texts],
+        "n_spans": len(spans),
+        "cut": tokens.turns[parent].get("finish_reason") == "length",
+        "kept": int(turn["prefix_length"]),
+        "before_length": len(before),
+        "prompt_length": len(prompt),
+    }
+
+
+def _side(
+    ids: Array, spans: Sequence[Mapping[str, int]], vocabulary: Vocabulary | None, sampled_from: int
+) -> list[dict[str, Any]]:
+    """Tokens of one side of a break around its differing spans; long agreement between two spans is left out. Those from
+    ``sampled_from`` on were sampled."""
+    marked, shown = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.bool_)
+    for span in spans:
+        marked[span["start"] : span["end"]] = True
+        shown[max(0, span["start"] - _AROUND) : span["end"] + _AROUND] = True
+        shown[span["start"] + _MOST_SHOWN : span["end"]] = False
+    special = vocabulary.special if vocabulary is not None else frozenset()
+    out: list[dict[str, Any]] = []
+    # Not more than a page can hold; what is left out is counted at its place.
+    listed, end = np.flatnonzero(shown)[: 4 * _MOST_SHOWN].tolist(), 0
+    for at in listed:
+        if at > end:
+            out.append({"gap": at - end})
+        token, end = int(ids[at]), at + 1
+        text = text_of(vocabulary, token).replace("\n", "⏎\n")
+        out.append({"at": at, "id": token, "text": text, "differs": bool(marked[at]), "special": token in special,
+                    "sampled": at >= sampled_from})  # fmt: skip
+    return [*out, {"gap": len(ids) - end}] if end < len(ids) else out

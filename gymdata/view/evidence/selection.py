@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import numpy as np
@@ -49,6 +48,9 @@ _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
 #: Rollouts that a filter command may name by their ids.
 _MOST_IDS = 200
+#: Selections, orders and comparisons of runs that are kept.
+_COMPUTED = 36
+T = TypeVar("T")
 Rows = npt.NDArray[np.int32]
 
 
@@ -232,86 +234,72 @@ class Selector:
 
     def __init__(self) -> None:
         self._version = -1
-        self._select = lru_cache(16)(self._computed)
-        self._sorted = lru_cache(4)(self._in_order)
-        self._runs = lru_cache(16)(self._compared)
+        self._computed: dict[tuple[object, ...], Any] = {}
 
-    def select(self, snapshot: Snapshot, query: Query, found_faults: Found = Found()) -> Selection:
+    def _once(self, snapshot: Snapshot, key: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """``compute()``, or what it returned before. A growing run would fill the memory with its earlier states."""
+        if snapshot.version != self._version or len(self._computed) >= _COMPUTED:
+            self._version, self._computed = snapshot.version, {}
+        computed = self._computed
+        if key not in computed:
+            computed[key] = compute()
+        value: T = computed[key]
+        return value
+
+    def select(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
-        self._forget_others(snapshot.version)
         if query.problem is not None:
             return Selection(np.zeros(0, np.int32), query.problem)
-        found = self._select(*self._key(snapshot, query, found_faults))
-        if not query.sort or found.error is not None:
-            return found
-        order = self._sorted(snapshot.version, query.sort, query.down, _Held(snapshot))
-        kept = np.zeros(len(snapshot), np.bool_)
-        kept[found.rows] = True
-        return replace(found, rows=order[kept[order]])
+        selection = self._once(snapshot, _key("rows", query, found), lambda: _computed(snapshot, query, found))
+        if not query.sort or selection.error is not None:
+            return selection
+        key = [(query.sort, "descending" if query.down else "ascending", "at_end")]
+        order: Rows = self._once(
+            snapshot,
+            ("order", *key),
+            lambda: pc.sort_indices(snapshot.table.select([query.sort]), sort_keys=key).to_numpy().astype(np.int32),
+        )
+        passing = np.zeros(len(snapshot), np.bool_)
+        passing[selection.rows] = True
+        return replace(selection, rows=order[passing[order]])
 
-    def _forget_others(self, version: int) -> None:
-        """A growing run would fill the caches with its earlier states."""
-        if version != self._version:
-            self._version = version
-            for cached in (self._select, self._sorted, self._runs):
-                cached.cache_clear()
-
-    def _key(self, snapshot: Snapshot, query: Query, found: Found) -> tuple[int, tuple[str, ...], str, int, _Held]:
-        unchecked = found.unchecked if query.fault else 0
-        return snapshot.version, tuple(query.conditions()), query.fault, unchecked, _Held(snapshot, found)
-
-    def runs(self, snapshot: Snapshot, query: Query, found_faults: Found = Found()) -> list[RunFigures]:
+    def runs(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
-        return [] if query.problem is not None else self._runs(*self._key(snapshot, query, found_faults))
-
-    def _compared(
-        self, version: int, texts: tuple[str, ...], fault: str, unchecked: int, held: _Held
-    ) -> list[RunFigures]:
-        found = compare_runs(held.snapshot.table, self._select(version, texts, fault, unchecked, held).rows)
-        return found if len(found) > 1 else []
-
-    def _computed(self, _version: int, texts: tuple[str, ...], fault: str, _unchecked: int, held: _Held) -> Selection:
-        snapshot = held.snapshot
-        try:
-            rows = self._passing(snapshot, texts)
-        except GymdataError as error:
-            return Selection(np.zeros(0, np.int32), str(error))
-        if fault:
-            rows = np.intersect1d(rows, held.faults.with_code(fault)).astype(np.int32)
-        return _figures(snapshot.table, rows)
-
-    def _passing(self, snapshot: Snapshot, texts: Sequence[str]) -> Rows:
-        every = np.arange(len(snapshot), dtype=np.int32)
-        if not texts or not len(every):
-            return every
-        expressions = [conditions.parse(text, "filter") for text in texts]
-        named = {name: "filter" for expression in expressions for name in expression.names}
-        columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
-        kept = np.ones(len(every), np.bool_)
-        for expression in expressions:
-            conditions.check(expression, columns.kinds, "filter")
-        for expression in expressions:
-            kept &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
-        return np.flatnonzero(kept).astype(np.int32)
-
-    def _in_order(self, _version: int, column: str, down: bool, held: _Held) -> Rows:
-        direction = "descending" if down else "ascending"
-        found = pc.sort_indices(held.snapshot.table.select([column]), sort_keys=[(column, direction, "at_end")])
-        order: Rows = found.to_numpy().astype(np.int32)
-        return order
+        if query.problem is not None:
+            return []
+        rows = self.select(snapshot, replace(query, sort=""), found).rows
+        compared = self._once(snapshot, _key("runs", query, found), lambda: compare_runs(snapshot.table, rows))
+        return compared if len(compared) > 1 else []
 
 
-class _Held:
-    """A snapshot and its faults as an argument that a cache ignores: the version numbers before it identify them."""
+def _key(what: str, query: Query, found: Found) -> tuple[object, ...]:
+    """What a selection depends on besides the rollouts."""
+    return what, *query.conditions(), query.fault, found.unchecked if query.fault else 0
 
-    def __init__(self, snapshot: Snapshot, faults: Found = Found()) -> None:
-        self.snapshot, self.faults = snapshot, faults
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held)
+def _computed(snapshot: Snapshot, query: Query, found: Found) -> Selection:
+    try:
+        rows = _passing(snapshot, query.conditions())
+    except GymdataError as error:
+        return Selection(np.zeros(0, np.int32), str(error))
+    if query.fault:
+        rows = np.intersect1d(rows, found.with_code(query.fault)).astype(np.int32)
+    return _figures(snapshot.table, rows)
 
-    def __hash__(self) -> int:
-        return 0
+
+def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
+    every = np.arange(len(snapshot), dtype=np.int32)
+    if not texts or not len(every):
+        return every
+    expressions = [conditions.parse(text, "filter") for text in texts]
+    named = {name: "filter" for expression in expressions for name in expression.names}
+    columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
+    passing = np.ones(len(every), np.bool_)
+    for expression in expressions:
+        conditions.check(expression, columns.kinds, "filter")
+    for expression in expressions:
+        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
+    return np.flatnonzero(passing).astype(np.int32)
 
 
 def _figures(table: pa.Table, rows: Rows) -> Selection:

@@ -1,0 +1,105 @@
+"""A rollout as people read it, on a terminal, on the pages of ``view`` and in a report: messages, tool calls and faults.
+
+Invariants: what a rollout holds is data: no text of a message or a call is one that a terminal or browser acts on; a rollout
+is shown with the faults that ``validate`` finds in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gymdata.errors import printable
+from gymdata.rollouts.checks import check_batch
+from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.rollouts.violations import CODES, Violation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.rollouts.breaks import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class CallView:
+    """A tool call; one that is no object with a name has no ``name``, and is its own ``arguments``."""
+
+    name: str
+    arguments: object
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON, or as the text that they are."""
+        given = self.arguments
+        return printable(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message. ``turn``: the turn that sampled it, and ``reward``: of that turn; None where there is none."""
+
+    role: str
+    content: str
+    reasoning: str
+    name: str
+    turn: int | None
+    reward: float | None
+    calls: list[CallView]
+
+
+def parsed(text: object) -> object:
+    """The value of a JSON text; whatever else it is, as it is."""
+    try:
+        return json.loads(text) if isinstance(text, (str, bytes)) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def messages_of(messages: Sequence[Mapping[str, object]], turns: Sequence[Mapping[str, object]]) -> list[MessageView]:
+    """Messages for people, with the rewards of the turns that sampled them."""
+    return list(_messages(messages, [turn.get("reward") for turn in turns]))
+
+
+def _messages(messages: Sequence[Mapping[str, object]], rewards: Sequence[object]) -> Iterator[MessageView]:
+    for message in messages:
+        content, reasoning, name = (printable(str(message.get(key) or "")) for key in ("content", "reasoning", "name"))
+        turn = message.get("turn")
+        number = turn if isinstance(turn, int) else None
+        reward = rewards[number] if number is not None and 0 <= number < len(rewards) else None
+        calls = parsed(message.get("tool_calls")) or []
+        yield MessageView(
+            printable(str(message.get("role"))),
+            content,
+            reasoning,
+            name,
+            number,
+            float(reward) if isinstance(reward, (int, float)) else None,
+            [_call(call) for call in (calls if isinstance(calls, list) else [calls])],
+        )
+
+
+def _call(call: object) -> CallView:
+    function = call.get("function") or call if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        return CallView("", call)
+    return CallView(printable(str(function["name"])), function.get("arguments"))
+
+
+def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Reader | None) -> list[Violation]:
+    """The violations in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
+    evidence = from_arrow(batch, first)
+    with_ids = set(evidence.rows[evidence.turns.has_ids()].tolist())
+    found = []
+    for violation in check_batch(evidence, vocab_size=vocab, reader=reader):
+        # A rollout of texts has no token ids, and is not damaged.
+        of_texts = violation.code == "T205" and violation.row not in with_ids
+        severity = "warning" if of_texts else violation.severity or CODES[violation.code].severity
+        found.append(violation._replace(severity=severity))
+    return found
+
+
+def errors_in(found: Sequence[Violation]) -> list[str]:
+    """The codes of faults that put the other numbers in doubt, each once."""
+    return list(dict.fromkeys(violation.code for violation in found if violation.severity == "error"))
