@@ -26,11 +26,11 @@ from gymdata.pairs.contents import COLUMNS, CONTENTS, contents, message_keys, to
 from gymdata.pairs.groups import run_starts
 from gymdata.pairs.settings import PairsConfig
 from gymdata.rollouts.messages import split_messages
-from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
+from gymdata.rollouts.ragged import Ints, Ragged, first_like
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
-from gymdata.store.lineage import rows_of, vocabulary
+from gymdata.store.lineage import vocabulary
 from gymdata.store.paths import Source
 from gymdata.store.tables import files_of, scan_source
 from gymdata.workers.processes import in_order
@@ -38,44 +38,105 @@ from gymdata.workers.tuning import give_back
 
 #: Rollouts whose messages or tokens are in memory at a time.
 BATCH_ROWS = 4_096
-_COPIED = ("group_id", "rollout_id", "task_id", "rollout_index", "score", "n_generated_tokens")
+#: What selection reads of a rollout; texts that many share are dictionaries.
+_COLUMNS = ("rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", *HASHES)
+_SHARED = ("task_id", "group_id", "status")
+_FRAME = (
+    "group_id",
+    "rollout_id",
+    "task_id",
+    "rollout_index",
+    "score",
+    "n_generated_tokens",
+    "prompt_key",
+    "generation_key",
+    "text_key",
+)
+_KEYS = ("prompt_key", "generation_key", "text_key", "context_key")
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A file of rollouts, and which rows of the frame it holds; -1 for rows that are not in the frame."""
-
-    source: Source
-    path: str | Path
-    rows: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The rows of a file whose contents are read, True in ``mask``."""
+class RolloutFile:
+    """A file of rollouts, the first one's row among all, and how many there are."""
 
     source: Source
     vocab_size: int | None
-    mask: npt.NDArray[np.bool_]
+    start: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The contents of a file's wanted rows, in batches, here or in a worker."""
+    """The contents of a file's rollouts that are True in a mask, in batches, here or in a worker."""
 
     agents: Sequence[str]
     rendered: bool
 
-    def __call__(self, wanted: _Wanted) -> Iterator[pa.Table]:
-        start = 0
-        for batch in scan_source(wanted.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
-            mask = wanted.mask[start : start + batch.num_rows]
+    def __call__(self, job: tuple[RolloutFile, npt.NDArray[np.bool_]]) -> Iterator[pa.Table]:
+        (file, mask), start = job, 0
+        for batch in scan_source(file.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
+            rows = np.flatnonzero(mask[start : start + batch.num_rows])
             start += batch.num_rows
-            rows = np.flatnonzero(mask)
             if len(rows):
-                some = batch.take(pa.array(rows))
-                where, size = str(wanted.source.path), wanted.vocab_size
-                yield contents(some, self.agents, where=where, vocab_size=size, rendered=self.rendered)
+                some, where = batch.take(pa.array(rows)), str(file.source.path)
+                yield contents(some, self.agents, where=where, vocab_size=file.vocab_size, rendered=self.rendered)
+
+
+def read_rollouts(
+    sources: Sequence[str | Path], config: PairsConfig, more: Sequence[str] = ()
+) -> tuple[pa.Table, list[RolloutFile]]:
+    """Ids, status, numbers of all rollouts, keys by which equal ones are found, and columns ``more``; and their files.
+
+    Keys are 0 where they are not known. Only with ``target_agents`` are tokens read: what others generated is context.
+    """
+    agents = config.target_agents
+    if agents:
+        turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS))
+        require_agents(turns, agents, ", ".join(map(str, sources)))
+    names = (*_COLUMNS, *more, "n_context_tokens", "n_generated_tokens", "n_turns", "messages")
+    files, tables, start = [], list[pa.Table](), 0
+    for path in sources:
+        vocab_size = vocabulary(path)
+        for source in files_of(path, ROLLOUTS):
+            # Where a hash is missing, it is computed from the turns.
+            for with_turns in (bool(agents), True):
+                columns = (*names, "turns") if with_turns else names
+                scanned = scan_source(source, ROLLOUTS, columns, BATCH_ROWS)
+                batches = [_numbers(batch, (*_COLUMNS, *more), config, source, vocab_size) for batch in scanned]
+                if with_turns or not any(batch[name].null_count for batch in batches for name in HASHES):
+                    break
+            files.append(RolloutFile(source, vocab_size, start, sum(map(len, batches))))
+            start += files[-1].rows
+            tables += batches
+    return pa.concat_tables(tables).unify_dictionaries() if tables else pa.table({}), files
+
+
+def _numbers(
+    batch: pa.RecordBatch, names: Sequence[str], config: PairsConfig, source: Source, vocab_size: int | None
+) -> pa.Table:
+    """The columns ``names``, keys and counts of tokens of a batch."""
+    _, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
+    text, context = message_keys(completion)
+    generated = batch.column("n_generated_tokens").to_numpy()
+    prompt, generation = (pc.fill_null(batch.column(name), 0).to_numpy().view(np.uint64) for name in HASHES)
+    counts = {"n_tokens": batch.column("n_context_tokens").to_numpy() + generated, "n_generated_tokens": generated}
+    if config.target_agents:
+        # Generated tokens of others are context.
+        tokens = token_columns(
+            batch.column("turns"),
+            batch.column("rollout_id"),
+            config.target_agents,
+            where=str(source.path),
+            vocab_size=vocab_size,
+            rendered=bool(config.allow_rendered),
+        )
+        ids, mask = Ragged.of(tokens["completion_ids"]), Ragged.of(tokens["completion_mask"])
+        prompt, generation = Ragged.of(tokens["prompt_ids"]).hashes(), trained_keys(ids, mask)
+        counts["n_generated_tokens"] = mask.sums(mask.values)
+    columns = {name: batch.column(name) for name in names}
+    columns |= {name: columns[name].dictionary_encode() for name in _SHARED}
+    keys = dict(zip(_KEYS, (prompt, generation, text, context), strict=True))
+    return pa.table({**columns, **counts, **keys})
 
 
 class Candidates:
@@ -85,21 +146,19 @@ class Candidates:
     """
 
     def __init__(
-        self, sources: Sequence[str | Path], rollouts: pa.Table, sound: Ints, config: PairsConfig, folder: Path | None
+        self, rollouts: pa.Table, files: Sequence[RolloutFile], sound: Ints, config: PairsConfig, folder: Path | None
     ) -> None:
-        """``rollouts``: ids, status, counts, hashes and ``score`` of all rollouts under ``sources``, in their order; the
-        rows ``sound`` of them are the frame's."""
-        self._config, self._folder = config, folder
-        self._reader = _Reader(config.target_agents, bool(config.allow_rendered))
-        row_of = np.full(rollouts.num_rows, -1)
-        row_of[sound] = np.arange(len(sound))
+        """``rollouts``: as ``read_rollouts`` gives them, and their ``score``; the rows ``sound`` are the frame's."""
+        self._files, self._config, self._folder = files, config, folder
+        self._row_of = np.full(rollouts.num_rows, -1)
+        self._row_of[sound] = np.arange(len(sound))
         some = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
-        numbers = self._read_keys(sources, rollouts, row_of, len(sound))
-        columns = {name: some[name] for name in _COPIED if name not in numbers}
-        self.frame = pa.table({**columns, **numbers, "truncated": pc.equal(some["status"], "truncated")})
-        self.tokens: Ints = (some["n_context_tokens"].to_numpy() + some["n_generated_tokens"].to_numpy()).astype(
-            np.int64
-        )
+        # Keys are looked at as whole arrays, again and again.
+        columns = {name: some[name].combine_chunks() if name in _KEYS else some[name] for name in _FRAME}
+        same = (some[name].to_numpy() for name in ("prompt_key", "generation_key", "context_key"))
+        truncated = pc.equal(some["status"], "truncated")
+        self.frame = pa.table({**columns, "content_key": first_like(*same), "truncated": truncated})
+        self.tokens: Ints = some["n_tokens"].to_numpy().astype(np.int64)
         #: Of the rows whose contents were read; -1 for the others.
         self.n_sequences = np.full(len(sound), -1, np.int32)
         self.abandoned_turns = np.zeros(len(sound), np.int32)
@@ -108,79 +167,27 @@ class Candidates:
         self._file: IO[bytes] | None = None
         self._ends, self._spans = [0], list[tuple[int, int]]()
 
-    def _read_keys(self, sources: Sequence[str | Path], rollouts: pa.Table, row_of: Ints, n: int) -> dict[str, Array]:
-        """The columns of the frame by which equal rollouts are found, and the number of trained tokens of some agents."""
-        agents, ids = self._config.target_agents, rollouts["rollout_id"]
-        lacking = any(rollouts[name].null_count for name in HASHES)
-        names = ("rollout_id", "n_turns", "messages", *HASHES, *(("turns",) if agents or lacking else ()))
-        numbers: dict[str, Array] = {
-            name: np.zeros(n, np.uint64) for name in ("prompt_key", "generation_key", "text_key", "context_key")
-        }
-        if agents:
-            turns = (b.column("turns") for s in sources for b in scan_batches(s, ROLLOUTS, ("turns",), BATCH_ROWS))
-            require_agents(turns, agents, ", ".join(map(str, sources)))
-            numbers["n_generated_tokens"] = np.zeros(n, np.int64)
-        self._files, at = [], 0
-        for path in sources:
-            for source in files_of(path, ROLLOUTS):
-                rows_in_file = [np.zeros(0, np.int64)]
-                for batch in scan_source(source, ROLLOUTS, names, BATCH_ROWS):
-                    known = rows_of(batch.column("rollout_id"), ids, at)
-                    at += batch.num_rows
-                    rows = np.where(known >= 0, row_of[known], -1)
-                    rows_in_file.append(rows)
-                    for name, values in self._keys(batch, source, path).items():
-                        numbers[name][rows[rows >= 0]] = values[rows >= 0]
-                self._files.append(_File(source, path, np.concatenate(rows_in_file)))
-        columns = ("prompt_key", "generation_key", "context_key")
-        numbers["content_key"] = first_like(*(numbers[name] for name in columns))
-        del numbers["context_key"]
-        return numbers
-
-    def _keys(self, batch: pa.RecordBatch, source: Source, path: str | Path) -> dict[str, Array]:
-        _, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-        text, context = message_keys(completion)
-        keys = {"text_key": text, "context_key": context}
-        if not self._config.target_agents:
-            hashes = (pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in HASHES)
-            prompt, generation = (column.view(np.uint64) for column in hashes)
-            return {**keys, "prompt_key": prompt, "generation_key": generation}
-        # Generated tokens of others are context.
-        tokens = token_columns(
-            batch.column("turns"), batch.column("rollout_id"), self._config.target_agents, where=str(source.path),
-            vocab_size=vocabulary(path), rendered=self._reader.rendered,
-        )  # fmt: skip
-        prompt, completion, mask = (
-            Ragged.of(tokens[f"{x}"]) for x in ("prompt_ids", "completion_ids", "completion_mask")
-        )
-        trained = trained_keys(completion, mask)
-        return {
-            **keys,
-            "prompt_key": prompt.hashes(),
-            "generation_key": trained,
-            "n_generated_tokens": mask.sums(mask.values),
-        }
-
     def read(self, rows: Ints) -> None:
         """Read the contents of those ``rows`` of the frame that were not read before. Raises as ``contents``, and DataError
         when they are not the rollouts that were selected."""
-        wanted = np.zeros(len(self.frame), np.bool_)
-        wanted[rows] = True
-        wanted &= self._position < 0
+        unread = np.zeros(len(self.frame) + 1, np.bool_)
+        unread[rows] = self._position[rows] < 0
         jobs, frame_rows = [], [np.zeros(0, np.int64)]
         for file in self._files:
-            mask = file.rows >= 0
-            mask[mask] = wanted[file.rows[mask]]
+            row_of = self._row_of[file.start : file.start + file.rows]
+            # The last one is for rollouts that are not in the frame, whose row is -1.
+            mask = unread[row_of]
             if mask.any():
-                jobs.append(_Wanted(file.source, vocabulary(file.path), mask))
-                frame_rows.append(file.rows[mask])
-        order, at = np.concatenate(frame_rows), 0
-        tables = in_order(self._reader, jobs, self._config.workers, lambda job: str(job.source.path))
+                jobs.append((file, mask))
+                frame_rows.append(row_of[mask])
+        order, start = np.concatenate(frame_rows), 0
+        reader = _Reader(self._config.target_agents, bool(self._config.allow_rendered))
+        tables = in_order(reader, jobs, self._config.workers, lambda job: str(job[0].source.path))
         with contextlib.closing(tables):
             for table in tables:
-                self._add(order[at : at + table.num_rows], table)
-                at += table.num_rows
-        if at != len(order):
+                self._add(order[start : start + table.num_rows], table)
+                start += table.num_rows
+        if start != len(order):
             raise self._changed()
 
     def _add(self, rows: Ints, table: pa.Table) -> None:

@@ -22,11 +22,11 @@ from gymdata import genrm
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
-from gymdata.pairs.candidates import Candidates, PairBatches
+from gymdata.pairs.candidates import Candidates, PairBatches, read_rollouts
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
+from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, unscored_hint
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
@@ -39,14 +39,8 @@ from gymdata.store.lineage import (
 )
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
-from gymdata.store.tables import held_instead, read_coded
+from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
-
-_SCALARS = (
-    "rollout_id", "task_id", "group_id", "rollout_index", "status", "reward", "n_breaks", "n_context_tokens",
-    "n_generated_tokens", "prompt_hash", "generation_hash",
-)  # fmt: skip
-
 
 #: What to change when no candidate became a pair, by the reason that dropped most of them.
 _REMEDIES = {
@@ -208,8 +202,7 @@ def _build(
     """The account of every candidate, the re-scorings that the pairs come from, and the pairs of each side."""
     judged_in = judge_folders(sources, config.judge) if config.source == "comparisons" else []
     name = judged_in[0].name.removeprefix("judge-") if judged_in else config.reward
-    columns = _SCALARS if name is None else (*_SCALARS, "rewards")
-    rollouts = read_coded(sources, ROLLOUTS, columns, ("task_id", "group_id", "status"))
+    rollouts, files = read_rollouts(sources, config, () if name is None else ("rewards",))
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts, sources)
@@ -222,7 +215,7 @@ def _build(
             code="R501",
             hint=unscored_hint(sources, score_name),
         )
-    candidates = Candidates(sources, rollouts, sound, config, folder)
+    candidates = Candidates(rollouts, files, sound, config, folder)
     stack.callback(candidates.close)
     del rollouts, scores
     frame = candidates.frame

@@ -16,8 +16,6 @@ import gymdata
 from gymdata.errors import DataError, StoreError
 from gymdata.pairs import candidates
 from gymdata.pairs.settings import PairsConfig
-from gymdata.rollouts.schema import HASHES, ROLLOUTS
-from gymdata.store import read_table
 from tests.benchmarks.bench_experience import write_run as many_rollouts
 from tests.full_disk import full_disk
 from tests.rollout_files import rollout, two_turns, write_run
@@ -68,26 +66,24 @@ def test_pairs_from_a_file_of_waiting_tokens_are_the_same(
     assert unwritten.heldout == whole.heldout
 
 
-def test_rows_that_moved_since_they_were_counted_are_found_by_their_ids(tmp_path: Path) -> None:
-    """A run that is being collected may seal its rows between two readings; each rollout keeps its own keys and contents."""
+def test_contents_are_of_the_rollouts_that_were_chosen(tmp_path: Path) -> None:
+    """Each rollout keeps its own keys and contents; rows that moved between the two readings are refused."""
     run = some_run(tmp_path / "run")
     config = PairsConfig.load(overrides={"strategy": "all"})
-    names = ["rollout_id", "task_id", "group_id", "rollout_index", "status", "n_context_tokens", "n_generated_tokens"]
-    names += HASHES
-    rollouts = read_table(run, ROLLOUTS, [*names, "reward"]).rename_columns([*names, "score"])
-    found = []
-    for table in (rollouts, rollouts.take(pa.array(range(len(rollouts) - 1, -1, -1)))):
-        made = candidates.Candidates([run], table, np.arange(len(table)), config, None)
-        rows = np.arange(len(table))
-        made.read(rows)
-        ((contents, row_of),) = made.contents([rows])
-        ids = made.frame["rollout_id"].to_pylist()
-        assert contents["rollout_id"].take(pa.array(row_of)).to_pylist() == ids
-        keys = ("prompt_key", "generation_key", "text_key")
-        found.append({row["rollout_id"]: [row[key] for key in keys] for row in made.frame.to_pylist()})
-        made.close()
-    assert found[0] == found[1]
-    assert len({tuple(keys) for keys in found[0].values()}) > 20
+    rollouts, files = candidates.read_rollouts([run], config)
+    rollouts = rollouts.append_column("score", rollouts["reward"])
+    rows = np.arange(len(rollouts))
+    made = candidates.Candidates(rollouts, files, rows, config, None)
+    made.read(rows)
+    ((contents, row_of),) = made.contents([rows])
+    assert contents["rollout_id"].take(pa.array(row_of)).to_pylist() == rollouts["rollout_id"].to_pylist()
+    keys = [tuple(row[key] for key in ("prompt_key", "generation_key", "text_key")) for row in made.frame.to_pylist()]
+    assert len(set(keys)) > 20
+    made.close()
+    moved = candidates.Candidates(rollouts.take(pa.array(rows[::-1])), files, rows, config, None)
+    with pytest.raises(DataError, match="changed while they were read"):
+        moved.read(rows)
+    moved.close()
 
 
 def test_a_disk_that_is_full_is_named_and_holds_no_file(tmp_path: Path) -> None:
