@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gymdata.errors import DataError, UsageError, needs
+from gymdata.models._shared_prefixes import answering, share_prefixes
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
@@ -62,7 +63,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
 
                 model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
-        raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
+        raise DataError.unreadable(place.name, f"not a model folder: {str(error).splitlines()[0]}") from error
     lacking = (
         [] if place.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
     )
@@ -80,7 +81,7 @@ def checkpoint_dtype(place: Place) -> str | None:
     try:
         dtype = AutoConfig.from_pretrained(local_folder(place.base), local_files_only=True).dtype
     except (OSError, ValueError) as error:
-        raise DataError.unreadable(place.name, f"no model there ({str(error).splitlines()[0]})") from error
+        raise DataError.unreadable(place.name, f"not a model folder: {str(error).splitlines()[0]}") from error
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
@@ -98,7 +99,7 @@ def _device(name: str | None) -> Any:
     except RuntimeError as error:
         raise UsageError.bad_value("--device", name, "cpu, cuda or cuda:N") from error
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UsageError(f"--device {name}: there is no such graphics card", hint="--device cpu")
+        raise UsageError(f"--device {name}: CUDA device not available", hint="--device cpu")
     return device
 
 
@@ -114,7 +115,8 @@ class ForwardPolicy:
     ) -> None:
         self._place, self._batch_tokens = place, batch_tokens
         self._model = load(place, "AutoModelForCausalLM")
-        self._sharing = _sharing(self._model) if sharing != "off" else None
+        if sharing != "off":
+            share_prefixes(self._model)
         self._temperature: tuple[float, bool] | None = None
         self.facts: Mapping[str, Any] = facts(self._model)
 
@@ -128,35 +130,33 @@ class ForwardPolicy:
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
         entropies = found.copy() if entropy else None
-        for batch in _passes(self._model, self._sharing, given, self._batch_tokens, progress):
-            tokens = batch.chosen(shift)
+        for batch in _passes(self._model, given, self._batch_tokens, progress):
+            tokens = batch.scored(shift)
             temperatures = given.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
                 mine = np.flatnonzero(temperatures == temperature)
-                states, targets, at = tokens.distinct(mine)
-                logps, entropies_here = self._head(states, targets, float(temperature), entropy)
-                found[tokens.place[mine]] = logps[at]
+                logps, entropies_here = self._head(
+                    tokens.states[mine], tokens.targets[mine], float(temperature), entropy
+                )
+                found[tokens.scores[mine]] = logps
                 if entropies is not None:
-                    entropies[tokens.place[mine]] = entropies_here[at]
+                    entropies[tokens.scores[mine]] = entropies_here
         return found, entropies
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
         _check(self._model, given, self._place.name)
         found = np.empty((len(temperatures), given.n_scored), np.float32)
-        for batch in _passes(self._model, self._sharing, given, self._batch_tokens):
-            tokens = batch.chosen()
-            states, targets, at = tokens.distinct(np.arange(len(tokens.place)))
+        for batch in _passes(self._model, given, self._batch_tokens):
+            tokens = batch.scored()
             for line, temperature in enumerate(temperatures):
-                found[line, tokens.place] = self._head(states, targets, temperature, False)[0][at]
+                found[line, tokens.scores] = self._head(tokens.states, tokens.targets, temperature, False)[0]
         return found
 
-    def _head(self, hidden: Any, targets: Any, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
+    def _head(self, hidden: Any, targets: np.ndarray, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
         """The model's head applied to hidden states (k, H)."""
         import torch
         from trl.trainer.utils import add_fused_lm_head
-
-        from gymdata.models._shared_prefixes import answering
 
         model = self._model
         if self._temperature != (temperature, entropy):
@@ -165,7 +165,7 @@ class ForwardPolicy:
             add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy")[: 1 + entropy])
             self._temperature = (temperature, entropy)
         with torch.inference_mode(), answering(model.base_model, hidden[None]):
-            out = model(shift_labels=targets[None], fused_lm_head=True)
+            out = model(shift_labels=torch.from_numpy(targets).to(hidden.device)[None], fused_lm_head=True)
         entropies = out.entropy[0].float().cpu().numpy() if entropy else None
         return out.log_probs[0].float().cpu().numpy(), entropies
 
@@ -181,7 +181,7 @@ class ForwardCritic:
                 f"{place.name}: its class {type(self._model).__name__} has no head that scores every token",
                 hint="give a critic as AutoModelForSequenceClassification saves it, with one label",
             )
-        self._sharing = _sharing(self._model)
+        share_prefixes(self._model)
         self.facts: Mapping[str, Any] = facts(self._model)
 
     def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -190,88 +190,65 @@ class ForwardCritic:
 
         _check(self._model, given, self._place.name)
         found = np.empty((2, given.n_scored), np.float32)
-        for batch in _passes(self._model, self._sharing, given, self._batch_tokens, progress):
+        for batch in _passes(self._model, given, self._batch_tokens, progress):
             for line in (0, 1):
-                tokens = batch.chosen(shift=line)
+                tokens = batch.scored(shift=line)
                 with torch.inference_mode():
-                    values = self._model.score(tokens.hidden[torch.from_numpy(tokens.nodes)])[:, 0]
-                found[line, tokens.place] = values.float().cpu().numpy()
+                    values = self._model.score(tokens.states)[:, 0]
+                found[line, tokens.scores] = values.float().cpu().numpy()
         return found[0], found[1]
+
+
+class _Scored(NamedTuple):
+    """Scored tokens: the state that predicts each, the token, its line in the batch, and its place among all scores."""
+
+    states: Any
+    targets: np.ndarray
+    line: np.ndarray
+    scores: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A batch that went through the backbone: sequences ``rows``, padded to (B, L). ``hidden``: states (N, H); ``nodes``:
-    which of them is that of each place, (B, L)."""
+    """A batch that went through the backbone: sequences ``rows``, padded to (B, L), with ``hidden`` states (B, L, H)."""
 
     rows: np.ndarray
     hidden: Any
-    nodes: np.ndarray
     ids: np.ndarray
     attention: np.ndarray
     mask: np.ndarray
     place: np.ndarray
 
-    def chosen(self, shift: int = 0) -> _Chosen:
-        """The hidden states that predict the scored tokens, or those ``shift`` places later, where there are any."""
+    def scored(self, shift: int = 0) -> _Scored:
+        """The scored tokens, by the states that predict them, or those ``shift`` places later, where there are any."""
+        import torch
+
         line, column = np.nonzero(self.mask)
         source = column - 1 + shift
         there = (source >= 0) & (source < self.attention.sum(axis=1)[line])
         line, column, source = line[there], column[there], source[there]
-        return _Chosen(self.hidden, self.nodes[line, source], self.ids[line, column], line, self.place[line, column])
+        states = self.hidden[torch.from_numpy(line), torch.from_numpy(source)]
+        return _Scored(states, self.ids[line, column], line, self.place[line, column])
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Scored tokens: which of ``hidden`` predicts each, its ``targets``, its line in the batch, and its place among all
-    scores."""
-
-    hidden: Any
-    nodes: np.ndarray
-    targets: np.ndarray
-    line: np.ndarray
-    place: np.ndarray
-
-    def distinct(self, which: np.ndarray) -> tuple[Any, Any, np.ndarray]:
-        """The distinct states (k, H) and targets (k,) of the scored tokens ``which``, and the index of each token."""
-        import torch
-
-        base = int(self.targets.max()) + 1 if len(self.targets) else 1
-        pairs, inverse = np.unique(self.nodes[which] * base + self.targets[which], return_inverse=True)
-        nodes, targets = (torch.from_numpy(part).to(self.hidden.device) for part in np.divmod(pairs, base))
-        return self.hidden[nodes], targets, inverse
-
-
-def _passes(
-    model: Any, sharing: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None
-) -> Iterator[_Pass]:
-    """Every sequence with something to score, once, those with one prompt together; ``sharing`` as ``_sharing`` has it."""
+def _passes(model: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None) -> Iterator[_Pass]:
+    """Every sequence with something to score, once, those with one prompt together."""
     import torch
 
     device, backbone = next(model.parameters()).device, model.base_model
     done = 0
     for rows in given.batches(batch_tokens):
         ids, attention, mask, place = _padded(given, rows)
-        inputs = torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device)
-        tree = sharing.plan(*inputs) if sharing is not None else None
+        inputs = {
+            "input_ids": torch.from_numpy(ids).to(device),
+            "attention_mask": torch.from_numpy(attention).to(device),
+        }
         with torch.inference_mode():
-            if tree is None:
-                out = backbone(input_ids=inputs[0], attention_mask=inputs[1], use_cache=False)
-                hidden, nodes = out.last_hidden_state.flatten(0, 1), np.arange(ids.size).reshape(ids.shape)
-            else:
-                hidden, nodes = sharing.hidden(backbone, tree, device), tree.padded_nodes(ids.shape)
-        yield _Pass(rows, hidden, nodes, ids, attention, mask, place)
+            hidden = backbone(**inputs, use_cache=False).last_hidden_state
+        yield _Pass(rows, hidden, ids, attention, mask, place)
         done += int(mask.sum())
         if progress is not None:
             progress.update(done=done, total=given.n_scored)
-
-
-def _sharing(model: Any) -> Any:
-    """The sharing of common beginnings, or None for a model that does not support it."""
-    from gymdata.models._shared_prefixes import Sharing
-
-    made = Sharing.of(model)
-    return made if isinstance(made, Sharing) else None
 
 
 def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

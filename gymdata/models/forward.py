@@ -16,32 +16,30 @@ def load_policy(
     The facts: path, policy_hash, checkpoint_dtype (that it was saved in), tokenizer (its folder), tokenizer_hash and
     chat_template_hash (None without one), dtype and device. Raises DataError when there is no such model.
     """
-    from gymdata.models._torch import BATCH_TOKENS, ForwardPolicy
-
-    facts, place = _found(model, dtype, device)
-    loaded = ForwardPolicy(place, batch_tokens or BATCH_TOKENS)
-    return {**facts, **tokenizer_facts(model), **loaded.facts}, loaded
+    facts, loaded = _loaded("ForwardPolicy", model, dtype, device, batch_tokens)
+    return facts, loaded
 
 
 def load_critic(
     model: str, dtype: str = "auto", device: str | None = None, batch_tokens: int | None = None
 ) -> tuple[dict[str, Any], Critic]:
     """The same of a critic: a sequence classification model with one label."""
-    from gymdata.models._torch import BATCH_TOKENS, ForwardCritic
-
-    facts, place = _found(model, dtype, device)
-    loaded = ForwardCritic(place, batch_tokens or BATCH_TOKENS)
-    return {**facts, **tokenizer_facts(model), **loaded.facts}, loaded
+    facts, loaded = _loaded("ForwardCritic", model, dtype, device, batch_tokens)
+    return facts, loaded
 
 
-def _found(model: str, dtype: str, device: str | None) -> tuple[dict[str, Any], Any]:
+def _loaded(
+    kind: str, model: str, dtype: str, device: str | None, batch_tokens: int | None
+) -> tuple[dict[str, Any], Any]:
     require("train", "torch", "transformers", "trl", "peft")
-    from gymdata.models import model_identity
-    from gymdata.models._torch import Place, checkpoint_dtype
+    from gymdata.models import _torch, model_identity
 
     policy = model_identity.policy_facts(model)
-    place = Place(policy["base"] or model, policy["adapter"], dtype, device)
-    return {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": checkpoint_dtype(place)}, place
+    place = _torch.Place(policy["base"] or model, policy["adapter"], dtype, device)
+    saved_as = _torch.checkpoint_dtype(place)
+    loaded = getattr(_torch, kind)(place, batch_tokens or _torch.BATCH_TOKENS)
+    known = {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": saved_as}
+    return {**known, **tokenizer_facts(model), **loaded.facts}, loaded
 
 
 def tokenizer_facts(model: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -95,6 +95,21 @@ class NamedSequences(Sequences):
         edges = (np.minimum.reduceat(ids, starts[:-1]), np.maximum.reduceat(ids, starts[:-1]), ids[starts[1:] - 1])
         return np.stack(edges, axis=1).astype(np.int32)
 
+    def refuse_odd_mask(self, where: str) -> None:
+        """Raises DataError for an entry of the mask other than 0 and 1."""
+        mask = self.loss_mask
+        odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
+        if len(odd):
+            name = self.names[mask.locate(odd[0])[0]]
+            raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+
+    def refuse_unsound(self, ids: str, row: str, where: str, rendered: np.ndarray) -> None:
+        """Raises RefusedError for ids and trained log-probs that must not be trained on (T206, L302, L303). ``ids`` and
+        ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text."""
+        given = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
+        trained = Lists("trained token", unless_rendered(given, rendered))
+        refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
+
     def logprob_sums(self) -> np.ndarray:
         """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
         found = np.empty(len(self))
@@ -122,19 +137,78 @@ class NamedSequences(Sequences):
         return np.flatnonzero(first)
 
 
-class LimitCost(Protocol):
-    """What a length limit cut."""
+@dataclass(frozen=True, slots=True)
+class LengthCost:
+    """What a length limit cut, in rows (pairs or sequences: ``unit``) and in trained tokens; and which could not be used:
+    ``identical`` on both sides after it, or with ``nothing_trained``."""
+
+    unit: Literal["pair", "sequence"]
+    max_length: int | None
+    rows: int
+    longest: int
+    rows_cut: int = 0
+    trained_tokens_lost: int = 0
+    nothing_trained: tuple[str, ...] = ()
+    identical: tuple[str, ...] = ()
+
+    def __add__(self, other: LengthCost) -> LengthCost:
+        """The sum of two parts of a file."""
+        summed = ("rows", "rows_cut", "trained_tokens_lost", "nothing_trained", "identical")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
+        return replace(self, longest=max(self.longest, other.longest), **sums)
 
     def refuse(self, where: str, model: str, limit: int | None) -> None:
-        """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the
-        longest sequence (``limit`` tokens; None: no limit)."""
-        ...
+        """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the longest
+        sequence (``limit`` tokens; None: no limit)."""
+        if self.rows == 0:
+            raise DataError.empty(where, f"{self.unit}s to train on")
+        if len(self.identical) + len(self.nothing_trained) == self.rows:
+            if self.unit == "pair":
+                raise RefusedError(
+                    f"{where}: with --max-length {self.max_length} no pair is left: {len(self.identical):,} would be "
+                    f"identical, {len(self.nothing_trained):,} would have no trained token",
+                    code="P601",
+                )
+            why = f"with --max-length {self.max_length} " if self.max_length else ""
+            raise RefusedError(
+                f"{where}: {why}none of {counted(self.rows, 'sequence')} has a trained token left",
+                code="T205",
+                hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
+            )
+        effective = min(self.longest, self.max_length or self.longest)
+        if limit is not None and effective > limit:
+            raise RefusedError(
+                f"{where}: the longest sequence has {effective:,} tokens, {model} reads at most {limit:,}",
+                hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without "
+                "training",
+            )
 
     def text(self) -> str | None:
         """A sentence on what was cut; None when nothing was."""
-        ...
+        if not (self.rows_cut or self.nothing_trained or self.identical):
+            return None
+        alike = (
+            f"{len(self.identical):,} left out because both sides would be identical, " if self.unit == "pair" else ""
+        )
+        return (
+            (f"--max-length {self.max_length}: " if self.unit == "pair" else "")
+            + f"{self.rows_cut:,} of {counted(self.rows, self.unit)} cut, {alike}{len(self.nothing_trained):,} left out "
+            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
+        )
 
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> dict[str, object]:
+        rows = f"{self.unit}s"
+        of_pairs = {"pairs_left_out_identical": list(self.identical)} if self.unit == "pair" else {}
+        nothing = "pairs_left_out_nothing_trained" if self.unit == "pair" else "left_out_nothing_trained"
+        return {
+            "max_length": self.max_length,
+            rows: self.rows,
+            "longest": self.longest,
+            f"{rows}_cut": self.rows_cut,
+            "trained_tokens_lost": self.trained_tokens_lost,
+            **of_pairs,
+            nothing: list(self.nothing_trained),
+        }
 
 
 class TrainingData(Protocol):
@@ -143,7 +217,7 @@ class TrainingData(Protocol):
     @property
     def sequences(self) -> NamedSequences: ...
     @property
-    def cost(self) -> LimitCost: ...
+    def cost(self) -> LengthCost: ...
     @property
     def counts(self) -> dict[str, int]:
         """For run.json and the end of the command."""
@@ -158,76 +232,6 @@ class TrainingData(Protocol):
         ...
 
 
-def refuse_too_long(where: str, longest: int, max_length: int | None, model: str, limit: int | None) -> None:
-    """Raises RefusedError when a model cannot read the longest sequence."""
-    effective = min(longest, max_length or longest)
-    if limit is not None and effective > limit:
-        raise RefusedError(
-            f"{where}: the longest sequence has {effective:,} tokens, {model} reads at most {limit:,}",
-            hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without training",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a length limit cut, in pairs and in trained tokens; and which pairs could not be used."""
-
-    max_length: int | None
-    pairs: int
-    longest: int
-    pairs_cut: int = 0
-    trained_tokens_lost: int = 0
-    identical: tuple[str, ...] = ()
-    nothing_left: tuple[str, ...] = ()
-
-    def __add__(self, other: Cost) -> Cost:
-        """The sum of two parts of a file."""
-        return Cost(
-            self.max_length,
-            self.pairs + other.pairs,
-            max(self.longest, other.longest),
-            self.pairs_cut + other.pairs_cut,
-            self.trained_tokens_lost + other.trained_tokens_lost,
-            self.identical + other.identical,
-            self.nothing_left + other.nothing_left,
-        )
-
-    @property
-    def left_out(self) -> int:
-        return len(self.identical) + len(self.nothing_left)
-
-    def refuse(self, where: str, model: str, limit: int | None) -> None:
-        if self.pairs == 0:
-            raise DataError.empty(where, "pairs to train on")
-        if self.left_out == self.pairs:
-            raise RefusedError(
-                f"{where}: with --max-length {self.max_length} no pair is left: {len(self.identical):,} would be "
-                f"identical, {len(self.nothing_left):,} would have no trained token",
-                code="P601",
-            )
-        refuse_too_long(where, self.longest, self.max_length, model, limit)
-
-    def text(self) -> str | None:
-        if not (self.pairs_cut or self.left_out):
-            return None
-        return (
-            f"--max-length {self.max_length}: {self.pairs_cut:,} of {counted(self.pairs, 'pair')} cut, "
-            f"{len(self.identical):,} left out because both sides would be identical, {len(self.nothing_left):,} left out "
-            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "max_length": self.max_length,
-            "pairs": self.pairs,
-            "longest": self.longest,
-            "pairs_cut": self.pairs_cut,
-            "trained_tokens_lost": self.trained_tokens_lost,
-            "pairs_left_out_identical": list(self.identical),
-            "pairs_left_out_nothing_trained": list(self.nothing_left),
-        }
-
-
 @dataclass(frozen=True)
 class TrainingPairs:
     """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
@@ -238,7 +242,7 @@ class TrainingPairs:
     sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
-    cost: Cost
+    cost: LengthCost
 
     def __len__(self) -> int:
         return len(self.pair_ids)
@@ -267,64 +271,62 @@ def training_pairs(
     contradict themselves and RefusedError (P601, T205, T206, T213, L301 to L303) for rows that must not be trained on.
     """
     ids = pairs.column("pair_id").to_pylist()
-    _no_doubles(ids, where)
-    from_text = np.repeat(_rendered(pairs, ids, where, allowed=rendered), 2)
-    whole = _pair_sequences(pairs, ids, where, first_row)
-    _check_masks(whole, where)
-    given = whole.logprobs.like(np.where(whole.is_trained, whole.logprobs.values, 0))
-    trained = Lists("trained token", unless_rendered(given, from_text))
-    refuse_unsound((Lists("its ids", whole.token_ids),), trained, lambda k: f"pair {whole.names[k]}", where)
-    same = _identical(whole)
-    if same.any():
-        row = int(np.flatnonzero(same)[0])
+    if len(set(ids)) != len(ids):
+        raise pair_twice(Counter(ids).most_common(1)[0][0], where)
+    from_text = is_rendered(pairs)
+    if from_text.any() and not rendered:
+        raise rendered_ids(where, f"pair {ids[int(from_text.argmax())]}", f"{from_text.sum():,} pairs")
+    full = _pair_sequences(pairs, ids, where, first_row)
+    full.refuse_odd_mask(where)
+    untrained = np.flatnonzero(full.by_sequence[0] == 0)
+    if len(untrained):
         raise RefusedError(
-            f"{where}: {counted(int(same.sum()), 'pair has', 'pairs have')} the same tokens as chosen and "
-            f"rejected (first: row {first_row + row}, "
-            f"pair {ids[row]})",
+            f"{where}: {counted(len(untrained), 'side of a pair has', 'sides of pairs have')} no generated token to train "
+            f"on (first: {full.names[untrained[0]]})",
+            code="T205",
+            hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",
+        )
+    full.refuse_unsound("its ids", "pair", where, np.repeat(from_text, 2))
+    same = np.flatnonzero(_identical(full))
+    if len(same):
+        raise RefusedError(
+            f"{where}: {counted(len(same), 'pair has', 'pairs have')} the same tokens as chosen and rejected (first: row "
+            f"{first_row + same[0]}, pair {ids[same[0]]})",
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
     check_numbers(pairs, {"margin": -np.inf, "weight": 0.0}, lambda row: f"pair {ids[row]}", where, first_row)
-    kept, cost = _cut(whole, ids, max_length)
-    sides = np.stack([2 * kept.rows, 2 * kept.rows + 1], axis=1).ravel()
+    sequences, rows, cost = _cut(full, ids, max_length)
     rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
     return TrainingPairs(
-        pair_ids=[ids[i] for i in kept.rows],
-        rollout_ids=[rollouts[side][i] for i in kept.rows for side in (0, 1)],
-        sequences=kept.sequences.take(sides),
-        margin=numbers(pairs, "margin")[kept.rows],
-        weight=numbers(pairs, "weight")[kept.rows],
+        pair_ids=[ids[i] for i in rows],
+        rollout_ids=[rollouts[side][i] for i in rows for side in (0, 1)],
+        sequences=sequences.take(np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()),
+        margin=numbers(pairs, "margin")[rows],
+        weight=numbers(pairs, "weight")[rows],
         cost=cost,
     )
 
 
-@dataclass(frozen=True)
-class _Kept:
-    rows: np.ndarray
-    sequences: NamedSequences
-
-
-def _cut(whole: NamedSequences, ids: list[str], max_length: int | None) -> tuple[_Kept, Cost]:
+def _cut(full: NamedSequences, ids: list[str], max_length: int | None) -> tuple[NamedSequences, np.ndarray, LengthCost]:
+    """(all sequences after the cut, the pairs that are trained, what it cost)."""
     n = len(ids)
-    longest = int(whole.lengths.max(initial=0))
-    if max_length is None or longest <= max_length:
-        return _Kept(np.arange(n), whole), Cost(max_length, n, longest)
-    short = whole.cut(max_length)
+    cost = LengthCost("pair", max_length, n, longest=int(full.lengths.max(initial=0)))
+    if max_length is None or cost.longest <= max_length:
+        return full, np.arange(n), cost
+    short = full.cut(max_length)
     counts = short.by_sequence[0].reshape(n, 2)
     empty = (counts == 0).any(axis=1)
     same = _identical(short) & ~empty
-    kept = ~(empty | same)
-    before = int(whole.is_trained.sum())
-    cost = Cost(
-        max_length=max_length,
-        pairs=n,
-        longest=longest,
-        pairs_cut=int((whole.lengths > max_length).reshape(n, 2).any(axis=1).sum()),
-        trained_tokens_lost=before - int(counts[kept].sum()),
+    trained = ~(empty | same)
+    cost = replace(
+        cost,
+        rows_cut=int((full.lengths > max_length).reshape(n, 2).any(axis=1).sum()),
+        trained_tokens_lost=int(full.is_trained.sum()) - int(counts[trained].sum()),
         identical=tuple(ids[i] for i in np.flatnonzero(same)),
-        nothing_left=tuple(ids[i] for i in np.flatnonzero(empty)),
+        nothing_trained=tuple(ids[i] for i in np.flatnonzero(empty)),
     )
-    return _Kept(np.flatnonzero(kept), short), cost
+    return short, np.flatnonzero(trained), cost
 
 
 def _pair_sequences(pairs: pa.Table, names: list[str], where: str, first_row: int) -> NamedSequences:
@@ -357,31 +359,6 @@ def _pair_sequences(pairs: pa.Table, names: list[str], where: str, first_row: in
     return NamedSequences(token_ids, token_ids.like(mask), token_ids.like(logprobs), both)
 
 
-def _rendered(pairs: pa.Table, names: list[str], where: str, *, allowed: bool) -> np.ndarray:
-    """bool (n,): pairs with ids rendered from text. Raises RefusedError (T213) when there are and must not be any."""
-    found = is_rendered(pairs)
-    if found.any() and not allowed:
-        raise rendered_ids(where, f"pair {names[int(found.argmax())]}", f"{found.sum():,} pairs")
-    return found
-
-
-def _check_masks(sequences: NamedSequences, where: str) -> None:
-    mask = sequences.loss_mask
-    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
-    if len(odd):
-        name = sequences.names[mask.locate(odd[0])[0]]
-        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
-    untrained = np.flatnonzero(sequences.by_sequence[0] == 0)
-    if len(untrained):
-        raise RefusedError(
-            f"{where}: {counted(len(untrained), 'side of a pair has', 'sides of pairs have')} no generated "
-            "token to train on (first: "
-            f"{sequences.names[untrained[0]]})",
-            code="T205",
-            hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",
-        )
-
-
 def _identical(sequences: NamedSequences) -> np.ndarray:
     """bool (n / 2,): chosen and rejected hold the same tokens."""
     lengths = sequences.lengths.reshape(-1, 2)
@@ -389,11 +366,6 @@ def _identical(sequences: NamedSequences) -> np.ndarray:
     for row in np.flatnonzero(same):
         same[row] = np.array_equal(sequences.token_ids[2 * row], sequences.token_ids[2 * row + 1])
     return np.asarray(same)
-
-
-def _no_doubles(ids: list[str], where: str) -> None:
-    if len(set(ids)) != len(ids):
-        raise pair_twice(Counter(ids).most_common(1)[0][0], where)
 
 
 def pair_twice(pair: str, where: str) -> DataError:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, unless_rendered
+from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound
 from gymdata.rollouts.ragged import Ragged
-from gymdata.train.pair_data import NamedSequences, check_numbers, numbers, refuse_too_long
+from gymdata.train.pair_data import LengthCost, NamedSequences, check_numbers, numbers
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
@@ -26,57 +26,6 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
     "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LengthCost:
-    """What was cut or left out because of the length limit."""
-
-    max_length: int | None
-    sequences: int
-    longest: int
-    sequences_cut: int = 0
-    trained_tokens_lost: int = 0
-    nothing_trained: tuple[str, ...] = ()
-
-    def __add__(self, other: LengthCost) -> LengthCost:
-        """The sum of two parts of a file."""
-        return LengthCost(
-            self.max_length,
-            self.sequences + other.sequences,
-            max(self.longest, other.longest),
-            self.sequences_cut + other.sequences_cut,
-            self.trained_tokens_lost + other.trained_tokens_lost,
-            self.nothing_trained + other.nothing_trained,
-        )
-
-    def refuse(self, where: str, model: str, limit: int | None) -> None:
-        if self.sequences == 0:
-            raise DataError.empty(where, "sequences to train on")
-        if len(self.nothing_trained) == self.sequences:
-            why = f"with --max-length {self.max_length} " if self.max_length else ""
-            raise RefusedError(
-                f"{where}: {why}none of {counted(self.sequences, 'sequence')} has a trained token left",
-                code="T205",
-                hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
-            )
-        refuse_too_long(where, self.longest, self.max_length, model, limit)
-
-    def text(self) -> str | None:
-        if not (self.sequences_cut or self.nothing_trained):
-            return None
-        return (
-            f"{self.sequences_cut:,} of {counted(self.sequences, 'sequence')} cut, "
-            f"{len(self.nothing_trained):,} left out "
-            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "max_length": self.max_length, "sequences": self.sequences, "longest": self.longest,
-            "sequences_cut": self.sequences_cut, "trained_tokens_lost": self.trained_tokens_lost,
-            "left_out_nothing_trained": list(self.nothing_trained),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -170,16 +119,11 @@ def training_experiences(
     reference = None
     if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
         reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
-    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
-    if len(odd):
-        name = names[mask.locate(odd[0])[0]]
-        raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+    NamedSequences(ids, mask, logprobs, names).refuse_odd_mask(where)
     mask = mask.like(mask.values.copy())
     mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
     whole = NamedSequences(ids, mask, logprobs, names)
-    given = logprobs.like(np.where(whole.is_trained, logprobs.values, 0))
-    trained = Lists("trained token", unless_rendered(given, is_rendered(table)))
-    refuse_unsound((Lists("input_ids", ids),), trained, lambda k: f"sequence {names[k]}", where)
+    whole.refuse_unsound("input_ids", "sequence", where, is_rendered(table))
     if reference is not None:
         checked = reference.like(np.where(whole.is_trained, reference.values, 0))
         refuse_unsound(
@@ -246,10 +190,11 @@ def _cut(
     trained = short.loss_mask.sums(short.is_trained)
     rows = np.flatnonzero(trained > 0)
     cost = LengthCost(
-        max_length=max_length,
-        sequences=len(whole),
-        longest=longest,
-        sequences_cut=int((lengths < whole.lengths).sum()),
+        "sequence",
+        max_length,
+        len(whole),
+        longest,
+        rows_cut=int((lengths < whole.lengths).sum()),
         trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
         nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
     )

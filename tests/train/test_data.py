@@ -56,13 +56,13 @@ def test_a_length_limit_is_counted() -> None:
         table({}, longer, {"chosen_ids": [3, 4], "chosen_mask": [1, 1], "chosen_logprobs": [-1, -1]}), 4
     )
     assert pairs.cost.identical == ("p0", "p2")
-    assert pairs.cost.nothing_left == ("p1",)
+    assert pairs.cost.nothing_trained == ("p1",)
     assert len(pairs) == 0
     at_five = training_pairs(table({}, longer), 5)
     assert at_five.cost.identical == ("p1",)
-    assert (at_five.pair_ids, at_five.cost.pairs_cut) == (["p0"], 2)
+    assert (at_five.pair_ids, at_five.cost.rows_cut) == (["p0"], 2)
     assert at_five.cost.trained_tokens_lost == 10 - at_five.sequences.trained().count
-    assert training_pairs(table({}), 6).cost.pairs_cut == 0
+    assert training_pairs(table({}), 6).cost.rows_cut == 0
 
 
 def test_cutting_and_taking_keep_content() -> None:

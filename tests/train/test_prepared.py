@@ -99,7 +99,7 @@ def test_parts_without_a_trained_token_say_nothing_of_columns(tmp_path: Path) ->
                                     {"loss_mask": [0, 0, 0], **weight}])  # fmt: skip
     found = prepare(tmp_path / "data", RL.parts(source, 1))
     assert plain(found.weights) == {"rl_weight": [[0.0, 1.0, 2.0]]}
-    assert (found.cost.sequences, list(found.cost.nothing_trained)) == (3, ["r0/0", "r2/0"])
+    assert (found.cost.rows, list(found.cost.nothing_trained)) == (3, ["r0/0", "r2/0"])
     assert found.policy_hashes == {"policy-0", "policy-1"}
 
 

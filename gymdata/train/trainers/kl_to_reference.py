@@ -9,31 +9,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import torch
-from trl.trainer.utils import selective_log_softmax
 
 from gymdata import credit
 from gymdata.errors import DataError
-from gymdata.models._transformers import local_folder
+from gymdata.models._torch import ForwardPolicy, Place
+from gymdata.models.model_identity import base_of
+from gymdata.models.scoring import ToScore
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
 from gymdata.train.rollout_data import SFT_COLUMNS, made_sequences, no_token_ids
 from gymdata.train.sequence_data import training_experiences
-from gymdata.train.trainers.batches import padded
-
-_BATCH = 32
 
 
-def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
+def measure(rollouts: str, model: str, limit: int) -> dict[str, float]:
     """``{"k1", "k3", "tokens", "rollouts"}`` of at most ``limit`` rollouts; greedy ones, which have no distribution to
     compare, are left out."""
-    from transformers import AutoModelForCausalLM
-
     table = read_table(rollouts, ROLLOUTS, SFT_COLUMNS)
     table = table.filter(pc.greater(table["temperature"], 0)).sort_by("rollout_id").slice(0, limit)
     temperature = dict(zip(*(table[name].to_pylist() for name in ("rollout_id", "temperature")), strict=True))
@@ -43,27 +37,14 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, Any]:
     if not made.num_rows:
         raise no_token_ids(rollouts)
     data = training_experiences(made, where=rollouts)
-    gpu = torch.cuda.is_available()
-    first: Any = AutoModelForCausalLM.from_pretrained(local_folder(model), dtype=torch.float32, local_files_only=True)
-    first = first.to("cuda" if gpu else "cpu").eval()
-    order = np.argsort(data.sequences.lengths, kind="stable")
-    saved, scored = [], []
-    for start in range(0, len(order), _BATCH):
-        rows = order[start : start + _BATCH]
-        heat = torch.tensor([temperature[data.rollout_ids[row]] for row in rows], device=first.device)
-        ids, attention, mask = (
-            torch.from_numpy(array).to(first.device) for array in padded(data.sequences, rows, 0, None)
-        )
-        with torch.no_grad():
-            logits = first(input_ids=ids, attention_mask=attention).logits[:, :-1].float() / heat[:, None, None]
-        found = selective_log_softmax(logits, ids[:, 1:]).cpu().numpy()
-        for line, row in enumerate(rows):
-            here = mask[line, 1 : data.sequences.lengths[row]].cpu().numpy() != 0
-            scored.append(found[line, : len(here)][here])
-            saved.append(data.sequences.logprobs[row][1:][here])
-    policy, start_policy = np.concatenate(saved), np.concatenate(scored)
-    means = {kind: float(credit.kl(policy, start_policy, kind).mean()) for kind in ("k1", "k3")}
-    return {**means, "tokens": len(policy), "rollouts": table.num_rows}
+    mask = data.sequences.loss_mask.like(data.sequences.is_trained)
+    sampled_at = np.array([temperature[rollout] for rollout in data.rollout_ids])
+    base, adapter = base_of(model)
+    first = ForwardPolicy(Place(base, None if adapter is None else str(adapter), "float32"))
+    scored, _ = first.log_probs(ToScore(data.sequences.token_ids, mask, sampled_at))
+    saved = data.sequences.logprobs.values[mask.values]
+    means = {kind: float(credit.kl(saved, scored, kind).mean()) for kind in ("k1", "k3")}
+    return {**means, "tokens": len(saved), "rollouts": table.num_rows}
 
 
 def main(words: list[str]) -> int:
