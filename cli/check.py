@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,7 +87,7 @@ def _show_reward(report: RewardCheck) -> None:
     rows = []
     for one in report.rollouts:
         spelt = "; ".join(", ".join(map(_number, steps)) for steps in one.turns.values())
-        values = [_value(one.parts, one.faults, name) for name in parts]
+        values = ["failed" if name in one.faults else _number(one.parts.get(name)) for name in parts]
         whole = "failed" if one.faults else _number(one.reward)
         which = one.rollout_id if report.answers else one.rollout_index
         rows.append([one.task_id, which, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
@@ -101,10 +100,6 @@ def _show_reward(report: RewardCheck) -> None:
         say(f"… and {len(faults) - SHOWN} more: --json gives all")
     # Faults are listed above, with their counts.
     facts("check", [row for row in report.rows() if not row[0].endswith(" failed")])
-
-
-def _value(parts: Mapping[str, float | None], faults: Mapping[str, str], name: str) -> str:
-    return "failed" if name in faults else _number(parts.get(name))
 
 
 def _number(value: float | None) -> str:

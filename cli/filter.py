@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gymdata.filter.settings import FilterConfig
 
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
-
-if TYPE_CHECKING:
-    from gymdata.filter.run import FilterReport
 
 
 @with_flags(FilterConfig)
@@ -40,14 +35,14 @@ def filter_(
             command=command_words(),
             progress=watch,
         )
-    return finish(report, lambda: _show(report), json=json)
 
+    def show() -> None:
+        rows = []
+        for step in report.steps:
+            why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + step.notes
+            rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
+        if rows:
+            grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
+        facts("filter", report.rows())
 
-def _show(report: FilterReport) -> None:
-    rows = []
-    for step in report.steps:
-        why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + step.notes
-        rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
-    if rows:
-        grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
-    facts("filter", report.rows())
+    return finish(report, show, json=json)

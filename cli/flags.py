@@ -178,8 +178,13 @@ def _sections(kind: type[Config]) -> dict[str, str]:
 
 
 def _option(name: str, field: FieldInfo, names: Sequence[str], section: str | None) -> Any:
-    """An option that is None when it is not given."""
-    hint = _plain(field.annotation)
+    """An option that is None when it is not given. To the parser, what has several forms is text."""
+    hint: Any = field.annotation
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        hint = parts[0] if len(parts) == 1 else str
+    if typing.get_origin(hint) is tuple:
+        hint = str
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
     label, text = METAVARS.get(name), described(field)
     if choices:
@@ -190,23 +195,14 @@ def _option(name: str, field: FieldInfo, names: Sequence[str], section: str | No
         hint = str
     elif name == "reward" and hint == list[str]:
         label = "SPEC"
+
+    def completed(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
     option = typer.Option(
-        *names, metavar=label, help=text, autocompletion=_completing(choices), rich_help_panel=section
+        *names, metavar=label, help=text, autocompletion=completed if choices else None, rich_help_panel=section
     )
     return Annotated[hint | None, option]
-
-
-def _completing(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """The completions of a choice."""
-    return (lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]) if choices else None
-
-
-def _plain(hint: Any) -> Any:
-    """The type that the parser knows: optional parts are left out, what has several forms is text."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        parts = [part for part in typing.get_args(hint) if part is not type(None)]
-        hint = parts[0] if len(parts) == 1 else str
-    return str if typing.get_origin(hint) is tuple else hint
 
 
 def described(field: FieldInfo) -> str:

@@ -57,11 +57,6 @@ def skill(pages: list[Page]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _linked(page: Page) -> str:
-    # The page of settings is made from their classes: there is no file of it.
-    return page.title if page.name == "settings" else f"[{page.title}](gymdata/docs/{page.name}.md)"
-
-
 def llms(pages: list[Page]) -> str:
     """An llms.txt: one line for each topic, with its file in the repository."""
     lines = [
@@ -72,5 +67,9 @@ def llms(pages: list[Page]) -> str:
         "`gymdata docs TOPIC` prints a topic, `gymdata docs --skill` a SKILL.md.",
         "",
     ]
-    lines += ["## Topics", "", *(f"- {_linked(page)}: {page.summary}" for page in pages)]
+    lines += ["## Topics", ""]
+    for page in pages:
+        # The page of settings is made from their classes: there is no file of it.
+        linked = page.title if page.name == "settings" else f"[{page.title}](gymdata/docs/{page.name}.md)"
+        lines.append(f"- {linked}: {page.summary}")
     return "\n".join(lines) + "\n"

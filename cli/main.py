@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import gymdata
 from gymdata.errors import (
     COMMAND_LINE,
     EXIT_FAULTS,
@@ -39,7 +40,6 @@ from .flags import with_common
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gymdata.progress import Level
 
 _LOG = logging.getLogger("gymdata")
 
@@ -95,25 +95,8 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
-READERS = frozenset(
-    [
-        "audit",
-        "score",
-        "judge",
-        "pairs",
-        "experience",
-        "tokenize",
-        "filter",
-        "merge",
-        "finetune",
-        "export",
-        "report",
-        "show",
-        "query",
-        "view",
-    ]
-    + [name for name in COMMANDS if name.startswith("train-")]
-)
+_READ = "audit score judge pairs experience tokenize filter merge finetune export report show query view"
+READERS = frozenset([*_READ.split(), *(name for name in COMMANDS if name.startswith("train-"))])
 
 
 class Groups(TyperGroup):
@@ -193,14 +176,23 @@ def build(command: str | None) -> typer.Typer:
         help="Turn LLM rollouts into training data, once, on disk, and train from those files.",
         epilog="gymdata help COMMAND shows the options of a command, and examples.",
     )
-    app.callback(invoke_without_command=True)(_root)
+
+    def root(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version.")] = False) -> None:
+        if version:
+            typer.echo(f"gymdata {gymdata.__version__}")
+            raise typer.Exit
+
+    def named_only() -> None:
+        """A placeholder of a command in the list of commands."""
+
+    app.callback(invoke_without_command=True)(root)
     for name, (module, function, summary) in COMMANDS.items():
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
             app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS))
         elif command not in COMMANDS:
-            app.command(name, help=summary)(_named_only)
+            app.command(name, help=summary)(named_only)
     return app
 
 
@@ -216,18 +208,6 @@ def _of_module(command: str | None, function: str) -> Any:
     if command not in COMMANDS:
         return None
     return getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), function, None)
-
-
-def _named_only() -> None:
-    """A placeholder of a command in the list of commands."""
-
-
-def _root(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version.")] = False) -> None:
-    if version:
-        import gymdata
-
-        typer.echo(f"gymdata {gymdata.__version__}")
-        raise typer.Exit
 
 
 def run() -> None:
@@ -258,7 +238,11 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
     # Messages name flags, those of child processes too.
     before = os.environ.get(COMMAND_LINE)
     os.environ[COMMAND_LINE] = "1"
-    start_logging(_log_level(argv), verbose="-v" in argv or "--verbose" in argv)
+    # Logging starts before the parser, which then refuses an unknown level.
+    words = [part for word in argv for part in word.split("=", 1)]
+    levels = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
+    level = next((level for level in LEVELS if level in levels[:1]), None)
+    start_logging(level, verbose="-v" in argv or "--verbose" in argv)
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
         with reading(report=lambda line: note(f"warning: {line}")) as found:
@@ -272,17 +256,12 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
             del os.environ[COMMAND_LINE]
 
 
-def _log_level(argv: list[str]) -> Level | None:
-    """Logging starts before the parser, which then refuses an unknown level."""
-    words = [part for word in argv for part in word.split("=", 1)]
-    given = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
-    return next((level for level in LEVELS if level in given[:1]), None)
-
-
 def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
-    command = next((word for word in words or _completed() if not word.startswith("-")), None)
+    # Of a command line that a shell wants to complete, the words are in the environment.
+    completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+    command = next((word for word in words or completed if not word.startswith("-")), None)
     try:
         app, words = build(command), rewritten(command, words)
         loaded()
@@ -318,11 +297,6 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     sys.stderr.write(f"{folded(printable(shown), sys.stderr)}\n")
     printed(shown.removeprefix("error: "), logging.ERROR)
     return error.exit_code
-
-
-def _completed() -> list[str]:
-    """The words of a command line that a shell wants to complete."""
-    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError:

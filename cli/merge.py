@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, Output, Overwrite
-
-if TYPE_CHECKING:
-    from gymdata.merge.run import MergeReport
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or files of rollouts with a run.json.")]
 
@@ -26,12 +23,10 @@ def merge(
 
     with Watch("merge") as watch:
         report = run(path, output, write=not dry_run, overwrite=overwrite, command=command_words(), progress=watch)
-    return finish(report, lambda: _show(report), json=json)
 
+    def show() -> None:
+        rows = [(run["path"], run["run_id"], run["shard"] or "all", run["rollouts"]) for run in report.runs]
+        grid(("run", "run ID", "shard", "rollouts"), rows)
+        facts("merge", report.rows())
 
-def _show(report: MergeReport) -> None:
-    grid(
-        ("run", "run ID", "shard", "rollouts"),
-        [(run["path"], run["run_id"], run["shard"] or "all", run["rollouts"]) for run in report.runs],
-    )
-    facts("merge", report.rows())
+    return finish(report, show, json=json)

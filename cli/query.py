@@ -167,17 +167,14 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
             say(f"row {number:,}")
             for name, value in zip(names, row, strict=True):
                 text = repr(value) if isinstance(value, float) else show(value).replace("\\[", "[")
-                lines = _conversation(value) if _is_conversation(value) else text.split("\n")
+                spoken = isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
+                lines = _conversation(value) if spoken else text.split("\n")
                 if len(lines) == 1:
                     say(f"  {name}  {lines[0]}")
                     continue
                 say(f"  {name}")
                 for line in lines:
                     say(f"    {line}".rstrip())
-
-
-def _is_conversation(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
 
 
 def _conversation(messages: Any) -> list[str]:

@@ -12,8 +12,6 @@ from .console import Watch, command_words, facts, finish, fits, grid
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gymdata.score.run import ScoreSummary
 
 #: Flips listed in the text output; --json has all.
@@ -43,15 +41,10 @@ def _show(summary: ScoreSummary) -> None:
         first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
         rows = [[row[c] for c in columns] for row in flipped[:_SHOWN]]
         if not fits(columns, rows):
-            length = _telling_length([row[-1] for row in rows])
+            # As many characters as tell the ids apart, and are a name that `show` takes.
+            ids, length = {row[-1] for row in rows}, _SHORTEST
+            while len({one[:length] for one in ids}) < len(ids):
+                length += 1
             rows = [[*row[:-1], row[-1][:length]] for row in rows]
         grid(columns, rows, title=f"Flipped ({first})")
     facts("score", summary.rows())
-
-
-def _telling_length(ids: Sequence[str]) -> int:
-    """How many characters tell the ids apart, and are a name that `show` takes."""
-    length = _SHORTEST
-    while len({one[:length] for one in ids}) < len(set(ids)):
-        length += 1
-    return length

@@ -45,17 +45,6 @@ class Page(NamedTuple):
     text: str
 
 
-def _elsewhere(topic: str) -> str | None:
-    """The hint for a word that is not a topic: a code or a command."""
-    from gymdata.rollouts.violations import CODES
-
-    from .main import COMMANDS
-
-    if topic.upper() in CODES:
-        return f"gymdata validate --explain {topic.upper()}"
-    return f"gymdata {topic} --help" if topic in COMMANDS else None
-
-
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
@@ -63,6 +52,9 @@ def _slug(text: str) -> str:
 def read_page(topic: str) -> Page:
     """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
     from gymdata.errors import UsageError
+    from gymdata.rollouts.violations import CODES
+
+    from .main import COMMANDS
 
     name = _slug(topic.removesuffix(".md"))
     if name not in TOPICS:
@@ -71,7 +63,11 @@ def read_page(topic: str) -> Page:
         titled = [page.name for page in pages() if _slug(page.title) == name]
         if len(titled or named) != 1:
             unknown = UsageError.unknown_choice("topic", topic, TOPICS)
-            unknown.hint = _elsewhere(topic) or unknown.hint
+            # A code or a command.
+            if topic.upper() in CODES:
+                unknown.hint = f"gymdata validate --explain {topic.upper()}"
+            elif topic in COMMANDS:
+                unknown.hint = f"gymdata {topic} --help"
             raise unknown
         (name,) = titled or named
     return _page(name, settings_page()) if name == "settings" else _page(name)

@@ -51,7 +51,14 @@ def tour(
     for number, step in enumerate(prepared.steps, 1):
         steps.append(_walk(number, len(prepared.steps), step))
     report = replace(prepared, steps=steps)
-    code = finish(report, lambda: _end(report), json=False)
+
+    def end() -> None:
+        say()
+        say("The same in the browser, with every token to click on:")
+        say(f"$ {shlex.join(report.view)}")
+        say("Next: gymdata docs your-data, gymdata docs your-reward, gymdata demo")
+
+    code = finish(report, end, json=False)
     if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
         _serve(report, port, browser=not no_browser)
     return code
@@ -69,13 +76,6 @@ def _walk(number: int, total: int, step: TourStep) -> TourStep:
     say()
     paragraphs(step.look_at)
     return replace(step, exit_code=done.returncode)
-
-
-def _end(report: TourReport) -> None:
-    say()
-    say("The same in the browser, with every token to click on:")
-    say(f"$ {shlex.join(report.view)}")
-    say("Next: gymdata docs your-data, gymdata docs your-reward, gymdata demo")
 
 
 def _serve(report: TourReport, port: int, *, browser: bool) -> None:

@@ -108,32 +108,23 @@ def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumCo
     if not config.enabled:
         ids = tuple(sorted(g.task_id for g in groups))
         return Selection(ids, {}, _state(epoch, config, Decimal(1), len(groups), ids))
-    left_out = {g.task_id: why for g in groups if (why := _refused(g, config)) is not None}
+    left_out = {g.task_id: "no score is known" for g in groups if math.isnan(g.score_range)}
+    least = config.min_reward_diff - _TOLERANCE
+    left_out |= {g.task_id: "rewards too alike" for g in groups if g.score_range < least}
     kept = [g for g in groups if g.task_id not in left_out]
     kept.sort(key=lambda g: g.task_id)
     kept.sort(key=lambda g: g.mean, reverse=not config.sort_ascending)
     percentile = percentile_at(epoch, config)
     first = kept[: count_included(len(kept), percentile)]
     left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
-    drawn = _subsample([g.task_id for g in first], epoch, config)
+    drawn = [g.task_id for g in first]
+    if config.random_subsample is not None and drawn:
+        n_drawn = count_included(len(drawn), Decimal(str(config.random_subsample)))
+        draws = set(np.random.default_rng([config.seed, epoch]).permutation(sorted(drawn))[:n_drawn].tolist())
+        drawn = [task for task in drawn if task in draws]
     included = set(drawn)
     left_out |= {g.task_id: "not sampled by random_subsample" for g in first if g.task_id not in included}
     return Selection(tuple(drawn), left_out, _state(epoch, config, percentile, len(groups), drawn))
-
-
-def _refused(group: GroupStats, config: CurriculumConfig) -> str | None:
-    if math.isnan(group.score_range):
-        return "no score is known"
-    return "rewards too alike" if group.score_range < config.min_reward_diff - _TOLERANCE else None
-
-
-def _subsample(task_ids: Sequence[str], epoch: int, config: CurriculumConfig) -> list[str]:
-    if config.random_subsample is None or not task_ids:
-        return list(task_ids)
-    share = Decimal(str(config.random_subsample))
-    rng = np.random.default_rng([config.seed, epoch])
-    keep = set(rng.permutation(sorted(task_ids))[: count_included(len(task_ids), share)].tolist())
-    return [t for t in task_ids if t in keep]
 
 
 def _state(

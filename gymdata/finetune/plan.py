@@ -49,7 +49,11 @@ def make_data(
     if kind == "experiences":
         source, counts = _experiences(plan, folder, rollouts, kl_coef, progress)
     if kind.startswith("export:"):
-        source = _export(plan, folder, source, kind.removeprefix("export:"), progress)
+        format = kind.removeprefix("export:")
+        target = folder / "export" / ("data.parquet" if format == "verl" else "data.jsonl")
+        words = ["export", str(source), "--format", format, "-o", str(target), "--overwrite"]
+        plan.commands.run(words, folder / "logs" / "export.log", progress)
+        source = target
     return {"path": str(source), **counts, "data_xxh3": hash_file(source)}
 
 
@@ -87,13 +91,6 @@ def _run(
     file = write_json(folder / f"{command}.yaml", plain(settings))
     words = [command, str(source), "-o", str(output), "--config", str(file), "--overwrite"]
     return plan.commands.run(words, folder / "logs" / f"{command}.log", progress)
-
-
-def _export(plan: Plan, folder: Path, source: Path, format: str, progress: Progress) -> Path:
-    target = folder / "export" / ("data.parquet" if format == "verl" else "data.jsonl")
-    words = ["export", str(source), "--format", format, "-o", str(target), "--overwrite"]
-    plan.commands.run(words, folder / "logs" / "export.log", progress)
-    return target
 
 
 #: Keys of the finetuning section that may differ when the same folder is resumed.

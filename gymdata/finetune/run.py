@@ -37,7 +37,6 @@ from gymdata.finetune.settings import (
     EpochsTrainer,
     FinetuneConfig,
     LlmSection,
-    Part,
     output_dir,
     override,
 )
@@ -122,10 +121,11 @@ def finetune(
     """
     file = Path(path_of(config, "finetune", "the path of a YAML file"))
     flags: list[tuple[str, Any]] = [
-        ("eval.general.dataset", dataset and _from_here(dataset)),
-        ("finetuning.validation.dataset", validation_dataset and _from_here(validation_dataset)),
+        # Paths are relative to the working directory, not to the file.
+        ("eval.general.dataset", dataset and str(Path(dataset).absolute())),
+        ("finetuning.validation.dataset", validation_dataset and str(Path(validation_dataset).absolute())),
         ("finetuning.validation.interval", validation_interval),
-        ("finetuning.validation.config", validation_config and _from_here(validation_config)),
+        ("finetuning.validation.config", validation_config and str(Path(validation_config).absolute())),
         ("finetuning.endpoint_timeout", endpoint_timeout),
         ("finetuning.output_dir", output and str(output)),
         ("finetuning.run_id", run_id),
@@ -319,8 +319,15 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
     if evaluator is None or evaluator.type_ != "genrm":
         from gymdata.rewards import load_rewards
 
-        found = (name,) if evaluator is None else _specs(evaluator)
-        found = tuple(spec(one, beside) for one in found)
+        specs = [name]
+        if evaluator is not None:
+            keys = evaluator.keys()
+            specs = (
+                keys["rewards"]
+                if evaluator.type_ == "reward"
+                else [evaluator.type_ + (json.dumps(keys) if keys else "")]
+            )
+        found = tuple(spec(reward, beside) for reward in specs)
         key = "finetuning.reward_function.name" if evaluator is None else f"eval.evaluators.{name}"
         try:
             load_rewards(found)
@@ -334,14 +341,6 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
         if settings.get(key) not in (None, "default"):
             settings[key] = str(Path(find(settings[key], beside)).absolute())
     return (), Judging(name, settings)
-
-
-def _specs(evaluator: Part) -> tuple[str, ...]:
-    """Rewards that an entry of eval.evaluators is, as ``gymdata collect --reward`` takes them."""
-    if evaluator.type_ == "reward":
-        return tuple(evaluator.keys()["rewards"])
-    keys = evaluator.keys()
-    return (evaluator.type_ + (json.dumps(keys) if keys else ""),)
 
 
 def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> dict[str, Any]:
@@ -470,15 +469,8 @@ def _served_name(endpoint: str) -> str:
 def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Mapping[str, Any]:
     from gymdata.finetune import jobs as processes
 
-    words = [
-        sys.executable,
-        "-m",
-        "gymdata.train.trainers.kl_to_reference",
-        str(rollouts),
-        str(start),
-        str(out),
-        str(limit),
-    ]
+    module = "gymdata.train.trainers.kl_to_reference"
+    words = [sys.executable, "-m", module, *map(str, (rollouts, start, out, limit))]
     code = processes.wait(processes.start(words, log), log, progress)
     if code != 0:
         raise processes.failed("scoring with the first policy", code, log)
@@ -512,11 +504,6 @@ def _draw(tensorboard: bool) -> Any:
             write_tensorboard(folder / "tensorboard", rows)
 
     return draw
-
-
-def _from_here(path: str) -> str:
-    """A path of the command line is relative to the working directory, not to the file."""
-    return str(Path(path).absolute())
 
 
 class _NullWatcher(NullProgress):

@@ -74,15 +74,11 @@ def load_sources(
     recipe = read_recipe(config.recipe)
     rewards = []
     for source in recipe.sources():
-        choose = partial(_weight, recipe, source)
+        choose = partial(lambda source, view: recipe.weight(source, view["task"]), source)
         rewards.append(Weighted(loader.source(source), source.weight, choose))
     _refuse_same_names(rewards)
     of_rule = dict.fromkeys(map(str, recipe.rules), 0)
     return RewardSources(rewards, recipe, hash_file(config.recipe), loader.models, of_rule)
-
-
-def _weight(recipe: Recipe, source: RewardSource, view: Mapping[str, Any]) -> float | None:
-    return recipe.weight(source, view["task"])
 
 
 def _refuse_same_names(rewards: Sequence[Weighted]) -> None:

@@ -132,7 +132,12 @@ def check_reward(
         files_of(path)  # a missing path is reported at once
     rewards = [Weighted(function, weight) for function, weight in load_rewards(specs, None, functions)]
     parts = tallies(rewards)
-    rows = _answered(tasks, limit) if tasks is not None else _saved(path, limit)
+    rows: Iterable[tuple[dict[str, Any], View | DataError]]
+    if tasks is not None:
+        rows = _answered(tasks, limit)
+    else:
+        batches = scan_batches(path, ROLLOUTS, _COLUMNS, batch_size=min(limit, 64))
+        rows = ((row, saved_view(row)) for row in islice((r for batch in batches for r in batch.to_pylist()), limit))
     tried = asyncio.run(_try_all(rows, rewards, parts, timeout, progress or NullProgress()))
     if not tried:
         raise DataError.empty(path, "rollouts to score")
@@ -146,18 +151,19 @@ def check_reward(
         tried=len(tried),
         scored=len(values),
         failed=sum(bool(one.faults) for one in tried),
-        mean=float(np.mean(values)) if values else None,
+        mean=mean_of(values),
         lowest=min(values, default=None),
         highest=max(values, default=None),
         seconds_mean=float(np.mean(times)),
         seconds_max=max(times),
         parts=parts,
         rollouts=tried,
-        answers={kind: _mean([one.reward for one in tried if one.rollout_id == kind]) for kind in kinds},
+        answers={kind: mean_of(one.reward for one in tried if one.rollout_id == kind) for kind in kinds},
     )
 
 
-def _mean(rewards: list[float | None]) -> float | None:
+def mean_of(rewards: Iterable[float | None]) -> float | None:
+    """The mean of those that are there; None without any."""
     values = [reward for reward in rewards if reward is not None]
     return float(np.mean(values)) if values else None
 
@@ -193,12 +199,6 @@ def _answer(task: Task) -> str | None:
     answer = task.row.get("answer")
     answer = answer[0] if isinstance(answer, list) and answer else answer
     return None if answer is None or isinstance(answer, (list, dict)) else str(answer)
-
-
-def _saved(path: str, limit: int) -> Iterator[tuple[dict[str, Any], View | DataError]]:
-    batches = scan_batches(path, ROLLOUTS, _COLUMNS, batch_size=min(limit, 64))
-    for row in islice((row for batch in batches for row in batch.to_pylist()), limit):
-        yield row, saved_view(row)
 
 
 async def _try_all(
