@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,17 @@ def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             weights.add_(0.02 * torch.randn_like(weights) * weights.std())
     model.save_pretrained(folder)
     return folder
+
+
+def test_torch_is_named_where_it_is_missing(tmp_path: Path) -> None:
+    """With the command that installs it, before anything is written."""
+    run = saved_run(tmp_path / "run", read_table(CLEAN).to_pylist())
+    program = "import sys; sys.modules['torch'] = None; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "audit", str(run), "-m", str(POLICY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"error: this needs the Python module 'torch', which .*\n.*pip install .*\[train\]", done.stderr)
+    assert not list(run.glob("audit-*"))
 
 
 def drawn(

@@ -178,6 +178,18 @@ def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
     assert len(read_run_json(run / "pairs-style")["parents"]) == 2
 
 
+def test_without_pairs_the_scores_that_would_work_are_named(tmp_path: Path) -> None:
+    """The newest score is the same for all: nothing is written, and the note names the total reward."""
+    run = write_run(tmp_path / "run", group("a", 5, [0.0, 1.0]))
+    gymdata.score(run, reward=length)
+    before = sorted(run.rglob("*"))
+    report = gymdata.pairs(run)
+    assert (report.ok, report.score, report.files) == (False, "length", {})
+    assert "or choose another score: --reward reward; nothing was written" in report.notes[-1]
+    assert sorted(run.rglob("*")) == before
+    assert gymdata.pairs(run, reward="reward").counts.pairs == 1
+
+
 def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
     """Held-out tasks are in the second file only, and the whole is kept."""
     run = write_run(tmp_path / "run", [r for t in range(10) for r in group(f"t{t}", t, [0.0, 1.0])])

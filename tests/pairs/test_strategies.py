@@ -32,15 +32,20 @@ def top_random(groups):
     return np.array(other), np.array(top)
 '''
 PAIRS_OF_SEEDS = """
-import json, sys
-import gymdata, more_strategies
+import contextlib, io, json, sys
+import more_strategies
+from gymdata.cli.main import main
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 ids = read_table(sys.argv[1])["rollout_id"].to_pylist()
 for seed in range(6):
-    report = gymdata.pairs(sys.argv[1], strategy="top-random", seed=seed, write=False)
-    sides = zip(report.table["chosen_rollout_id"].to_pylist(), report.table["rejected_rollout_id"].to_pylist())
+    command = ["pairs", sys.argv[1], "--strategy", "top-random", "--seed", str(seed), "-o", f"{sys.argv[2]}/{seed}"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main([*command, "--json"]) == 0
+    counts, table = json.loads(printed.getvalue()), read_table(f"{sys.argv[2]}/{seed}", PAIRS)
+    sides = zip(table["chosen_rollout_id"].to_pylist(), table["rejected_rollout_id"].to_pylist())
     wanted = [(ids[a], ids[b]) for a, b in more_strategies.drawn[-1]]
-    print(json.dumps([sorted(sides), sorted(wanted), report.counts.candidates, sum(report.counts.dropped.values())]))
+    print(json.dumps([sorted(sides), sorted(wanted), counts["candidates"], sum(counts["dropped"].values())]))
 """
 
 
@@ -66,10 +71,10 @@ def python(package: Path, *words: str) -> str:
 
 
 def test_a_drawn_strategy_gives_the_pairs_that_it_chose(tmp_path: Path, package: Path) -> None:
-    """For every seed; none is lost, and other seeds give other pairs."""
+    """Through the command, for every seed; none is lost, and other seeds give other pairs."""
     rows = [rollout(f"t{k // 8}", k % 8, float(k % 8 == 0), two_turns(k // 8, 100 + k)) for k in range(80)]
     run = write_run(tmp_path / "run", rows)
-    lines = [json.loads(line) for line in python(package, PAIRS_OF_SEEDS, str(run)).splitlines()]
+    lines = [json.loads(line) for line in python(package, PAIRS_OF_SEEDS, str(run), str(tmp_path)).splitlines()]
     assert len(lines) == 6
     for sides, drawn, candidates, dropped in lines:
         assert sides == drawn
