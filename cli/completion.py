@@ -18,7 +18,7 @@ _DEPTH, _MOST = 3, 2_000
 
 def codes(incomplete: str) -> list[str]:
     """Codes of violations, in any case."""
-    from gymdata.rollouts.violations import CODES
+    from gymdata.checks.violations import CODES
 
     return [code for code in CODES if code.startswith(incomplete.upper())]
 

@@ -51,8 +51,8 @@ def _slug(text: str) -> str:
 
 def read_page(topic: str) -> Page:
     """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
+    from gymdata.checks.violations import CODES
     from gymdata.errors import UsageError
-    from gymdata.rollouts.violations import CODES
 
     from .main import COMMANDS
 

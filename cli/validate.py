@@ -19,8 +19,8 @@ from .console import command_words, emit_json, facts, finish, folded, grid, note
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.repair import FixReport
-    from gymdata.rollouts.violations import ValidationReport, Violation
+    from gymdata.checks.repair import FixReport
+    from gymdata.checks.violations import ValidationReport, Violation
 
 #: Errors shown per code; others are only counted.
 SHOWN = 50
@@ -50,7 +50,7 @@ def validate(
 ) -> int:
     """Exit code 1 when errors were found. -v lists every finding, infos included."""
     if explain is not None:
-        from gymdata.rollouts.violations import explain as explained
+        from gymdata.checks.violations import explain as explained
 
         code = explained(explain)
         if json:
@@ -158,7 +158,7 @@ def _worth_a_line(violations: list[Violation]) -> list[Violation]:
 
 def _windows(evidence: dict[str, Any]) -> str:
     """The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧."""
-    from gymdata.rollouts.violations import both_sides
+    from gymdata.checks.violations import both_sides
 
     lines = [f"    {evidence['explanation']}"]
     for side, left, middle, right in both_sides(evidence):
@@ -180,7 +180,7 @@ def _line_numbers(shown: Iterable[Violation], path: str) -> dict[tuple[str, int]
 
 
 def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:
-    from gymdata.rollouts.violations import CODES
+    from gymdata.checks.violations import CODES
 
     file = v.file or path
     where = [file, f"line {line}" if (line := lines.get((file, v.row))) is not None else f"row {v.row}"]

@@ -18,7 +18,7 @@ Invariant: a generated token has mask 1 in exactly one sequence of its rollout.
 
 from __future__ import annotations
 
-from gymdata.rollouts.breaks import Cause, Relation, cause_of_break, relations
+from gymdata.checks.breaks import Cause, Relation, cause_of_break, relations
 from gymdata.rollouts.next_prompt import SpliceRefusedError, bridge_ids, next_prompt, splice, splice_published
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, Sequences, stitch

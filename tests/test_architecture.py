@@ -16,7 +16,7 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
-    "rollouts", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http",
+    "rollouts", "checks", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http",
     "user_code", "public", "workers", "registry", "texts",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
@@ -59,7 +59,7 @@ EDGES = {
 HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}
-PURE = ("rollouts", "credit", "genrm", "curriculum.py", "tokens.py")
+PURE = ("rollouts", "checks", "credit", "genrm", "curriculum.py", "tokens.py")
 
 SOURCES = size.sources()
 

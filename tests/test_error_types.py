@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.checks.violations import Selection
 from gymdata.errors import DataError, RewardError, counted, json_kind, json_value, reported
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
-from gymdata.rollouts.violations import Selection
 from gymdata.store.paths import Source
 from gymdata.validate.pairs import validate_pairs
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gymdata import credit
+from gymdata.checks.violations import Violation
 from gymdata.rollouts.logprobs import ratio_facts
-from gymdata.rollouts.violations import Violation
 
 Array = npt.NDArray[Any]
 

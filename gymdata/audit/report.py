@@ -17,6 +17,7 @@ import pyarrow as pa
 from gymdata.audit import compare as audit
 from gymdata.audit.causes import Explanation, SuspectTokens
 from gymdata.audit.compare import LogprobComparison
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
@@ -26,7 +27,6 @@ from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turn_columns import TurnColumns
-from gymdata.rollouts.violations import Violation
 from gymdata.store import scan_batches
 
 #: Rollouts whose tokens are in memory at a time.

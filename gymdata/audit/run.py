@@ -19,6 +19,7 @@ from gymdata.audit.compare import TOLERANCE
 from gymdata.audit.context import Renderings, disagreeing_runs, logprob_settings, run_metadata, worst_tokens
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
+from gymdata.checks.violations import ValidationReport
 from gymdata.errors import DataError, UsageError, require
 from gymdata.models.forward import load_policy
 from gymdata.models.model_identity import policy_facts
@@ -26,7 +27,6 @@ from gymdata.models.scoring import PolicyModel
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
-from gymdata.rollouts.violations import ValidationReport
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, concat, lineage, own_run, parent_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, placed_output

@@ -15,8 +15,8 @@ from gymdata.errors import DataError
 from gymdata.interop import formats
 from gymdata.interop.importing import ODD, reason_of
 from gymdata.interop.text_export import UNREAD, WRITERS
-from gymdata.rollouts.checks import refuse_unsound_rows
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
+from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store.columns import to_rows
 from gymdata.store.tables import scan_source
 from gymdata.workers.processes import in_order

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymdata.checks.breaks import Reading
 from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
 from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
-from gymdata.rollouts.breaks import Reading
 
 
 def local_folder(name: str | Path) -> Path:

@@ -15,11 +15,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from gymdata.checks.violations import CODES
 from gymdata.errors import counted, printable
 from gymdata.report.charts import Figures, charts_of
 from gymdata.report.drawing import svg
 from gymdata.report.stages import value_at
-from gymdata.rollouts.violations import CODES
 from gymdata.show.rollout import messages_of
 
 _GENERATOR = '<meta name="generator" content="gymdata">'

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts.checks import refuse_unsound_turns
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
+from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
 from gymdata.rollouts.turns import chains, expand_prompts
 

@@ -295,6 +295,8 @@ class Evidence:
     rows: Ints
     turns: TurnColumns
     rollout_id: Texts
+    #: The name of the file that ``rows`` count in.
+    file: str | None = None
     group_id: Texts | None = None
     messages: Messages | None = None
     reward: npt.NDArray[np.float64] | None = None

@@ -16,13 +16,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from gymdata.checks.violations import CODES, Violation, both_sides
 from gymdata.errors import printable
 from gymdata.rollouts.messages import object_of
-from gymdata.rollouts.violations import CODES, Violation, both_sides
 from gymdata.show.rollout import MessageView, errors_in, messages_of
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.breaks import Reading
+    from gymdata.checks.breaks import Reading
     from gymdata.show.run import Shown, ShownPair, ShownRollout
 
 #: Longer lines are hard to read, however wide the terminal is.

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gymdata.checks.batches import check_batch
+from gymdata.checks.violations import CODES, Violation
 from gymdata.errors import printable
-from gymdata.rollouts.checks import check_batch
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.rollouts.violations import CODES, Violation
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.rollouts.breaks import Reader
+    from gymdata.checks.breaks import Reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.next_prompt import common_length
-from gymdata.rollouts.violations import Violation
 from gymdata.show.rollout import parsed, violations
 from gymdata.show.settings import FIRST, ShowConfig
 from gymdata.store.paths import find_run_json, read_facts
@@ -23,7 +23,7 @@ from gymdata.store.paths import find_run_json, read_facts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.rollouts.breaks import Reading
+    from gymdata.checks.breaks import Reading
     from gymdata.rollouts.schema import Table
 
 _KEYS = ("rollout_id", "task_id", "rollout_index")

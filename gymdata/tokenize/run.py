@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from gymdata.checks.breaks import Reading, relations
+from gymdata.checks.violations import CODES
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
-from gymdata.rollouts.breaks import Reading, relations
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import TurnColumns
-from gymdata.rollouts.violations import CODES
 from gymdata.store import StageOutput, resolve, scan_batches
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import Paths, common_identity, parent_of

@@ -20,9 +20,9 @@ import xxhash
 
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.prefix_tree import sibling_order
-from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
 from gymdata.rollouts.sequences import Sequences
+from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 from gymdata.train import token_checksum as proof
 from gymdata.train.mapped import chunks, part_of
 

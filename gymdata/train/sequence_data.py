@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.checks import Lists, is_rendered, refuse_unsound
 from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
 from gymdata.train.pair_data import LengthCost, NamedSequences, check_numbers, numbers
 
 #: Weights of the parts of a loss, a number per token each.

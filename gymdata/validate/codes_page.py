@@ -1,6 +1,6 @@
 """The topic "Validate codes" of the documentation, written from the table of codes.
 
-``python -m gymdata.validate.codes_page --write gymdata/docs`` after a change of ``gymdata/rollouts/violations.py``.
+``python -m gymdata.validate.codes_page --write gymdata/docs`` after a change of ``gymdata/checks/codes/``.
 """
 
 from __future__ import annotations
@@ -8,19 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gymdata.rollouts.violations import CODES
+from gymdata.checks.violations import CODES, FAMILIES
 
 NAME = "validate-codes.md"
-GROUPS = {
-    "S": "Structure",
-    "T": "Tokens, turns and storage",
-    "L": "Log-probabilities",
-    "M": "Messages",
-    "R": "Rewards",
-    "P": "Pairs",
-    "B": "Behaviour",
-    "D": "Duplicates",
-}
 HEAD = """# Validate codes
 
 Every fault that `gymdata validate` and `gymdata audit` report, with its severity, what it means and what to do.
@@ -42,7 +32,7 @@ no errors, 0 warnings in 24 rollouts, 48 turns, 1,598 tokens (0.06 s); trainable
 def page() -> str:
     """The whole page in Markdown."""
     lines = [HEAD]
-    for letter, title in GROUPS.items():
+    for letter, title in FAMILIES.items():
         codes = [code for code in CODES.values() if code.code.startswith(letter)]
         if codes:
             lines.append(f"## {title}\n")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.checks.breaks import Reading
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
-from gymdata.rollouts.breaks import Reading
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.violations import Violation
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
 

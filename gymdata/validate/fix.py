@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from gymdata.checks import repair
+from gymdata.checks.violations import ValidationReport, Violation
 from gymdata.errors import DataError
-from gymdata.rollouts import repair
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.rollouts.violations import ValidationReport, Violation
 from gymdata.store import scan_batches
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode, iter_lines

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, counted, json_kind, json_value
 from gymdata.interop.nemo_gym.rows import BadRow
 from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
@@ -26,7 +27,6 @@ from gymdata.rollouts.turn_columns import (
     WeightSpans,
     call_ids_of,
 )
-from gymdata.rollouts.violations import Violation
 from gymdata.store import journal
 from gymdata.store.lines import NON_FINITE, decode, iter_lines
 from gymdata.store.paths import Source

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gymdata.checks.codes.behavior import empty_turn, equal_rewards, loop_text, runaway, storm, unparsed
+from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym.across import Names
 from gymdata.interop.nemo_gym.acts import RowActs
 from gymdata.interop.nemo_gym.scan import Part
-from gymdata.rollouts.violations import Violation
-from gymdata.validate.behavior import empty_turn, equal_rewards, loop_text, runaway, storm, unparsed
 
 _CUT = "rollouts end in a model call that was cut"
 

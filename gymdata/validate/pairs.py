@@ -5,166 +5,19 @@ Invariants: a file that is not a pairs table is a violation with the store's err
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
+from gymdata.checks.codes.pairs import PairChecks
+from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.errors import DataError
-from gymdata.rollouts.checks import is_rendered, odd_log_probs, outside, unless_rendered
-from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts, places
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS
-from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_SIDES = ("chosen", "rejected")
-_TIE = 1e-9
 _BATCH_ROWS = 1_024
-
-
-class PairChecks:
-    """Checks pairs batch after batch; remembers what later batches may contradict."""
-
-    def __init__(self, vocab_size: int | None = None) -> None:
-        self._limit = vocab_size if vocab_size is not None else 2**31
-        self._preferred: dict[tuple[str, str], str] = {}
-        #: Keys of each rollout's prompt, and of prompt and completion together. A pair may begin later, where two
-        #: rollouts fork.
-        self._prompts: dict[str, tuple[int, int]] = {}
-        self._split_of: dict[str, str] = {}
-        self._shared: set[tuple[str, str]] = set()
-        #: Where each content was seen first, and the pair's id there.
-        self._content: dict[bytes, tuple[str, int, str]] = {}
-
-    def batch(self, batch: pa.RecordBatch, first_row: int, file: str) -> list[Violation]:
-        """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
-        ids = batch.column("pair_id").to_pylist()
-
-        def at(row: int, code: str, **more: Any) -> Violation:
-            return Violation(code, first_row + int(row), ids[int(row)], **more)
-
-        found = [at(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
-        # A pair that contradicts another is not a copy of it, whatever ids it holds.
-        opposite = {v.row for v in found if v.code == "P604"}
-        copies = self._copies(batch, ids, first_row, file)
-        found += [at(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
-        for side in _SIDES:
-            found += [at(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
-        found.sort(key=lambda v: (v.row, v.code))
-        return found
-
-    def _copies(
-        self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
-    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """P606: prompt, chosen and rejected of an earlier pair once more, by ids, or by text where a pair has no ids."""
-        for row, key in enumerate(_content(batch)):
-            was = self._content.setdefault(key, (file, first_row + row, ids[row]))
-            if was[:2] != (file, first_row + row):
-                yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
-
-    def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
-        prompt, chosen, rejected = map(_hashes, lists)
-        for row in np.flatnonzero(_same(batch, chosen, rejected)):
-            yield row, "P601", {}
-        for row in np.flatnonzero(is_rendered(batch)):
-            yield int(row), "T213", {}
-        margin = batch.column("margin").to_numpy(zero_copy_only=False)
-        # An imported pair of texts may have no margin.
-        sampled = lists[1].lengths > 0
-        for row in np.flatnonzero((margin <= _TIE) | (np.isnan(margin) & sampled)):
-            yield row, "P603", {"expected": "a margin above 0", "got": f"{margin[row]:g}"}
-        for row in np.flatnonzero(lists[0].lengths == 0):
-            if len(batch.column("prompt")[int(row)]) == 0:
-                yield row, "P602", {"detail": "the pair has no prompt"}
-        # Wherever the border between prompt and completion is.
-        whole = [Ragged.interleaved([lists[0], side])[0].hashes().tolist() for side in lists[1:]]
-        names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
-        tasks = batch.column("task_id").to_pylist()
-        for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
-            here = f"{file} row {first_row + row}"
-            if better and worse:
-                if (worse, better) in self._preferred:
-                    yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
-                self._preferred.setdefault((better, worse), here)
-                for name, ids in ((better, whole[0][row]), (worse, whole[1][row])):
-                    was = self._prompts.setdefault(name, (prompt[row], ids))
-                    if was[0] != prompt[row] and was[1] != ids:
-                        yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
-            if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
-                self._shared.add((task, file))
-                yield row, "P605", {"detail": f"task {task!r} is also in {self._split_of[task]}"}
-
-
-def _hashes(lists: Ragged) -> list[int]:
-    """A 64-bit hash of each list; 0 of an empty one."""
-    found: list[int] = np.where(lists.lengths > 0, lists.hashes(), np.uint64(0)).tolist()
-    return found
-
-
-def _content(batch: pa.RecordBatch) -> list[bytes]:
-    """A key of what each pair holds: its ids, or its messages where neither side has ids."""
-    lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
-    keys = joined_keys([one.keys() for one in lists])
-    rows = np.flatnonzero((lists[1].lengths == 0) & (lists[2].lengths == 0))
-    if len(rows):
-        parts = [_texts(batch.column(name).take(pa.array(rows))) for name in ("prompt", *_SIDES)]
-        for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
-            keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
-    return keys
-
-
-def _texts(lists: Any) -> list[str]:
-    offsets, messages = list_parts(lists)
-    fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
-    texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
-    return ["\x1e".join(texts[a:b]) for a, b in pairwise(offsets.tolist())]
-
-
-def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
-    """Where both sides have the same ids, or the same messages."""
-    a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
-    same = (a == b) & (a != 0)
-    sides = [list_parts(batch.column(side)) for side in _SIDES]
-    lengths = [np.diff(offsets) for offsets, _ in sides]
-    rows = np.flatnonzero((lengths[0] == lengths[1]) & (lengths[0] > 0) & ~same)
-    if not len(rows):
-        return same
-    owner = np.repeat(rows, lengths[0][rows])
-    picked = [values.take(pa.array(places(offsets[rows], lengths[0][rows])[0])) for offsets, values in sides]
-    differs = np.zeros(len(owner), np.bool_)
-    for name in ("role", "content", "reasoning", "tool_calls"):
-        left, right = (pc.fill_null(pc.struct_field(p, name), "") for p in picked)
-        differs |= pc.not_equal(left, right).to_numpy(zero_copy_only=False)
-    equal = np.bincount(owner, weights=differs, minlength=len(batch)) == 0
-    same[rows] = equal[rows]
-    return same
-
-
-def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    ids = Ragged.of(batch.column(f"{side}_ids"))
-    for place in outside(ids.values, limit):
-        row, position = ids.locate(place)
-        more = {"position": position, "expected": f"0 to {limit - 1}", "got": str(ids.values[place])}
-        yield row, "T206", {**more, "detail": f"in {side}"}
-    counts = ids.lengths
-    logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
-    masks = Ragged.of(batch.column(f"{side}_mask"))
-    for name, given, code in (("mask", masks.lengths, "S102"), ("logprobs", logprobs.lengths, "L301")):
-        for row in np.flatnonzero(given != counts):
-            wanted = {"expected": str(counts[row]), "got": str(given[row])}
-            yield int(row), code, {**wanted, "detail": f"length of {side}_{name}"}
-    for place, code in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values):
-        row, position = logprobs.locate(place)
-        yield row, code, {"position": position, "got": str(logprobs.values[place]), "detail": f"in {side}"}
 
 
 def validate_pairs(
@@ -181,7 +34,7 @@ def validate_pairs(
         try:
             for batch in scan_batches(source.path, PAIRS, batch_size=_BATCH_ROWS):
                 found += (v._replace(file=file) for v in checks.batch(batch, row, file))
-                lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
+                lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", "chosen", "rejected")]
                 has_ids = np.stack([one.lengths for one in lists]).all(axis=0)
                 with_ids += ((file, row + int(at)) for at in np.flatnonzero(has_ids))
                 row += len(batch)

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
 from gymdata.remote.reading import parquet_file
 from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
-from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import Part
 from gymdata.workers.tuning import ahead, in_order
 

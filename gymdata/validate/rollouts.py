@@ -11,20 +11,31 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gymdata.rollouts import checks
-from gymdata.rollouts.breaks import Reader
+from gymdata.checks.batches import Checks, place
+from gymdata.checks.breaks import Reader
+from gymdata.checks.codes.behavior import Behavior
+from gymdata.checks.violations import (
+    CODES,
+    Check,
+    CheckSettings,
+    Selection,
+    ValidationReport,
+    Violation,
+    rows_with_errors,
+)
+from gymdata.errors import UsageError
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.violations import CODES, Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.user_code import load_symbol
 from gymdata.validate import json_rows as validate_rows
-from gymdata.validate.behavior import Behavior
 from gymdata.validate.json_columns import UnknownKey
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
@@ -38,27 +49,27 @@ def validate_rollouts(
     vocab_size: int | None = None,
     reader: Reader | None = None,
     workers: int = 1,
+    own: Sequence[OwnCheck] = (),
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
     ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
-    files.
+    files; ``own``: checks of the user.
     """
     report = ValidationReport(files=[str(source.path) for source in sources])
-    across, behavior = checks.AcrossRows(), Behavior()
-    check = _Check(
-        selection.wants("T209"),
-        # Texts are read only for this.
-        any(code.startswith("B") for code in selection.select - selection.ignore),
+    settings = CheckSettings(
         vocab_size if vocab_size is not None else vocabulary(run or {}),
         names_reward(run or {}),
+        selection.wants("T209"),
         reader,
     )
+    make = _MakeChecks(settings, selection, tuple(own))
+    checks = make()
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
-    checked = _checked_in_order(check, sources, across, behavior, workers)
+    checked = _checked_in_order(make, checks, sources, workers)
     for file, of_file in itertools.groupby(checked, lambda one: one.file):
         here: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
@@ -76,17 +87,21 @@ def validate_rollouts(
         here += validate_rows.unknown_keys(strange)
         found += (
             v if v.file else v._replace(file=file)
-            for v in downgrade_t205(sorted(here, key=_place), report.tokens > before)
+            for v in downgrade_t205(sorted(here, key=place), report.tokens > before)
         )
-    found += across.finish() + behavior.finish()
-    settings = (run or {}).get("identity") or {}
+    found += checks.finish()
+    sampling = (run or {}).get("identity") or {}
     # Without a single log-probability none is biased.
-    if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **settings})):
+    if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **sampling})):
         found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
     report.trainable = _without_errors(with_ids, found)
     order = {file: index for index, file in enumerate(report.files)}
-    report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *_place(v)))
+    report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *place(v)))
     return report
+
+
+#: ``path.py:Class``, or the class.
+OwnCheck = str | type[Check]
 
 
 @dataclass(slots=True)
@@ -105,42 +120,16 @@ class _Checked:
     strange: dict[str, UnknownKey] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Check:
-    """The checks of a file or a part of one."""
-
-    digests: bool
-    behaves: bool
-    vocab_size: int | None
-    reward_named: bool
-    reader: Reader | None
-
-    def batches(self, source: Source, across: checks.AcrossRows, behavior: Behavior) -> Iterator[_Checked]:
-        """The findings, batch by batch; ``across`` and ``behavior`` collect the data that they need."""
-        file = str(source.path)
-        rest = _Checked(file)
-        for batch in _scan(source, self.behaves, rest.strange):
-            if isinstance(batch, Violation):
-                yield _Checked(file, found=[batch])
-                continue
-            across.add(batch, file)
-            made = self._batch(batch, file)
-            if self.behaves:
-                made.found += behavior.add(batch, file)
-            yield made
-            # It would grow with the number of batches.
-            give_back()
-        yield rest
-
-    def _batch(self, batch: Evidence, file: str) -> _Checked:
-        found = checks.check_batch(
-            batch,
-            vocab_size=self.vocab_size,
-            reward_named=self.reward_named,
-            digests=self.digests,
-            reader=self.reader,
-        )
-        return _Checked(
+def _checked(checks: Checks, source: Source) -> Iterator[_Checked]:
+    """The findings in a file or a part of one, batch by batch."""
+    file = str(source.path)
+    rest = _Checked(file)
+    for batch in _scan(source, checks.texts, rest.strange):
+        if isinstance(batch, Violation):
+            yield _Checked(file, found=[batch])
+            continue
+        batch.file = file
+        yield _Checked(
             file,
             batch.n,
             len(batch.turns),
@@ -148,26 +137,55 @@ class _Check:
             batch.temperature is not None and bool((batch.temperature == 0).any()),
             bool(np.isfinite(batch.turns.logprobs.values).any()),
             batch.rows[batch.turns.has_ids()],
-            found,
+            checks.find(batch),
         )
-
-    def __call__(self, source: Source) -> Iterator[tuple[list[_Checked], checks.AcrossRows, Behavior]]:
-        """All of a file, in a worker."""
-        across, behavior = checks.AcrossRows(), Behavior()
-        yield list(self.batches(source, across, behavior)), across, behavior
+        # It would grow with the number of batches.
+        give_back()
+    yield rest
 
 
-def _checked_in_order(
-    check: _Check, sources: Sequence[Source], across: checks.AcrossRows, behavior: Behavior, workers: int
-) -> Iterator[_Checked]:
+@dataclass(frozen=True, slots=True)
+class _MakeChecks:
+    """Makes the checks of a path, in any process."""
+
+    settings: CheckSettings
+    selection: Selection
+    own: tuple[OwnCheck, ...]
+
+    def __call__(self) -> Checks:
+        return Checks(self.settings, self.selection, own_checks(self.own))
+
+
+def own_checks(own: Iterable[OwnCheck]) -> list[type[Check]]:
+    """The checks that a user gives, as ``path.py:Class`` or the class itself; their codes are known from then on. Raises
+    UsageError."""
+    checks = []
+    for check in own:
+        kind = load_symbol(check, "--check")[0] if isinstance(check, str) else check
+        if not (isinstance(kind, type) and issubclass(kind, Check) and kind.codes):
+            expected = "path.py:Class of a gymdata.checks.violations.Check with a code"
+            raise UsageError.bad_value("--check", str(check), expected)
+        for code in kind.codes:
+            CODES.add(code)
+        checks.append(kind)
+    return checks
+
+
+def _checked_apart(make: _MakeChecks, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
+    """All of a file, in a worker."""
+    checks = make()
+    yield list(_checked(checks, source)), checks
+
+
+def _checked_in_order(make: _MakeChecks, checks: Checks, sources: Sequence[Source], workers: int) -> Iterator[_Checked]:
     if workers == 1:
         for source in sources:
-            yield from check.batches(source, across, behavior)
+            yield from _checked(checks, source)
         return
-    with contextlib.closing(in_order(check, sources, workers, lambda source: str(source.path))) as done:
-        for parts, rows, seen in done:
-            across.append(rows)
-            behavior.append(seen)
+    work = partial(_checked_apart, make)
+    with contextlib.closing(in_order(work, sources, workers, lambda source: str(source.path))) as done:
+        for parts, apart in done:
+            checks.append(apart)
             yield from parts
 
 
@@ -182,11 +200,11 @@ def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Viol
 
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
-    behavior, found = Behavior(), list[Violation]()
+    behavior, found = Behavior(CheckSettings()), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):
             if isinstance(batch, Evidence):
-                found += behavior.add(batch, str(source.path))
+                found += behavior.find(batch)
     counts = Counter(v.code for v in found)
     lines = {code: f"{CODES[code].meaning}: {_many(n)}" for code, n in sorted(counts.items())}
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
@@ -199,10 +217,6 @@ def _many(n: int) -> str:
 def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
     """T205 is a warning when a whole file has no ids, for then it is a file of texts and not a damaged one."""
     return found if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in found]
-
-
-def _place(v: Violation) -> tuple[int, int, str, int]:
-    return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0
 
 
 def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:

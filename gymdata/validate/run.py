@@ -15,9 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
-from gymdata.rollouts.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
@@ -25,10 +25,11 @@ from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
+    from gymdata.checks.breaks import Reader
+    from gymdata.checks.repair import Choice, FixReport
     from gymdata.interop.nemo_gym import scan as nemo_gym
-    from gymdata.rollouts.breaks import Reader
-    from gymdata.rollouts.repair import Choice, FixReport
     from gymdata.store import StageOutput
+    from gymdata.validate.rollouts import OwnCheck
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
@@ -58,6 +59,7 @@ def validate(
     decode: bool = False,
     workers: int = 1,
     processes: int | None = None,
+    check: Sequence[OwnCheck] = (),
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
 
@@ -67,11 +69,16 @@ def validate(
     the model folder that run.json names). Generations of a run are compared with their messages' text where its tokenizer is
     here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``:
     processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one
-    large JSONL file where there is one worker (default 2; forks only where that is safe). Raises DataError when nothing
+    large JSONL file where there is one worker (default 2; forks only where that is safe). ``check``: checks of your own,
+    as ``path.py:Class`` or as classes of ``gymdata.checks.violations.Check``. Raises DataError when nothing
     can be read there, UsageError for an unknown code.
     """
     path = path_of(path, "validate")
     began = time.perf_counter()
+    if check:
+        from gymdata.validate.rollouts import own_checks
+
+        own_checks(check)  # their codes can be selected
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))
     run = _run_json(path)
@@ -85,7 +92,7 @@ def validate(
         from gymdata.validate.rollouts import validate_rollouts
 
         found = validate_rollouts(
-            rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader, workers=workers
+            rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader, workers=workers, own=check
         )
         _merge(report, found)
     if nemo:
@@ -117,7 +124,7 @@ def fix(
     source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
     when a file cannot be read at all.
     """
-    from gymdata.rollouts.repair import CHOICES, FixReport
+    from gymdata.checks.repair import CHOICES, FixReport
 
     target = placed_output(output)
     if choice not in CHOICES:
@@ -384,9 +391,9 @@ def _scanned(
     vocab: int | None, reader: Reader | None, behaves: bool, processes: int, source: Source
 ) -> list[tuple[str, nemo_gym.Part]]:
     """The scan of a file of NeMo Gym rows, with its name."""
+    from gymdata.checks.codes.behavior import loops, storm
     from gymdata.interop.nemo_gym import scan as nemo_gym
     from gymdata.interop.nemo_gym.acts import Odd
-    from gymdata.validate.behavior import loops, storm
 
     more = (vocab, processes, reader, Odd(loops, storm) if behaves else None, source.part)
     return [(str(source.path), nemo_gym.scan(source.path, source.compression, *more))]

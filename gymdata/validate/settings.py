@@ -17,4 +17,5 @@ class ValidateConfig(Config):
         None, description="Tokenizer folder: checks ID bounds and explains breaks by text."
     )
     decode: bool = pydantic.Field(False, description="Compare every generation with its message, however many.")
+    check: list[str] = pydantic.Field(default_factory=list, description="Your own check, path.py:Class (repeatable).")
     workers: Workers = 1

@@ -16,8 +16,8 @@ import orjson
 from markupsafe import Markup
 
 from gymdata import __version__
+from gymdata.checks.violations import CODES
 from gymdata.errors import RefusedError, UsageError, counted
-from gymdata.rollouts.violations import CODES
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment

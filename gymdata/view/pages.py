@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gymdata import __version__
+from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
-from gymdata.rollouts.violations import BREAKS, CODES
 from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK

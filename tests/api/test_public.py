@@ -19,10 +19,10 @@ import polars as pl
 import pytest
 
 import gymdata
+from gymdata.checks.repair import FixReport
 from gymdata.errors import DataError, UsageError
 from gymdata.finetune.run import FinetuneReport
 from gymdata.public import Report
-from gymdata.rollouts.repair import FixReport
 from gymdata.store import Run
 from gymdata.train.run import TrainReport
 from tests.rollout_files import rollout, two_turns, write_run

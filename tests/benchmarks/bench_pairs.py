@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gymdata.pairs.contents import token_columns
 from gymdata.pairs.select import select_pairs
-from gymdata.rollouts.checks import refuse_unsound_turns
+from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.bench_experience import rollouts
 from tests.benchmarks.rows import Row, interleave, seconds

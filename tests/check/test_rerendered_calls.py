@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymdata.rollouts.chat_text import same_turn
+from gymdata.checks.chat_text import same_turn
 from tests.check import families
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")]

@@ -17,8 +17,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from gymdata.checks.violations import CODES
 from gymdata.query.views import Views, find_files
-from gymdata.rollouts.violations import CODES
 
 Twin = Callable[..., Any]
 _Z = 1.959963984540054

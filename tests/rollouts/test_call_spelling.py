@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymdata.rollouts.chat_text import normal, same_turn
+from gymdata.checks.chat_text import normal, same_turn
 
 CODER = (
     "<tool_call>\n<function=look>\n<parameter=word>\na tree\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n"

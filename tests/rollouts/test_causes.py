@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.rollouts import chat_text as marks
-from gymdata.rollouts.breaks import Cause, Reading, Span, cause_of_break, differing_spans, evidence
+from gymdata.checks import chat_text as marks
+from gymdata.checks.breaks import Cause, Reading, Span, cause_of_break, differing_spans, evidence
 from gymdata.rollouts.turns import common_prefix
 
 _PIECES = [

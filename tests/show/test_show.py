@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 import gymdata
+from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
-from gymdata.rollouts.violations import CODES
 from gymdata.show.report import render
 from gymdata.show.run import show
 from gymdata.store import Run

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gymdata.checks.codes.duplicates import Duplicates
+from gymdata.checks.violations import CheckSettings
 from gymdata.rewards.scheduler import Flips
-from gymdata.rollouts.checks import AcrossRows
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import tables
@@ -64,11 +65,11 @@ def test_a_query_of_a_longer_file_takes_no_more_memory(tmp_path: Path) -> None:
 def test_validation_keeps_few_bytes_of_a_rollout() -> None:
     """What duplicates and equal rewards are found by takes less than 250 bytes a rollout, their ids of 44 included, and less
     than 500 while they are found."""
-    across = AcrossRows()
+    across = Duplicates(CheckSettings())
     tracemalloc.start()
     try:
         for first in range(0, 16_000, 1_000):
-            across.add(from_arrow(rollouts(1_000, first, turns=1).to_batches()[0], first))
+            list(across.find(from_arrow(rollouts(1_000, first, turns=1).to_batches()[0], first)))
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         across.finish()

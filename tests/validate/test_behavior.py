@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gymdata.checks.codes.behavior import loops
+from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
 from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.violations import CODES
-from gymdata.validate.behavior import loops
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymdata.rollouts.checks import AcrossRows
+from gymdata.checks.codes.duplicates import Duplicates
+from gymdata.checks.violations import CheckSettings
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.validate.run import validate
@@ -186,10 +187,12 @@ def test_what_is_alike_is_found_as_one_by_one(
     rows: list[tuple[str, str | None, tuple[int, ...], float | None]], cut: int
 ) -> None:
     """D701, D702 and R503 over two files are those that a walk over all rows with dictionaries finds."""
-    across = AcrossRows()
+    across = Duplicates(CheckSettings())
     for file, part in (("x", rows[:cut]), ("y", rows[cut:])):
         if part:
-            across.add(_evidence(part), file)
+            evidence = _evidence(part)
+            evidence.file = file
+            list(across.find(evidence))
     places = [("x", n) for n in range(len(rows[:cut]))] + [("y", n) for n in range(len(rows[cut:]))]
     seen: dict[str, tuple[str, int]] = {}
     same: dict[object, str] = {}

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
+from gymdata.checks.codes.behavior import loops, storm
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym import scan as nemo_gym
 from gymdata.interop.nemo_gym.across import Names, across_rows
 from gymdata.interop.nemo_gym.acts import Odd
 from gymdata.rollouts.ragged import Ragged
-from gymdata.validate.behavior import loops, storm
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows

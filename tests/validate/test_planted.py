@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import sample_data
+from gymdata.checks.violations import BREAKS as BREAK_CODES
 from gymdata.rollouts.turns import encode_turns
-from gymdata.rollouts.violations import BREAKS as BREAK_CODES
 from gymdata.validate.run import fix, validate
 from tests.check.families import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout

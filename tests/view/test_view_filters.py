@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.checks.violations import CODES
 from gymdata.query.saved import SAVED
-from gymdata.rollouts.violations import CODES
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 

@@ -154,7 +154,7 @@ def test_changed_tokens_are_not_shown(serve: Serve, tmp_path: Path):
 
 def test_a_break_shows_both_sides(serve: Serve, tmp_path: Path):
     """The page of a break has its code, the tokens of both sides, and the explanation of ``validate --explain``."""
-    from gymdata.rollouts.violations import CODES
+    from gymdata.checks.violations import CODES
 
     run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, BROKEN)])
     status, body, _ = get(serve(run) + "/break?id=t-0&turn=1")

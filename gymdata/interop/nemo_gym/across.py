@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts.ragged import Ints, first_like
-from gymdata.rollouts.violations import Violation
 
 #: Flags of what a row has; 0 for a row that cannot be read.
 _READ, _WITH_IDS, _GENERATED, _SCORED = 1, 2, 4, 8

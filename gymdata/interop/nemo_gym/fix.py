@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.checks import repair
+from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts import repair
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.messages import TOKEN_KEYS, walk, written_by_model
-from gymdata.rollouts.violations import Violation
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 

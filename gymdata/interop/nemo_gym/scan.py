@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.across import Remembered
@@ -35,13 +36,12 @@ from gymdata.interop.nemo_gym.cut import CutRow, all_below, all_negative, cut_ro
 from gymdata.interop.nemo_gym.rows import Row
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, offsets_of
-from gymdata.rollouts.violations import Violation
 from gymdata.store.paths import BOM, Source
 from gymdata.store.paths import Part as FilePart
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
-    from gymdata.rollouts.breaks import Reader
+    from gymdata.checks.breaks import Reader
 
 _BLOCK = 1 << 20
 #: Below this many bytes a second process costs more than it gives.
@@ -164,7 +164,7 @@ def odd_log_probs(parts: Sequence[bytes], owners: Sequence[LogProbOwner]) -> lis
 
 def relations(number: int, row: Row, reader: Reader | None = None) -> list[Violation]:
     """Breaks, branches and turns out of order of one row, in which some prompt does not extend the one before."""
-    from gymdata.rollouts import breaks
+    from gymdata.checks import breaks
     from gymdata.rollouts import turns as tokens
 
     turns, calls = [], []

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gymdata.checks.breaks import Reader, Reading
 from gymdata.errors import GymdataError
-from gymdata.rollouts.breaks import Reader, Reading
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.show.rollout import violations
 from gymdata.store.lineage import vocabulary

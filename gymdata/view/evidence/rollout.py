@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.checks.breaks import Reading, Relation, relations
+from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
-from gymdata.rollouts.breaks import Reading, Relation, relations
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
-from gymdata.rollouts.violations import Violation
 from gymdata.show.rollout import MessageView
 from gymdata.view.evidence.stages import Stages, facts_of
 

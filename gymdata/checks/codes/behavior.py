@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.rollouts.violations import Violation
 
 if TYPE_CHECKING:
     from gymdata.rollouts.turn_columns import Evidence, Messages
@@ -38,11 +38,91 @@ DOMINATES, DOMINATED = 0.99, 0.9
 DRIFT, DRIFT_OF, DRIFT_ERRORS = 1.5, 200, 4.0
 
 
-class Behavior:
+_CODES = (
+    Code(
+        "B801",
+        "repetition loop",
+        "warning",
+        "a piece of the generation repeats over and over",
+        "At most 64 tokens, repeated at least 4 times and over at least 80 tokens, anywhere in the generation; `position` "
+        "is where it begins there, and of several the longest is reported. A policy that collapses does this, and so does "
+        "a model far from its temperature. Such rollouts train the loop unless their reward is low: look at one with "
+        "`gymdata show RUN ROLLOUT_ID --tokens`.",
+    ),
+    Code(
+        "B802",
+        "runaway generations",
+        "warning",
+        "many model calls do not end by themselves",
+        "At least 10 % of the model calls (of 20 or more) were cut at a token limit, so their answers are incomplete and "
+        "their rewards are mostly about the limit. Raise --max-tokens or the context, or look at whether the policy's end "
+        "token is the one that the engine stops at. One finding per path.",
+    ),
+    Code(
+        "B803",
+        "empty turn",
+        "warning",
+        "the model's turn has neither text nor a tool call",
+        "Tokens were sampled, but the message is empty: usually the end token came first, or a tool call was taken out of "
+        "the text by a parser that then refused it. A turn without a single token is T212.",
+    ),
+    Code(
+        "B804",
+        "storm of tool errors",
+        "warning",
+        "most tool results of the rollout are errors",
+        "At least 4 tool results, and half of all in the rollout, are error messages (they begin with error, a traceback, "
+        "or are an object with the key error). Either the policy does not know the tools, or they do not work: "
+        "`gymdata show RUN ROLLOUT_ID` shows what was called.",
+    ),
+    Code(
+        "B805",
+        "tool calls never parse",
+        "warning",
+        "texts contain tool calls, and none was parsed",
+        "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
+        "has a parsed call: the tool parser is not the model's. No tool was run, so rewards say nothing about the policy. "
+        "Collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). One finding per path.",
+    ),
+    Code(
+        "B806",
+        "all rewards equal",
+        "warning",
+        "every scored rollout of the path has the same reward",
+        "With 8 or more scored rollouts. Nothing can be learned from them by comparison: no pair and no advantage. Usual "
+        "causes: a reward that reads another field than the tasks have, a wrong tool parser, or tasks that are far too "
+        "easy or too hard. One finding per path.",
+    ),
+    Code(
+        "B807",
+        "one reward part dominates",
+        "info",
+        "the reward follows one of its parts, and another makes no difference",
+        "Over 8 or more rollouts the reward and one part are correlated by at least 0.99, while another part varies and is "
+        "correlated by less than 0.9. That can be meant; else change the weights. One finding per path.",
+    ),
+    Code(
+        "B808",
+        "length drift",
+        "info",
+        "rollouts that began late have another length than those that began early",
+        "The median number of sampled tokens of the last quarter, by the time they began, is 1.5 times that of the first or "
+        "less than two thirds of it (200 rollouts or more, difference beyond four standard errors). In one run of one "
+        "policy the tasks are ordered by difficulty, or the server changed while it was sampled from. One finding per path.",
+    ),
+)
+
+
+@CHECKS.register("behavior")
+class Behavior(Check):
     """The findings of family B over all rows of a path: those of single rollouts from ``add``, the others from
     ``finish``."""
 
-    def __init__(self) -> None:
+    codes = _CODES
+    texts = True
+
+    def __init__(self, settings: CheckSettings) -> None:
+        super().__init__(settings)
         self._calls = self._cut = self._spelled = 0
         self._parsed = self._offered = False
         self._first_cut: Violation | None = None
@@ -54,33 +134,29 @@ class Behavior:
         self._started: list[Ints] = []
         self._rows = 0
 
-    def add(self, e: Evidence, file: str | None = None) -> list[Violation]:
+    def find(self, e: Evidence) -> list[Violation]:
         """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
         turns = e.turns
 
-        def at(code: str, r: int, **more: Any) -> Violation:
-            return Violation(code, int(e.rows[r]), e.rollout_id[r], file=file, **more)
-
-        def of_turn(code: str, k: int, **more: Any) -> Violation:
-            return at(code, int(turns.rollout[k]), turn=int(turns.number[k]), **more)
-
         if self._first is None and e.n:
-            self._first = at("B806", 0)
+            self._first = self.at_rollout(e, 0, "B806")
         found = [
-            of_turn("B801", k, position=start, detail=loop_text(period, start, end, int(turns.generation.lengths[k])))
+            self.at_turn(
+                e, k, "B801", position=start, detail=loop_text(period, start, end, int(turns.generation.lengths[k]))
+            )
             for k, period, start, end in loops(turns.generation)
         ]
         if e.cut is not None:
             self._calls += len(turns)
             self._cut += int(e.cut.sum())
             if self._first_cut is None and e.cut.any():
-                self._first_cut = of_turn("B802", int(np.flatnonzero(e.cut)[0]))
+                self._first_cut = self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802")
         if e.messages is not None:
-            found += self._of_messages(e, e.messages, at)
+            found += self._of_messages(e, e.messages)
         self._remember(e)
         return found
 
-    def _of_messages(self, e: Evidence, m: Messages, at: Any) -> Iterator[Violation]:
+    def _of_messages(self, e: Evidence, m: Messages) -> Iterator[Violation]:
         owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
         assistant = m.from_assistant
         # A call without a token is T212.
@@ -90,13 +166,15 @@ class Behavior:
             r, turn = int(owner[i]), int(m.turn[i])
             k = int(offsets[r]) + turn
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
-                yield at("B803", r, turn=turn, detail=f"message {i - m.offsets[r]}; {empty_turn(int(generated[k]))}")
+                yield self.at_rollout(
+                    e, r, "B803", turn=turn, detail=f"message {i - m.offsets[r]}; {empty_turn(int(generated[k]))}"
+                )
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
         every = np.bincount(owner[results], minlength=e.n)
         for r in np.flatnonzero(bad >= STORM).tolist():
             if (text := storm(int(bad[r]), int(every[r]))) is not None:
-                yield at("B804", r, detail=text)
+                yield self.at_rollout(e, r, "B804", detail=text)
         self._parsed = self._parsed or bool((assistant & m.calls).any())
         self._offered = self._offered or e.offers_tools
         # Texts are searched for calls only until a call was parsed.
@@ -106,7 +184,7 @@ class Behavior:
             if self._first_spelled is None and len(spelled):
                 i = int(spelled[0])
                 r, turn = int(owner[i]), int(m.turn[i])
-                self._first_spelled = at("B805", r, turn=turn if turn >= 0 else None)
+                self._first_spelled = self.at_rollout(e, r, "B805", turn=turn if turn >= 0 else None)
 
     def _remember(self, e: Evidence) -> None:
         if e.reward is None or e.reward_null is None:
@@ -122,7 +200,7 @@ class Behavior:
             self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[known])
             self._started.append(e.started[known])
 
-    def append(self, other: Behavior) -> None:
+    def append(self, other: Self) -> None:
         """Append the data of another, of the rows that follow."""
         self._calls, self._cut, self._spelled = (
             self._calls + other._calls, self._cut + other._cut, self._spelled + other._spelled

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gymdata.checks import breaks
+from gymdata.checks.violations import BREAKS, Violation
 from gymdata.public import Report, Row
-from gymdata.rollouts import breaks
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.violations import BREAKS, Violation
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.rollouts import chat_text as marks
+from gymdata.checks import chat_text as marks
+from gymdata.checks.chat_text import same_turn
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.chat_text import same_turn
 from gymdata.rollouts.turns import Ids, Turn, common_prefix
 
 

@@ -1,0 +1,54 @@
+"""All checks over the batches of a path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from gymdata.checks.breaks import Reader
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Selection, Violation
+from gymdata.rollouts.turn_columns import Evidence
+
+
+class Checks:
+    """One object of each check that is needed: its codes are selected, or make rollouts untrainable. ``own``: those of a
+    user besides the registered ones."""
+
+    def __init__(self, settings: CheckSettings, selection: Selection, own: Sequence[type[Check]] = ()) -> None:
+        every = [*(entry.object for entry in CHECKS), *own]
+        self.running = [
+            check(settings)
+            for check in every
+            if any(selection.wants(code.code) or code.severity == "error" for code in check.codes)
+        ]
+
+    @property
+    def texts(self) -> bool:
+        """Whether the texts of messages are needed."""
+        return any(check.texts for check in self.running)
+
+    def find(self, e: Evidence) -> list[Violation]:
+        """The violations of a batch, by row, then turn, then position."""
+        return sorted((violation for check in self.running for violation in check.find(e)), key=place)
+
+    def append(self, other: Self) -> None:
+        """Take over what others, which checked the rows that follow, kept for ``finish``."""
+        for check, theirs in zip(self.running, other.running, strict=True):
+            check.append(theirs)
+
+    def finish(self) -> list[Violation]:
+        """The violations that need all rows."""
+        return [violation for check in self.running for violation in check.finish()]
+
+
+def check_batch(e: Evidence, *, vocab_size: int | None = None, reader: Reader | None = None) -> list[Violation]:
+    """Every violation of a batch that needs no other batch, by row, then turn, then position. ``reader`` loads the
+    tokenizer, and is called only when a turn breaks."""
+    checks = Checks(CheckSettings(vocab_size, reader=reader), Selection())
+    checks.running = [check for check in checks.running if type(check).finish is Check.finish]
+    return checks.find(e)
+
+
+def place(v: Violation) -> tuple[int, int, str, int]:
+    """By which the violations of a file are sorted."""
+    return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0

@@ -1,0 +1,145 @@
+"""How turns relate to the turns before them, and whether they are as they were stored: T200 to T204, T208 to T211."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.checks import breaks
+from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.rollouts.ragged import Ints
+from gymdata.rollouts.turn_columns import Evidence, TurnColumns
+from gymdata.rollouts.turns import turn_digest
+
+_CODES = (
+    Code(
+        "T200",
+        "break",
+        "error",
+        "the prompt does not extend what came before, cause not known",
+        "A turn's prompt must begin with its parent's prompt ++ generation, token for token; from `position` on this one "
+        "does not. Training on the rollout as one sequence would train tokens that were never sampled in that context. "
+        "Repair with --fix split, truncate or drop, or collect with ids in and ids out.",
+    ),
+    Code(
+        "T201",
+        "re-tokenised",
+        "error",
+        "a break: the same text came back as other tokens",
+        "The differing spans decode to the same text: the generation was decoded and encoded again. The model never sampled "
+        "the new ids. Send token ids between turns, never text.",
+    ),
+    Code(
+        "T202",
+        "re-templated",
+        "error",
+        "a break: the assistant turn was rendered differently",
+        "The differing spans are in one assistant turn and are equal after parsing: the template wrote the tool call or "
+        "white space in its own way. `gymdata check MODEL` shows what the template changes.",
+    ),
+    Code(
+        "T203",
+        "history rewritten",
+        "error",
+        "a break: earlier messages were changed or removed",
+        "A message border or a reasoning block is in the removed part, or a message that the model did not write changed. "
+        "Templates that strip earlier reasoning do this; use the prefix-preserving form of the template.",
+    ),
+    Code(
+        "T204",
+        "context truncated",
+        "error",
+        "a break: the front of the history was dropped",
+        "Tokens right after the system message, or from the very start, were removed, as a sliding context window does.",
+    ),
+    Code(
+        "T208",
+        "turns out of order",
+        "error",
+        "a turn comes after one that was sampled later",
+        "Found when this turn's prompt ++ generation is the beginning of an earlier turn's prompt, so it was sampled "
+        "before it; or when assistant messages name their turns in falling order or beyond the last turn.",
+    ),
+    Code(
+        "T209",
+        "digest mismatch",
+        "error",
+        "the content changed after it was collected",
+        "The digest over the parent's stored digest, prefix length, ids and log-probabilities does not match the stored "
+        "one. Exactly this turn was changed, or its digest was. Or a whole file is not the one that run.json describes, by "
+        "its size or its bytes (then row is 0, there is no turn, and its rows may each be sound).",
+    ),
+    Code(
+        "T210",
+        "delta not expandable",
+        "error",
+        "the stored delta does not rebuild a prompt",
+        "prefix_length is below 0, beyond the parent's prompt ++ generation, or not the longest common prefix; or the "
+        "parent is not an earlier turn.",
+    ),
+    Code(
+        "T211",
+        "branch or retry",
+        "info",
+        "the turn forks from, or repeats, an earlier one",
+        "A retry has its parent's very prompt; a branch leaves the chain inside tokens that the environment wrote, or is "
+        "another agent's call. The rollout gives several sequences. Not a fault.",
+    ),
+)
+
+
+@CHECKS.register("storage")
+class Storage(Check):
+    """Breaks, branches, and stored turns that changed."""
+
+    codes = _CODES
+
+    def find(self, e: Evidence) -> Iterator[Violation]:
+        """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
+        t = e.turns
+        bad_parent = (t.parent < -1) | (t.parent >= t.number)
+        bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.held))
+        for k in np.flatnonzero(bad_parent):
+            yield self.at_turn(e, k, "T210", expected=f"parent -1 to {t.number[k] - 1}", got=f"parent {t.parent[k]}")
+        blind = _below_unusable(bad_parent | bad_prefix, t.above)
+        for k in np.flatnonzero(bad_prefix & ~blind):
+            yield self.at_turn(
+                e, k, "T210", expected=f"prefix_length 0 to {t.held[k]}", got=f"prefix_length {t.prefix[k]}"
+            )
+        if self.settings.digests:
+            for k in _changed(t):
+                if not bad_parent[k]:
+                    yield self.at_turn(
+                        e, k, "T209", detail="content and digest disagree: one of them changed after collection"
+                    )
+        odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.held)
+        # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
+        for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
+            for found in breaks.relations(t.structs(r), self.settings.reader):
+                yield self.at_rollout(e, r, found.code, **found.place())
+
+
+def _changed(t: TurnColumns) -> Iterator[int]:
+    """Turns whose content does not match their digest over their parent's stored one."""
+    real = t.digests()
+    wrong = np.flatnonzero(real != t.digest).tolist()
+    for k in wrong:
+        above = int(t.above[k])
+        if above >= 0 and real[above] != t.digest[above]:
+            # Where only the parent's digest was changed, this turn fits the one that the parent should have.
+            lists = t.delta[k], t.generation[k], t.logprobs[k]
+            if turn_digest(int(real[above]), int(t.prefix[k]), *lists) == t.digest[k]:
+                continue
+        yield k
+
+
+def _below_unusable(bad: npt.NDArray[np.bool_], above: Ints) -> npt.NDArray[np.bool_]:
+    """(turns,) below one that cannot be expanded: their own lengths cannot be judged."""
+    blind = np.zeros(len(bad), np.bool_)
+    if bad.any():
+        # Parents precede their children, so one pass in order reaches every descendant.
+        for k in np.flatnonzero(above >= 0).tolist():
+            blind[k] = bad[above[k]] or blind[above[k]]
+    return blind

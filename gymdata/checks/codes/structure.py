@@ -1,0 +1,73 @@
+"""Structure of rows: S101 to S104. Readers find those of single rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.rollouts.turn_columns import Evidence
+
+_CODES = (
+    Code(
+        "S101",
+        "unreadable row",
+        "error",
+        "the row cannot be read",
+        "The line is not JSON, not UTF-8, not an object, or torn; or a whole file is cut off or corrupt (then row is 0 and "
+        "the detail names the file). Nothing of the row was checked. A torn last line usually means that the writer was "
+        "killed: `gymdata collect` repairs its own journals when it resumes.",
+    ),
+    Code(
+        "S102",
+        "wrong type",
+        "error",
+        "a field holds a value of the wrong type",
+        "For example ids that are floats or strings, nested id lists, a number beyond 64 bits, a list where an object must "
+        "be, a key given twice, or a count column that disagrees with the turns that it counts.",
+    ),
+    Code(
+        "S103",
+        "missing column",
+        "error",
+        "a column or field that the table must have is absent",
+        "The checks that need the column were not run. The tables and their columns are in schemas/.",
+    ),
+    Code(
+        "S104",
+        "newer schema",
+        "error",
+        "the file was written by a newer gymdata",
+        "Its table version is above the one that this gymdata knows, so its meaning is not known. Upgrade gymdata.",
+    ),
+)
+
+
+@CHECKS.register("structure")
+class Structure(Check):
+    """Rows and columns that can be read."""
+
+    codes = _CODES
+
+    def find(self, e: Evidence) -> Iterator[Violation]:
+        """S102 where a count column disagrees with what it counts; T205 for rollouts without turns."""
+        turns = e.turns
+        per_rollout = np.diff(turns.offsets)
+        real = {
+            "n_turns": per_rollout,
+            "n_context_tokens": turns.by_rollout(turns.delta).lengths,
+            "n_generated_tokens": turns.by_rollout(turns.generation).lengths,
+        }
+        for name, recorded in e.counts.items():
+            for r in np.flatnonzero(recorded != real[name]):
+                yield self.at_rollout(
+                    e,
+                    int(r),
+                    "S102",
+                    expected=str(real[name][r]),
+                    got=str(recorded[r]),
+                    detail=f"{name} disagrees with turns",
+                )
+        for r in np.flatnonzero(per_rollout == 0):
+            yield self.at_rollout(e, int(r), "T205", detail="the rollout has no turns")

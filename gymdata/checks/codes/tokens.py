@@ -1,0 +1,80 @@
+"""Token ids: T205 to T207, T212 and T213."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.rollouts.soundness import INT32_MAX, outside
+from gymdata.rollouts.turn_columns import Evidence
+
+_CODES = (
+    Code(
+        "T205",
+        "no token data",
+        "error",
+        "prompt or generation ids are missing, null or empty",
+        "The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, "
+        "one per turn; when only some turns lack them it is an error. `gymdata tokenize` renders ids from text (T213).",
+    ),
+    Code(
+        "T206",
+        "id out of vocabulary",
+        "error",
+        "a token id is negative or not below the vocabulary's size",
+        "`position` counts from 0 in the turn's whole prompt or in its generation; the detail says which. Without a known "
+        "vocabulary (run.json or --tokenizer) only ids outside 0 to 2³¹−1 are found.",
+    ),
+    Code(
+        "T207",
+        "generation is not its message",
+        "error",
+        "the generated ids do not decode to the message's text",
+        "Checked where the tokenizer of the run is here: up to 2 million tokens, with --decode all. The message's content "
+        "must occur in the decoded generation.",
+    ),
+    Code(
+        "T212",
+        "empty generation",
+        "info",
+        "the model call generated no token",
+        "The turn trains nothing. Usual causes: an abort, or a context that was full.",
+    ),
+    Code(
+        "T213",
+        "rendered ids",
+        "info",
+        "ids rendered from text, not sampled",
+        "`gymdata tokenize` made the turn's ids from its text, with a tokenizer and its chat template: the model may have "
+        "sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, KTO and reward models "
+        "take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. Not a fault.",
+    ),
+)
+
+
+@CHECKS.register("tokens")
+class Tokens(Check):
+    """Ids that are missing, beyond the vocabulary, or not sampled."""
+
+    codes = _CODES
+
+    def find(self, e: Evidence) -> Iterator[Violation]:
+        """T205, T206, T212, T213."""
+        t = e.turns
+        generated = t.generation.lengths
+        prompt = t.prefix + t.delta.lengths
+        for k in np.flatnonzero(prompt <= 0):
+            what = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
+            yield self.at_turn(e, k, "T205", detail=f"no {what}")
+        for k in np.flatnonzero((generated == 0) & (prompt > 0)):
+            yield self.at_turn(e, k, "T212")
+        for k in np.flatnonzero(t.rendered) if t.rendered is not None else ():
+            yield self.at_turn(e, k, "T213")
+        limit = self.settings.vocab_size if self.settings.vocab_size is not None else INT32_MAX + 1
+        for ids, before, what in ((t.delta, t.prefix, "prompt"), (t.generation, np.zeros(len(t), int), "generation")):
+            for place in outside(ids.values, limit):
+                k, position = ids.locate(place)
+                more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[place]), "detail": f"in the {what}"}
+                yield self.at_turn(e, k, "T206", position=position + int(before[k]), **more)

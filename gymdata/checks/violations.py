@@ -1,0 +1,338 @@
+"""The findings of validation: single violations, which of them count, and the report over all of them.
+
+Invariants: the list of violations is complete and in the order of files and rows; counts are those of the list; nothing
+here needs pyarrow except ``table``, so that a small file is validated without loading it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+
+from gymdata.errors import UsageError, printable
+from gymdata.public import Report, Row
+from gymdata.registry import Registry
+
+if TYPE_CHECKING:
+    from gymdata.checks.breaks import Reader
+    from gymdata.rollouts.turn_columns import Evidence
+
+Severity = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One fault class. ``meaning`` is one line; ``explanation`` says why it matters and what to do."""
+
+    code: str
+    name: str
+    severity: Severity
+    meaning: str
+    explanation: str
+
+    def __str__(self) -> str:
+        """The code for people."""
+        meaning = self.meaning[0].upper() + self.meaning[1:]
+        return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
+
+
+class _Codes(Mapping[str, Code]):
+    """The codes of all checks by their names, in the order of the documentation; read at the first use."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, Code] = {}
+
+    def _all(self) -> dict[str, Code]:
+        if not self._codes:
+            codes = [code for entry in CHECKS for code in entry.object.codes]
+            self._codes = {code.code: code for code in sorted(codes, key=_order)}
+        return self._codes
+
+    def add(self, code: Code) -> None:
+        """A code of a user's own check. Raises UsageError for one that another check has."""
+        if self._all().setdefault(code.code, code) != code:
+            raise UsageError(f"--check: the code {code.code} is taken: {self._codes[code.code].name}")
+
+    def __getitem__(self, name: str) -> Code:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+#: The letters of codes in the order of the documentation.
+FAMILIES = {
+    "S": "Structure",
+    "T": "Tokens, turns and storage",
+    "L": "Log-probabilities",
+    "M": "Messages",
+    "R": "Rewards",
+    "P": "Pairs",
+    "B": "Behaviour",
+    "D": "Duplicates",
+}
+
+
+def _order(code: Code) -> tuple[int, str]:
+    letters = "".join(FAMILIES)
+    return letters.find(code.code[0]) % (len(letters) + 1), code.code
+
+
+CODES = _Codes()
+#: Codes that are causes of one fault: the prompt does not extend what came before.
+BREAKS = ("T200", "T201", "T202", "T203", "T204")
+
+
+def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
+    """The codes that begin with any of ``prefixes`` (``T2`` is every T2xx). Raises UsageError for one that matches none."""
+    chosen: set[str] = set()
+    for raw in [prefixes] if isinstance(prefixes, str) else prefixes:
+        for prefix in raw.replace(",", " ").split():
+            found = [code for code in CODES if code.startswith(prefix.upper())]
+            if not found:
+                raise UsageError.unknown_choice(flag, prefix, CODES)
+            chosen.update(found)
+    return frozenset(chosen)
+
+
+def explain(code: str) -> Code:
+    """The explanation of a code. Raises UsageError for an unknown code, naming similar ones."""
+    entry = CODES.get(code.upper())
+    if entry is None:
+        family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
+        if family:
+            raise UsageError.bad_value("--explain", code, f"one code; these begin so: {', '.join(family)}")
+        raise UsageError.unknown_choice("--explain", code, CODES)
+    return entry
+
+
+class Violation(NamedTuple):
+    """One fault. ``row`` is 0-based in ``file``; ``turn`` and ``position`` are 0-based, None when they do not apply."""
+
+    code: str
+    row: int
+    rollout_id: str | None = None
+    turn: int | None = None
+    position: int | None = None
+    expected: str | None = None
+    got: str | None = None
+    detail: str | None = None
+    severity: Severity | None = None
+    file: str | None = None
+    #: Evidence of a break: the differing spans with their ids and texts, the tokens around them, and a line that
+    #: explains.
+    evidence: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row of the violations table, with the file that ``row`` counts in; and of a break the evidence."""
+        row = {
+            "rollout_id": self.rollout_id,
+            "row": self.row,
+            "turn": self.turn,
+            "code": self.code,
+            "severity": self.severity or CODES[self.code].severity,
+            "position": self.position,
+            "expected": self.expected,
+            "got": self.got,
+            "detail": self.detail,
+            "file": self.file,
+        }
+        return row if self.evidence is None else row | {"evidence": self.evidence}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """What checks know besides the rows. ``vocab_size``: ids are below it; ``reward_named``: run.json names a reward;
+    ``digests``: compare content and digests; ``reader``: loads the tokenizer, and is called at the first break."""
+
+    vocab_size: int | None = None
+    reward_named: bool = False
+    digests: bool = True
+    reader: Reader | None = None
+
+
+class Check:
+    """One code or family: what its codes mean, and how they are found. One object checks all batches of a path.
+
+    A check of a single code may give ``code``, ``name``, ``severity``, ``meaning`` and ``explanation`` in place of
+    ``codes``.
+    """
+
+    codes: ClassVar[tuple[Code, ...]] = ()
+    #: Whether it needs the texts of messages, which are read for it alone.
+    texts: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if isinstance(code := vars(cls).get("code"), str):
+            name = getattr(cls, "name", cls.__name__)
+            meaning = getattr(cls, "meaning", name)
+            severity: Severity = getattr(cls, "severity", "warning")
+            cls.codes = (Code(code, name, severity, meaning, getattr(cls, "explanation", "")),)
+
+    def __init__(self, settings: CheckSettings) -> None:
+        self.settings = settings
+
+    def find(self, e: Evidence) -> Iterable[Violation]:
+        """The violations of a batch; what they need of other batches is kept for ``finish``."""
+        del e
+        return ()
+
+    def append(self, other: Self) -> None:
+        """Take over what another, which checked the rows that follow, kept for ``finish``."""
+
+    def finish(self) -> Iterable[Violation]:
+        """The violations that need all rows, after the last batch."""
+        return ()
+
+    @staticmethod
+    def at_rollout(e: Evidence, r: int, code: str, **more: Any) -> Violation:
+        """The violation ``code`` of rollout ``r`` of a batch; ``more``: fields of it."""
+        return Violation(code, int(e.rows[r]), e.rollout_id[r], **{"file": e.file, **more})
+
+    @staticmethod
+    def at_turn(e: Evidence, k: int, code: str, **more: Any) -> Violation:
+        """The same of turn ``k`` of a batch."""
+        return Check.at_rollout(e, int(e.turns.rollout[k]), code, turn=int(e.turns.number[k]), **more)
+
+
+CHECKS: Registry[type[Check]] = Registry("check", "gymdata.checks.codes", "gymdata.checks")
+
+
+def both_sides(evidence: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The first place of a break for people: (``before`` or ``prompt``, text to the left, what differs, text to the
+    right), each cut to a part of a line and fit for a terminal; empty where no tokenizer gave texts."""
+    if evidence["left"] is None:
+        return []
+    first, left = evidence["spans"][0], _cut(evidence["left"], 40, "end")
+    return [
+        (side, left, _cut(first[side]["text"], 80, "middle"), _cut(right, 40, "start"))
+        for side, right in zip(("before", "prompt"), evidence["right"], strict=True)
+    ]
+
+
+def _cut(text: str, width: int, keep: str) -> str:
+    """``text`` on one line, at most ``width`` characters of its start, its end, or both."""
+    line = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    line = printable(line, lines=False)
+    if len(line) <= width:
+        return line
+    if keep == "middle":
+        return f"{line[: width // 2]} … {line[-width // 2 :]}"
+    return line[:width] + "…" if keep == "start" else "…" + line[-width:]
+
+
+def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:
+    """(file, row) of every row with an error."""
+    return {(v.file, v.row) for v in found if (v.severity or CODES[v.code].severity) == "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which codes count, and as what. ``reward_named``: run.json names a reward, so a missing one is an error."""
+
+    select: frozenset[str] = field(default_factory=lambda: frozenset(CODES))
+    ignore: frozenset[str] = frozenset()
+    strict: bool = False
+
+    @classmethod
+    def of(cls, select: Iterable[str] = (), ignore: Iterable[str] = (), strict: bool = False) -> Selection:
+        """From prefixes as the command line gives them; no ``select`` means every code."""
+        chosen = expand_prefixes(select, "--select") or frozenset(CODES)
+        return cls(chosen, expand_prefixes(ignore, "--ignore"), strict)
+
+    def wants(self, code: str) -> bool:
+        return code in self.select and code not in self.ignore
+
+    def apply(self, found: Iterable[Violation]) -> list[Violation]:
+        """The violations in ``found`` that count, each with its severity filled in."""
+        kept = []
+        for violation in found:
+            if self.wants(violation.code):
+                severity = violation.severity or CODES[violation.code].severity
+                if self.strict and severity == "warning":
+                    severity = "error"
+                kept.append(violation if violation.severity == severity else violation._replace(severity=severity))
+        return kept
+
+
+@dataclass(slots=True, repr=False)
+class ValidationReport(Report):
+    """The outcome of one validation. ``rollouts`` counts rows that could be read (pairs, for a pairs file), ``trainable``
+    those of them that have token ids to train on and no error, whatever codes were selected. ``state``: of the run that was
+    checked, as ``gymdata ls`` has it."""
+
+    path: str = ""
+    state: str = ""
+    files: list[str] = field(default_factory=list)
+    rollouts: int = 0
+    trainable: int = 0
+    turns: int = 0
+    tokens: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def errors(self) -> int:
+        return sum(v.severity == "error" for v in self.violations)
+
+    @property
+    def warnings(self) -> int:
+        return sum(v.severity == "warning" for v in self.violations)
+
+    @property
+    def infos(self) -> int:
+        return sum(v.severity == "info" for v in self.violations)
+
+    @property
+    def by_code(self) -> dict[str, int]:
+        return dict(sorted(Counter(v.code for v in self.violations).items()))
+
+    @property
+    def ok(self) -> bool:
+        """There are rows, and no errors."""
+        return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
+
+    def __repr__(self) -> str:
+        return (
+            f"ValidationReport(path={self.path!r}, rollouts={self.rollouts}, trainable={self.trainable}, "
+            f"by_code={self.by_code})"
+        )
+
+    def has(self, *codes: str) -> bool:
+        """Whether any of ``codes`` was found, whatever its severity."""
+        return any(v.code in codes for v in self.violations)
+
+    def rows(self) -> list[Row]:
+        """The meaning and the count of each code that was found."""
+        return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints. Complete, never capped."""
+        return {
+            "rollouts": self.rollouts,
+            "trainable": self.trainable,
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "infos": self.infos,
+            "by_code": self.by_code,
+            "files": self.files,
+            "violations": [v.as_dict() for v in self.violations],
+        }
+
+    def table(self) -> Any:
+        """The violations as an Arrow table of the violations schema."""
+        import pyarrow as pa
+
+        from gymdata.rollouts.schema import VIOLATIONS
+
+        rows: list[Mapping[str, Any]] = [
+            {k: v for k, v in one.as_dict().items() if k not in ("file", "evidence")} for one in self.violations
+        ]
+        return pa.Table.from_pylist(rows, schema=VIOLATIONS.arrow)
