@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
+from tests.finetune.config_files import ROOT, write
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -21,3 +22,62 @@ def test_rewards_that_are_one_number_are_said_to_be(
     shown = " ".join(capsys.readouterr().err.split())
     assert "is 0: is it right?" in shown
     assert "temperature" not in shown
+
+
+ADAPTER = """
+class Adapter:
+    def __init__(self):
+        {constructor}
+
+    def data(self, algorithm):
+        return 1 / 0
+
+    def submit(self, job): ...
+    def status(self, ref): ...
+    def wait(self, ref, progress): ...
+    def cancel(self, ref): ...
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("constructor", "said", "code"),
+    [
+        ("pass", "ZeroDivisionError: division by zero (adapter.py:7, in data)", 1),
+        ("raise LookupError('no cluster')", "Adapter raised LookupError: no cluster (adapter.py:4, in __init__)", 2),
+    ],
+)
+def test_what_a_finetuning_adapter_raises_names_its_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    constructor: str,
+    said: str,
+    code: int,
+) -> None:
+    """The user's file and line, whether its constructor or a method raised; nothing was begun."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter.py").write_text(ADAPTER.format(constructor=constructor))
+    builder = {"builder": {"_type": f"{ROOT / 'tests' / 'finetune' / 'deterministic.py'}:Builder"}}
+    adapter = {"adapter": {"_type": "adapter.py:Adapter"}}
+    file = write(tmp_path, trajectory_builders=builder, trainer_adapters=adapter)
+    assert main(["finetune", str(file)]) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "defect" not in shown
+    assert not list(tmp_path.glob("out/epoch-*"))
+
+
+@pytest.mark.parametrize("depth", [500, 5_000])
+@pytest.mark.parametrize(
+    "command", ["validate", "score --reward numeric -o scores", "show", "check --reward numeric --data"]
+)
+def test_deep_nesting_is_no_defect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, depth: int
+) -> None:
+    """Lists hundreds of levels deep are read, or refused with their line."""
+    monkeypatch.chdir(tmp_path)
+    Path("deep.jsonl").write_text('{"task_id": "a", "prompt": "1+1?", "answer": ' + "[" * depth + "]" * depth + "}\n")
+    assert main([*command.split(), "deep.jsonl"]) in (1, 2)
+    shown = capsys.readouterr()
+    assert "defect" not in shown.out + shown.err
