@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from gymdata.errors import DataError, OutsideError, RewardError, needs
 from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.rewards.port import View
 from gymdata.rewards.user import last_ids, without_ids
 
 #: Tokens with padding that go through the model at a time.
@@ -44,7 +45,7 @@ class RewardModel:
         self._batch_tokens = batch_tokens
         self._model: Any = None
 
-    def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | OutsideError | None]:
+    def __call__(self, rollouts: Sequence[View]) -> list[float | OutsideError | None]:
         """One score each, an OutsideError in place of each that cannot be had."""
         model = self._loaded()
         ids = [last_ids(rollout) for rollout in rollouts]

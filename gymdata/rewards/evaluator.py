@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gymdata.errors import RewardError
-from gymdata.rewards.user import UserReward, Value, View
+from gymdata.rewards.port import Value, View
+from gymdata.rewards.user import UserReward
 from gymdata.user_code import place_of
 
 _METHODS = ("evaluate_item", "evaluate")

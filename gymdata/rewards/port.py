@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 from gymdata.errors import OutsideError
 
+if TYPE_CHECKING:
+    from gymdata.rollouts.turns import Turn
+
 #: Tries of a function on one rollout.
 TRIES = 3
+
+
+#: The row of a task, with the columns of its file.
+TaskRow = Mapping[str, Any]
+#: A message as chat templates take it.
+ChatMessage = dict[str, Any]
+
+
+class View(TypedDict):
+    """A rollout as a reward function sees it.
+
+    ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
+    the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are
+    saved; ``stdout``: the field of that name in the environment's verdict.
+    """
+
+    messages: list[ChatMessage]
+    prompt: list[ChatMessage]
+    completion: list[ChatMessage]
+    text: str
+    completion_ids: list[int]
+    task: TaskRow
+    tools: Sequence[Mapping[str, object]] | None
+    turns: Sequence[Turn]
+    status: str
+    stdout: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +51,10 @@ class RewardPart:
     detail: str | None = None
     #: One number per turn where the function scored the turns; ``value`` is their sum.
     steps: tuple[float | None, ...] | None = None
+
+
+#: A number; None if the function does not apply; one number per turn; or the fault.
+Value = float | tuple[float | None, ...] | OutsideError | None
 
 
 @runtime_checkable
@@ -48,9 +81,6 @@ class RewardFunction(Protocol):
         return one value for each rollout."""
         ...
 
-    def __call__(
-        self, rollouts: Sequence[Mapping[str, Any]]
-    ) -> Sequence[float | tuple[float | None, ...] | OutsideError | None]:
-        """``rollouts``: dicts with messages (list), task (dict), completion text and token ids. One value each; a tuple has
-        one number per turn."""
+    def __call__(self, rollouts: Sequence[View]) -> Sequence[Value]:
+        """One value each."""
         ...

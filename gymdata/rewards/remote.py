@@ -21,6 +21,7 @@ from typing import Any
 
 from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient
+from gymdata.rewards.port import View
 from gymdata.rewards.user import first_prompt_ids, last_ids
 from gymdata.urls import REWARD_KEYS, address
 
@@ -82,11 +83,11 @@ class RemoteReward:
         self._pause_s = pause_s
         self._notice = notice
 
-    def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> _Answers:
+    def __call__(self, rollouts: Sequence[View]) -> _Answers:
         """One reward each, an OutsideError in place of each that the server did not give."""
         return asyncio.run(self._score([self.texts(rollout) for rollout in rollouts]))
 
-    def texts(self, rollout: Mapping[str, Any]) -> tuple[str, str]:
+    def texts(self, rollout: View) -> tuple[str, str]:
         """(whole text, prompt) of a rollout."""
         if self._decode is not None and rollout["turns"]:
             return self._decode(last_ids(rollout).tolist()), self._decode(first_prompt_ids(rollout).tolist())

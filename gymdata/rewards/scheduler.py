@@ -20,10 +20,9 @@ from typing import Any, overload
 import pyarrow as pa
 
 from gymdata.errors import DataError, OutsideError
-from gymdata.rewards.port import TRIES, RewardFunction, RewardPart
+from gymdata.rewards.port import TRIES, ChatMessage, RewardFunction, RewardPart, TaskRow, Value, View
 from gymdata.rollouts.turns import Turn
 
-View = Mapping[str, Any]
 _BATCH = 64
 _FLIPS_AT_ONCE = 4_096
 #: Columns that ``saved_view`` reads, besides the rollout's id and, for rewards that read tokens, ``turns``.
@@ -94,9 +93,7 @@ def step_rewards(parts: Sequence[RewardPart], turns: int) -> list[float | None]:
     return totals
 
 
-def _values(
-    function: RewardFunction, views: Sequence[View]
-) -> list[float | tuple[float | None, ...] | OutsideError | None]:
+def _values(function: RewardFunction, views: Sequence[View]) -> list[Value]:
     try:
         return list(function(views))
     except OutsideError as error:
@@ -115,20 +112,15 @@ def _values(
 
 def view_of(
     *,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[ChatMessage],
     produced_by: Sequence[int | None],
-    task: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]] | None,
+    task: TaskRow,
+    tools: Sequence[Mapping[str, object]] | None,
     turns: Sequence[Turn],
     status: str,
-    environment: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A rollout as a reward function sees it. ``environment``: the environment's verdict.
-
-    ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
-    the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are
-    saved; ``stdout``: the field of that name in the environment's verdict.
-    """
+    environment: Mapping[str, object] | None = None,
+) -> View:
+    """A rollout as a reward function sees it. ``environment``: the environment's verdict."""
     first = next((i for i, turn in enumerate(produced_by) if turn is not None), len(messages))
     generated = [m for m, turn in zip(messages, produced_by, strict=True) if turn is not None]
     return {
@@ -206,7 +198,7 @@ class RewardScheduler:
                     future.set_result(result)
 
 
-def saved_view(row: Mapping[str, Any]) -> dict[str, Any] | DataError:
+def saved_view(row: Mapping[str, Any]) -> View | DataError:
     """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. The error names the
     rollout and the field whose text is not the JSON that it must be."""
     where, verdict = f"rollout {row['rollout_id']}", None

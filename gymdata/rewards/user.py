@@ -33,23 +33,20 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gymdata.errors import OutsideError, RewardError, UsageError, counted
-from gymdata.rewards.port import TRIES
+from gymdata.rewards.port import TRIES, TaskRow, Value, View
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.user_code import exit_raises, place_of, raised_at
 
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
-View = Mapping[str, Any]
-#: A number; None if the function does not apply; one number per turn; or the fault.
-Value = float | tuple[float | None, ...] | OutsideError | None
 
 
-def last_ids(rollout: Mapping[str, Any]) -> np.ndarray:
+def last_ids(rollout: View) -> np.ndarray:
     """Prompt and generation of the last turn, as int32; empty where the rollout has no turns.
 
     Raises DataError (T209, T210) when the turns are not what was collected.
@@ -61,7 +58,7 @@ def last_ids(rollout: Mapping[str, Any]) -> np.ndarray:
     return np.concatenate((expand_prompts(turns)[-1], generation))
 
 
-def first_prompt_ids(rollout: Mapping[str, Any]) -> np.ndarray:
+def first_prompt_ids(rollout: View) -> np.ndarray:
     """The prompt of the first turn."""
     return np.asarray(rollout["turns"][0]["prompt_delta_ids"], dtype=np.int32)
 
@@ -175,7 +172,8 @@ class UserReward:
 
     def own(self, rollout: View) -> View:
         """A copy for one call: what the function changes in it reaches no saved row, sibling or other reward."""
-        return {**rollout, **copy.deepcopy({key: rollout[key] for key in _HANDED_OUT if key in rollout})}
+        handed_out = {key: value for key, value in rollout.items() if key in _HANDED_OUT}
+        return cast("View", {**rollout, **copy.deepcopy(handed_out)})
 
     def _batch(self, rollouts: Sequence[View]) -> list[Value]:
         try:
@@ -258,7 +256,7 @@ class UserReward:
             raise RewardError.no_number(self.name, value, self._defined)
         return None if math.isnan(number) else number
 
-    def lacking(self, task: Mapping[str, Any]) -> list[str]:
+    def lacking(self, task: TaskRow) -> list[str]:
         """Required parameters that are not columns of this task."""
         return [name for name in self._required if name not in _RESERVED and name not in task]
 
@@ -307,7 +305,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _plain(rollout: Mapping[str, Any]) -> bool:
+def _plain(rollout: View) -> bool:
     # Without tools there is one answer, or none when the time ran out; only foreign conversations have more.
     return isinstance(rollout["task"].get("prompt"), str) and not rollout["tools"] and len(rollout["completion"]) <= 1
 

@@ -21,11 +21,11 @@ from gymdata.errors import DataError, UsageError
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards, load_rewards
+from gymdata.rewards.port import View
 from gymdata.rewards.scheduler import (
     VIEWED,
     PartTally,
     RewardScheduler,
-    View,
     Weighted,
     saved_view,
     tallies,

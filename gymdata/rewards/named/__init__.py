@@ -6,11 +6,12 @@ is 1. A file here, or an entry point that names such a class, is all that an add
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from gymdata.errors import OutsideError, UsageError, option
 from gymdata.registry import Registry
+from gymdata.rewards.port import TaskRow, View
 
 
 class NamedReward:
@@ -38,14 +39,14 @@ class NamedReward:
         """Read the argument; returns what it is in the identity. Raises UsageError for one that cannot be used."""
         return argument
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         """The reward of a text; None where the task lacks what it needs. Raises RewardError."""
         raise NotImplementedError
 
-    def __call__(self, rollouts: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    def __call__(self, rollouts: Sequence[View]) -> list[float | None]:
         return [self.check(r["text"], r["task"]) for r in rollouts]
 
-    def applies(self, task: Mapping[str, Any]) -> bool:
+    def applies(self, task: TaskRow) -> bool:
         """Whether the task's row has what it reads; False only if no rollout of it could be scored."""
         if self.quick:
             return self.check("", task) is not None
@@ -65,7 +66,7 @@ def named_reward(name: str, argument: str | None) -> NamedReward:
     return kind(name, argument)
 
 
-def answers_of(task: Mapping[str, Any]) -> list[str] | None:
+def answers_of(task: TaskRow) -> list[str] | None:
     """The reference answers of a task's row; None without any."""
     answer = task.get("answer")
     if answer is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from gymdata.rewards.named import REWARDS, NamedReward, answers_of
+from gymdata.rewards.port import TaskRow
 
 
 @REWARDS.register("contains")
@@ -17,6 +15,6 @@ class Contains(NamedReward):
     argument = "TEXT"
     quick = True
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         wanted = answers_of(task) if self.given is None else [self.given]
         return None if wanted is None else float(any(one.casefold() in text.casefold() for one in wanted))

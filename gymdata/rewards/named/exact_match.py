@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from gymdata.rewards.named import REWARDS, NamedReward, answers_of
+from gymdata.rewards.port import TaskRow
 
 
 @REWARDS.register("exact_match")
@@ -16,6 +14,6 @@ class ExactMatch(NamedReward):
     column = "answer"
     quick = True
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         answers = answers_of(task)
         return None if answers is None else float(text.strip() in [a.strip() for a in answers])

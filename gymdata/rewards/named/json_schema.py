@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import orjson
 
 from gymdata.errors import RewardError, UsageError, needs, option
 from gymdata.rewards.named import REWARDS, NamedReward
+from gymdata.rewards.port import TaskRow
 
 
 @REWARDS.register("json_schema")
@@ -45,7 +45,7 @@ class JsonSchema(NamedReward):
         kind.check_schema(schema)
         return kind(schema)
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         validator, schema = self._fixed, task.get("schema")
         if validator is None:
             if schema is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gymdata.errors import RewardError, needs
 from gymdata.rewards.named import REWARDS, NamedReward, answers_of
+from gymdata.rewards.port import TaskRow
 
 
 @REWARDS.register("math_verify")
@@ -23,7 +23,7 @@ class MathVerify(NamedReward):
 
         self._library: Any = math_verify
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         answers, library = answers_of(task), self._library
         if answers is None:
             return None

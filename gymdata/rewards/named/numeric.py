@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gymdata.rewards.named import REWARDS, NamedReward, answers_of
+from gymdata.rewards.port import TaskRow
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 #: Hyphen, minus and dashes that models write for a minus sign.
@@ -23,7 +22,7 @@ class Numeric(NamedReward):
     column = "answer"
     quick = True
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         wanted = [n for n in map(_wanted_number, answers_of(task) or ()) if n is not None]
         if not wanted:
             return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gymdata.errors import RewardError, UsageError, option
 from gymdata.rewards.named import REWARDS, NamedReward
+from gymdata.rewards.port import TaskRow
 
 
 @REWARDS.register("regex")
@@ -28,7 +27,7 @@ class Regex(NamedReward):
             ) from error
         return argument
 
-    def check(self, text: str, task: Mapping[str, Any]) -> float | None:
+    def check(self, text: str, task: TaskRow) -> float | None:
         pattern = self.given if self.given is not None else task.get("pattern")
         if not isinstance(pattern, str):
             return None
