@@ -34,8 +34,19 @@ def draw(
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(9.6, 7.2), layout="constrained")
-    _tokens(axes[0][0], saved, found)
-    _apart(axes[0][1], np.abs(saved.astype(np.float64) - found), tolerance)
+    tokens, apart = axes[0]
+    some = np.unique(np.linspace(0, len(saved) - 1, _POINTS).astype(np.int64))
+    low = float(min(saved[some].min(), found[some].min(), -1e-3))
+    tokens.plot([low, 0], [low, 0], color=_GREY, lw=1, zorder=1)
+    tokens.plot(found[some], saved[some], ".", ms=2.5, alpha=0.35, color=_BLUE, zorder=2, rasterized=True)
+    tokens.set(xlabel="recomputed log-prob", ylabel="saved log-prob")
+    # On a logarithmic scale; differences below float32's precision are at the left.
+    far = np.maximum(np.abs(saved.astype(np.float64) - found), 1e-7)
+    edges = np.geomspace(1e-7, max(float(far.max()) * 1.01, 10 * tolerance), 60)
+    apart.hist(far, bins=edges.tolist(), color=_BLUE, alpha=0.8)
+    apart.axvline(tolerance, color=_RED, lw=1.2, label=f"tolerance {tolerance:g}")
+    apart.set(xscale="log", yscale="log", xlabel="|Δ|", ylabel="tokens")
+    apart.legend(fontsize=8)
     _bars(axes[1][0], positions, "positions", "place in the turn's generation", tolerance)
     _bars(axes[1][1], turns, "turns", "turn", tolerance)
     for axis in axes.flat:
@@ -45,29 +56,6 @@ def draw(
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
-
-
-def _tokens(axis: Any, saved: np.ndarray, found: np.ndarray) -> None:
-    some = np.unique(np.linspace(0, len(saved) - 1, _POINTS).astype(np.int64))
-    low = float(min(saved[some].min(), found[some].min(), -1e-3))
-    axis.plot([low, 0], [low, 0], color=_GREY, lw=1, zorder=1)
-    axis.plot(found[some], saved[some], ".", ms=2.5, alpha=0.35, color=_BLUE, zorder=2, rasterized=True)
-    axis.set_xlabel("recomputed log-prob")
-    axis.set_ylabel("saved log-prob")
-
-
-def _apart(axis: Any, far: np.ndarray, tolerance: float) -> None:
-    """How many tokens are how far apart, on a logarithmic scale; differences below float32's precision are at the
-    left."""
-    shown = np.maximum(far, 1e-7)
-    edges = np.geomspace(1e-7, max(float(shown.max()) * 1.01, 10 * tolerance), 60)
-    axis.hist(shown, bins=edges.tolist(), color=_BLUE, alpha=0.8)
-    axis.axvline(tolerance, color=_RED, lw=1.2, label=f"tolerance {tolerance:g}")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("|Δ|")
-    axis.set_ylabel("tokens")
-    axis.legend(fontsize=8)
 
 
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, label: str, tolerance: float) -> None:

@@ -7,7 +7,7 @@ itself; the model is run again, and nothing is concluded from the size of a diff
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -54,14 +54,24 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tokens that disagree: ``saved``, ``found`` (recomputed), the turn of each and its position there, and the
-    temperature that its row says."""
+    """Tokens that disagree: ``saved``, ``found`` (recomputed), the turn of each and its position there, the temperature
+    that its row says, and the number of its turn in its rollout."""
 
     saved: Array
     found: Array
     turn: Array
     position: Array
     temperature: Array
+    number: Array
+
+    def take(self, tokens: Array | slice) -> Probe:
+        return Probe(*(getattr(self, field.name)[tokens] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Probe]) -> Probe:
+        # Turns of different sequences must not look alike.
+        apart = [replace(part, turn=part.turn + (number << 32)) for number, part in enumerate(parts)]
+        return cls(*(np.concatenate([getattr(part, field.name) for part in apart]) for field in fields(cls)))
 
     @property
     def apart(self) -> float:
@@ -174,9 +184,9 @@ def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explan
     return Explanation("sampling", text, probe.apart, None)
 
 
-def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str], number: Array) -> Explanation:
+def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str]) -> Explanation:
     """The explanation by exclusion, when nothing predicts the saved numbers. ``same_policy``: the model's weights are
-    those that the rows name (None: not known); ``number``: of each token's turn in its rollout."""
+    those that the rows name (None: not known)."""
     apart = np.abs(probe.saved.astype(np.float64) - probe.found)
 
     def mostly(here: Array) -> bool:
@@ -184,7 +194,7 @@ def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequenc
 
     at_start = mostly(probe.position < _FIRST)
     where = "; they differ most at the first tokens of a turn, as under another prompt" if at_start else ""
-    if mostly(number > 0):
+    if mostly(probe.number > 0):
         where += "; first turns differ little, so it is how the history was rendered in later ones"
     tried = f" (tried: {', '.join(templates_tried)})" if templates_tried else ""
     if same_policy:
@@ -232,13 +242,11 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SuspectTokens:
-    """Sequences whose log-probs differ, and for each scored token the fields of a ``Probe`` and the number of its
-    turn."""
+    """Sequences whose log-probs differ, and their scored tokens."""
 
     given: ToScore
     rollout_ids: list[str]
     probe: Probe
-    number: np.ndarray
 
     @classmethod
     def of(
@@ -248,17 +256,17 @@ class SuspectTokens:
         sampled = sequences.sampled
         source = np.arange(given.n_scored) if sequences.source is None else sequences.source
         saved = sampled.logprobs.values[source]
-        bad = _disagreeing(np.abs(saved.astype(np.float64) - found), given.scores, tolerance)
+        far, scores = np.abs(saved.astype(np.float64) - found), given.scores
+        mean = scores.sums(far, np.float64) / np.maximum(scores.lengths, 1)
+        bad = np.flatnonzero((scores.sums(far > tolerance) > 0) | (mean > audit.MEAN_SHARE * tolerance))
         if not len(bad):
             return []
         rows = bad[np.unique(np.linspace(0, len(bad) - 1, _SEQUENCES).astype(np.int64))]
         turn = np.repeat(np.arange(len(sampled.turn_ends)), sampled.turn_sizes)[source]
         position = source - (sampled.turn_ends - sampled.turn_sizes)[turn]
-        kept = given.scores.take(rows).values
-        temperature = given.scores.spread(given.temperature)
-        probe = Probe(saved[kept], found[kept], turn[kept], position[kept], temperature[kept])
+        every = Probe(saved, found, turn, position, scores.spread(given.temperature), sampled.turn_number[turn])
         names = [ids[int(r)].as_py() for r in sequences.rollout[rows]]
-        return [cls(given.take(rows), names, probe, sampled.turn_number[turn][kept])]
+        return [cls(given.take(rows), names, every.take(scores.take(rows).values))]
 
     @classmethod
     def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
@@ -272,35 +280,11 @@ class SuspectTokens:
             if chosen and (scored > _SCORED or tokens > _TOKENS):
                 break
             chosen.append((part, row))
-        return _joined([part._one(row) for part, row in chosen])
-
-    def _one(self, row: int) -> SuspectTokens:
-        span, probe = self.given.scores.span(row), self.probe
-        mine = Probe(
-            probe.saved[span], probe.found[span], probe.turn[span], probe.position[span], probe.temperature[span]
+        return cls(
+            ToScore.joined([part.given.take(np.array([row])) for part, row in chosen]),
+            [part.rollout_ids[row] for part, row in chosen],
+            Probe.joined([part.probe.take(part.given.scores.span(row)) for part, row in chosen]),
         )
-        return SuspectTokens(self.given.take(np.array([row])), [self.rollout_ids[row]], mine, self.number[span])
-
-
-def _joined(parts: Sequence[SuspectTokens]) -> SuspectTokens:
-    given = ToScore.joined([part.given for part in parts])
-    # Turns of different sequences must not look alike.
-    turn = np.concatenate([part.probe.turn + (i << 32) for i, part in enumerate(parts)])
-    probe = Probe(
-        np.concatenate([part.probe.saved for part in parts]),
-        np.concatenate([part.probe.found for part in parts]),
-        turn,
-        np.concatenate([part.probe.position for part in parts]),
-        np.concatenate([part.probe.temperature for part in parts]),
-    )
-    names = [name for part in parts for name in part.rollout_ids]
-    return SuspectTokens(given, names, probe, np.concatenate([part.number for part in parts]))
-
-
-def _disagreeing(far: np.ndarray, scores: Ragged, tolerance: float) -> np.ndarray:
-    """Sequences with a token beyond the tolerance, or whose mean is beyond its share of it."""
-    mean = scores.sums(far, np.float64) / np.maximum(scores.lengths, 1)
-    return np.flatnonzero((scores.sums(far > tolerance) > 0) | (mean > audit.MEAN_SHARE * tolerance))
 
 
 def explain(
@@ -308,7 +292,7 @@ def explain(
     model: PolicyModel,
     tolerance: float,
     known: RunMetadata,
-    renderings: Renderings | None,
+    renderings: Renderings,
 ) -> Explanation | None:
     """The cause of the differences; None when there are none."""
     if not suspects:
@@ -329,14 +313,12 @@ def explain(
     best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding)
     if best is not None:
         return best
-    return truncated(probe, known.cut_by, tolerance) or unexplained(
-        probe, known.same_policy, list(prompts), some.number
-    )
+    return truncated(probe, known.cut_by, tolerance) or unexplained(probe, known.same_policy, list(prompts))
 
 
-def _first_prompts(some: SuspectTokens, renderings: Renderings | None) -> _Prompts:
+def _first_prompts(some: SuspectTokens, renderings: Renderings) -> _Prompts:
     """Other prompts that the first turns may have been sampled under."""
-    prompts = dict(renderings(some.rollout_ids)) if renderings is not None else {}
+    prompts = dict(renderings(some.rollout_ids))
     own = [some.given.token_ids[row] for row in range(len(some.given))]
     if len({int(ids[0]) for ids in own}) == 1:
         starts = [_first_scored(some, row) for row in range(len(own))]
@@ -357,10 +339,10 @@ def _under(
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
         scored = some.given.scores.span(row)
-        size = int((some.number[scored] == 0).sum())
+        size = int((some.probe.number[scored] == 0).sum())
         own, begin = some.given.token_ids[row], _first_scored(some, row)
         # A sequence whose first turn is not scored here, or that was rendered like this, is no evidence.
-        if not prompt or not size or some.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
+        if not prompt or not size or some.probe.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
             continue
         ids.append(np.concatenate([np.asarray(prompt, np.int32), own[begin : begin + size]]))
         masks.append(np.arange(len(ids[-1])) >= len(prompt))

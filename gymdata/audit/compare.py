@@ -136,19 +136,14 @@ def by_turn(compared: LogprobComparison) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, Any]]]:
-    found = []
-    for b in np.unique(bucket).tolist():
-        mine = apart[bucket == b]
+def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, float]]]:
+    result = []
+    for number in np.unique(bucket).tolist():
+        mine = apart[bucket == number]
         far = np.abs(mine)
-        row = {
-            "tokens": len(mine),
-            "mean_abs": float(far.mean()),
-            "max_abs": float(far.max()),
-            "mean": float(mine.mean()),
-        }
-        found.append((int(b), row))
-    return found
+        facts = {"mean_abs": float(far.mean()), "max_abs": float(far.max()), "mean": float(mine.mean())}
+        result.append((int(number), {"tokens": len(mine), **facts}))
+    return result
 
 
 def worst(compared: LogprobComparison, n: int) -> Array:

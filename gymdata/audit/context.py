@@ -6,9 +6,10 @@ Invariants: nothing here is needed for the figures; what is not known is reporte
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _BEFORE = 12
 _HASH = re.compile(r"(sampled:)?[0-9a-f]{32}")
 Sources = Sequence[str | Path]
 Runs = Sequence[Mapping[str, Any]]
+JsonObject = dict[str, Any]
 
 
 def logprob_settings(
@@ -93,53 +95,47 @@ def disagreeing_runs(rollouts: pa.Table, compared: LogprobComparison, off: np.nd
     return notes
 
 
-class Renderings:
-    """The first prompts of rollouts as the model's own chat template writes them, from their messages."""
+def first_prompts(sources: Sources, model: str, rollout_ids: Sequence[str]) -> Mapping[str, Sequence[list[int] | None]]:
+    """The first prompts of rollouts as the model's own chat template writes them, from their messages: by the name of the
+    way, with tools and without; None where the template refuses the messages."""
+    from gymdata.chat.template import TransformersChat
 
-    def __init__(self, sources: Sources, model: str) -> None:
-        self._sources, self._model = sources, model
+    try:
+        chat = TransformersChat.load(model, tool_parser="none", keep_reasoning=False)
+    except GymdataError:
+        return {}  # a model without a tokenizer or template renders nothing
+    openings: dict[str, tuple[list[JsonObject], list[JsonObject]]] = {}
+    for batch in _rollouts(sources, rollout_ids, ("n_turns", "messages", "tools")):
+        opening, _ = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
+        columns = (batch.column("rollout_id"), opening, batch.column("tools"))
+        for name, messages, tools in zip(*(c.to_pylist() for c in columns), strict=True):
+            where = f"rollout {name}"
+            opened = [_chat_message(m, f"{where}, message {n}") for n, m in enumerate(messages)]
+            openings[name] = opened, _from_json(tools or "[]", f"{where}, field 'tools'") or []
 
-    def __call__(self, rollout_ids: Sequence[str]) -> Mapping[str, Sequence[Sequence[int] | None]]:
-        from gymdata.chat.template import TransformersChat
-
-        try:
-            chat = TransformersChat.load(self._model, tool_parser="none", keep_reasoning=False)
-        except GymdataError:
-            return {}  # a model without a tokenizer or template renders nothing
-        openings = self._openings(rollout_ids)
-        with_tools = [self._render(chat, openings.get(i), tools=True) for i in rollout_ids]
-        named = {"the model's chat template": with_tools}
-        if any(tools for _, tools in openings.values()):
-            named["the model's chat template without tools"] = [
-                self._render(chat, openings.get(i), tools=False) for i in rollout_ids
-            ]
-        return named
-
-    @staticmethod
-    def _render(chat: Any, opening: tuple[list[Any], list[Any]] | None, *, tools: bool) -> Sequence[int] | None:
-        if opening is None:
+    def rendered(rollout_id: str, with_tools: bool) -> list[int] | None:
+        if rollout_id not in openings:
             return None
+        messages, tools = openings[rollout_id]
         try:
-            return list(chat.render(opening[0], opening[1] if tools else None))
+            return list(chat.render(messages, tools if with_tools else None))
         except GymdataError:
-            return None  # the template refuses these messages, so nothing was sampled under it
+            return None  # nothing was sampled under it
 
-    def _openings(self, rollout_ids: Sequence[str]) -> dict[str, tuple[list[Any], list[Any]]]:
-        """Messages before the model's first, and tools, of each rollout."""
-        wanted = pa.array(sorted(set(rollout_ids)))
-        found: dict[str, tuple[list[Any], list[Any]]] = {}
-        for source in self._sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "n_turns", "messages", "tools"), 4_096):
-                batch = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))
-                if not batch.num_rows:
-                    continue
-                opening, _ = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-                columns = (batch.column("rollout_id"), opening, batch.column("tools"))
-                for name, messages, tools in zip(*(c.to_pylist() for c in columns), strict=True):
-                    where = f"rollout {name}"
-                    opened = [_chat_message(m, f"{where}, message {n}") for n, m in enumerate(messages)]
-                    found[name] = opened, _from_json(tools or "[]", f"{where}, field 'tools'") or []
-        return found
+    ways = {"the model's chat template": True}
+    if any(tools for _, tools in openings.values()):
+        ways["the model's chat template without tools"] = False
+    return {name: [rendered(i, with_tools) for i in rollout_ids] for name, with_tools in ways.items()}
+
+
+def _rollouts(sources: Sources, rollout_ids: Iterable[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Ids and ``columns`` of some rollouts."""
+    chosen = pa.array(sorted(set(rollout_ids)), pa.string())
+    for source in sources:
+        for batch in scan_batches(source, ROLLOUTS, ("rollout_id", *columns), 4_096):
+            some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=chosen))
+            if some.num_rows:
+                yield some
 
 
 def _from_json(text: str, where: str) -> Any:
@@ -149,52 +145,42 @@ def _from_json(text: str, where: str) -> Any:
         raise DataError.bad_json(where, text, "a list") from error
 
 
-def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _chat_message(message: JsonObject, where: str) -> JsonObject:
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     if message.get("tool_calls"):
         chat["tool_calls"] = _from_json(message["tool_calls"], f"{where}, field 'tool_calls'")
     return {"content": None, **chat}
 
 
-def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str | None, n: int) -> list[dict[str, Any]]:
+def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str | None, n: int) -> list[JsonObject]:
     """The ``n`` tokens that are furthest apart, with their ids, and their texts where a tokenizer is known."""
     tokens = worst(compared, n).tolist()
     places = [compared.where(token) for token in tokens]
-    turns = _turns_of(sources, {compared.rollout_ids[rollout] for rollout, *_ in places})
-    text = _text_of(tokenizer)
+    turns: dict[str, list[Turn]] = {}
+    for batch in _rollouts(sources, {compared.rollout_ids[rollout] for rollout, *_ in places}, ("turns",)):
+        turns.update(zip(batch.column("rollout_id").to_pylist(), batch.column("turns").to_pylist(), strict=True))
+    decode = None
+    if tokenizer is not None:
+        from gymdata.models._transformers import load_reader
+
+        with contextlib.suppress(UsageError):  # the figures stand without their texts
+            decode = load_reader(tokenizer).decode
     rows = []
     for token, (rollout, turn, position) in zip(tokens, places, strict=True):
         name = compared.rollout_ids[rollout]
-        calls = turns[name]
-        generation = np.asarray(calls[turn]["generation_token_ids"], np.int32)
-        before = np.concatenate((expand_prompts(calls, check_digests=False)[turn], generation[:position]))[-_BEFORE:]
-        row = {
-            "rollout_id": name, "turn": turn, "position": position, "token_id": int(generation[position]),
-            "saved": float(compared.saved[token]), "recomputed": float(compared.found[token]),
+        generation = np.asarray(turns[name][turn]["generation_token_ids"], np.int32)
+        row: JsonObject = {
+            "rollout_id": name,
+            "turn": turn,
+            "position": position,
+            "token_id": int(generation[position]),
+            "saved": float(compared.saved[token]),
+            "recomputed": float(compared.found[token]),
             "difference": float(compared.apart[token]),
-        }  # fmt: skip
-        if text is not None:
-            row |= {"token": text([row["token_id"]]), "before": text(before.tolist())}
+        }
+        if decode is not None:
+            prompt = expand_prompts(turns[name], check_digests=False)[turn]
+            before = np.concatenate((prompt, generation[:position]))[-_BEFORE:]
+            row |= {"token": decode([row["token_id"]]), "before": decode(before.tolist())}
         rows.append(row)
     return rows
-
-
-def _turns_of(sources: Sources, names: set[str]) -> dict[str, list[Turn]]:
-    wanted = pa.array(sorted(names), pa.string())
-    found: dict[str, list[Turn]] = {}
-    for source in sources:
-        for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), 4_096):
-            some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))
-            found.update(zip(some.column("rollout_id").to_pylist(), some.column("turns").to_pylist(), strict=True))
-    return found
-
-
-def _text_of(folder: str | None) -> Any:
-    from gymdata.models._transformers import load_reader
-
-    if folder is None:
-        return None
-    try:
-        return load_reader(folder).decode
-    except UsageError:
-        return None  # the figures stand without their texts

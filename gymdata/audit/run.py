@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from gymdata.audit.causes import explain
 from gymdata.audit.compare import TOLERANCE
-from gymdata.audit.context import Renderings, disagreeing_runs, logprob_settings, run_metadata, worst_tokens
+from gymdata.audit.context import disagreeing_runs, first_prompts, logprob_settings, run_metadata, worst_tokens
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
 from gymdata.checks.violations import ValidationReport
@@ -144,7 +145,7 @@ def _compare(
         off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
         policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
         metadata = run_metadata(policies, runs, facts["policy_hash"])
-        renderings = Renderings(sources, facts["tokenizer"] or facts["path"])
+        renderings = partial(first_prompts, sources, facts["tokenizer"] or facts["path"])
         report.explanation = explain(work.suspects, loaded, report.tolerance, metadata, renderings)
         report.notes = disagreeing_runs(rollouts, work.compared, off)
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)

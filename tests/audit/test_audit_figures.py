@@ -130,7 +130,7 @@ def test_what_nothing_predicts_is_refused():
 def probe(saved: Any, found: Any, turn: Any = None, temperature: float = 1.0) -> Probe:
     saved, found = np.asarray(saved, np.float32), np.asarray(found, np.float32)
     turn = np.zeros(len(saved), np.int64) if turn is None else np.asarray(turn)
-    return Probe(saved, found, turn, np.arange(len(saved)), np.full(len(saved), temperature))
+    return Probe(saved, found, turn, np.arange(len(saved)), np.full(len(saved), temperature), turn)
 
 
 def test_neighbours_count_within_their_turn_only():
@@ -180,7 +180,7 @@ def test_an_explanation_must_explain():
 @pytest.mark.parametrize(("same", "cause"), [(True, "template"), (False, "checkpoint"), (None, "checkpoint")])
 def test_what_is_left_depends_on_whose_weights_they_are(same: bool | None, cause: str):
     """The weights that sampled leave only the prompt; others leave themselves. Neither is called certain."""
-    left = diagnosis.unexplained(probe([-1.0] * 6, [-2.0] * 6), same, ["x"], np.zeros(6))
+    left = diagnosis.unexplained(probe([-1.0] * 6, [-2.0] * 6), same, ["x"])
     assert (left.cause, left.certain) == (cause, False)
-    first = diagnosis.unexplained(probe([-5.0] * 3 + [-1.0] * 6, [-1.0] * 3 + [-1.1] * 6), None, [], np.zeros(9))
+    first = diagnosis.unexplained(probe([-5.0] * 3 + [-1.0] * 6, [-1.0] * 3 + [-1.1] * 6), None, [])
     assert first.cause == "template"
