@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
+
+    from gymdata.finetune.port import EpochRow, HeldOut
 
 _Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")]
 _ConfigFile = Annotated[
@@ -111,7 +113,7 @@ class LiveTable:
     """Displays the loop: on a terminal a live table of epochs, elsewhere a line per stage and epoch."""
 
     def __init__(self) -> None:
-        self._rows: list[Mapping[str, Any]] = []
+        self._rows: list[EpochRow] = []
         self._doing = ""
         self._live: Live | None = None
         self._stage: Watch | None = None
@@ -160,7 +162,7 @@ class LiveTable:
         else:
             note(text)
 
-    def epoch(self, row: Mapping[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         self._start()
         self._rows.append(row)
         if self._live is None:
@@ -182,7 +184,7 @@ class LiveTable:
         return table
 
 
-def _of_columns(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+def _of_columns(names: Sequence[str], rows: Iterable[EpochRow]) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -209,15 +211,16 @@ def _bounds(ci95: Sequence[float] | None) -> str:
     return f"{ci95[0]:.2f}–{ci95[1]:.2f}" if ci95 else "–"
 
 
-def _held_out(found: Mapping[str, Any] | None) -> str:
-    if not found or found["rate"] is None:
+def _held_out(held_out: HeldOut | None) -> str:
+    if not held_out or held_out["rate"] is None:
         return "–"
-    interval = f" ({100 * found['ci95'][0]:.0f}–{100 * found['ci95'][1]:.0f})" if found["ci95"] else ""
-    return f"{100 * found['rate']:.1f} %{interval}"
+    bounds = held_out["ci95"]
+    interval = f" ({100 * bounds[0]:.0f}–{100 * bounds[1]:.0f})" if bounds else ""
+    return f"{100 * held_out['rate']:.1f} %{interval}"
 
 
 #: The live table's columns, shorter than those of a log's line.
-_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_COLUMNS: dict[str, Callable[[EpochRow], str]] = {
     "epoch": lambda row: str(row["epoch"]),
     "reward": lambda row: _short(row["reward_mean"]),
     "95 %": lambda row: _bounds(row["reward_ci95"]),
@@ -231,7 +234,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def cells(row: EpochRow) -> list[tuple[str, str]]:
     """The cells of an epoch, as in a log line."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
     return [
@@ -248,6 +251,6 @@ def cells(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(row: EpochRow) -> str:
     """An epoch in one line, for logs."""
     return "  ".join(f"{name} {value}" for name, value in cells(row) if value != "–")

@@ -240,7 +240,7 @@ class DataError(GymdataError):
     @classmethod
     def tasks(cls, path: Path | str, wanted: str) -> DataError:
         """A file of tasks where ``wanted`` are read."""
-        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; give RUN then"
+        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; then pass RUN"
         return cls(f"{path}: holds tasks, and no {wanted}", hint=hint)
 
     @classmethod

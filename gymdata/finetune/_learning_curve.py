@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 from gymdata.errors import counted, needs
+from gymdata.finetune.port import EpochRow
 from gymdata.store.run_json import replacing
 
 _REWARD, _HELD_OUT, _LOSS, _KL = "#2f6db3", "#c8553d", "#6b4e9b", "#3a8f6b"
 _GREYS = ("#c3ccd6", "#e2e7ec", "#d3c9b8", "#efe9dd")
 
 
-def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def draw_curve(path: Path, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -> None:
     """Write a PNG of three panels over the epochs: reward and held-out rate; used and left-out groups, with the
     curriculum's share; loss and KL. A policy's point is at the end of its epoch, what happened in an epoch in its
     middle."""
@@ -31,7 +32,8 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
     _reward(top, rows)
     _held_out(top, rows, facts)
     top.set_ylabel("reward, held-out rate")
-    if all(0 <= row[name] <= 1 for row in rows for name in ("reward_min", "reward_max") if _number(row[name])):
+    bounds = [bound for row in rows for bound in (row["reward_min"], row["reward_max"]) if bound is not None]
+    if all(0 <= bound <= 1 for bound in bounds):
         top.set_ylim(0, 1.02)
     top.legend(fontsize=9, loc="lower right", framealpha=0.9)
     algorithm = rows[-1]["algorithm"] if rows else ""
@@ -51,7 +53,7 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str
     plt.close(figure)
 
 
-def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_tensorboard(folder: Path, rows: Sequence[EpochRow]) -> None:
     """Every number of every epoch as TensorBoard events, replacing earlier ones. Raises UsageError without tensorboard."""
     with needs("train,tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
@@ -62,7 +64,7 @@ def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 writer.add_scalar(name, value, row["epoch"])
 
 
-def _reward(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _reward(axis: Any, rows: Sequence[EpochRow]) -> None:
     # The rollouts of an epoch are of the policy that it began with, so they are drawn where the epoch before ended.
     points = [(row["epoch"] - 1, row["reward_mean"], row["reward_ci95"]) for row in rows if _number(row["reward_mean"])]
     if not points:
@@ -77,7 +79,7 @@ def _reward(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         axis.fill_between([x for x, _ in bounded], low, high, color=_REWARD, alpha=0.18, lw=0)
 
 
-def _held_out(axis: Any, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def _held_out(axis: Any, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -> None:
     start = facts.get("validation_before")
     found = [(0, start)] if start else []
     found += [(row["epoch"], row["validation"]) for row in rows if row.get("validation")]
@@ -97,7 +99,7 @@ def _held_out(axis: Any, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, 
                           weight="bold")  # fmt: skip
 
 
-def _groups(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _groups(axis: Any, rows: Sequence[EpochRow]) -> None:
     """Each epoch's groups as a bar: trained on, and left out by reason; and the share that the curriculum allows."""
     reasons = list(dict.fromkeys(why for row in rows for why in row["groups_left_out"]))
     kinds = [("trained on", _REWARD), *zip(reasons, _GREYS * len(reasons), strict=False)]
@@ -128,11 +130,13 @@ def _groups(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axis.legend(handles, labels, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
 
 
-def _below(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _below(axis: Any, rows: Sequence[EpochRow]) -> None:
     kl = axis.twinx()
-    for name, label, color, on, at in (
-        ("training_loss", "training loss", _LOSS, axis, -0.5), ("kl_to_start", "KL to the first policy", _KL, kl, -1.0),
-    ):  # fmt: skip
+    lines: list[tuple[Literal["training_loss", "kl_to_start"], str, str, Any, float]] = [
+        ("training_loss", "training loss", _LOSS, axis, -0.5),
+        ("kl_to_start", "KL to the first policy", _KL, kl, -1.0),
+    ]
+    for name, label, color, on, at in lines:
         points = [(row["epoch"] + at, row[name]) for row in rows if _number(row.get(name))]
         on.plot([x for x, _ in points], [y for _, y in points], color=color, marker="o", ms=4, lw=1.6)
         on.set_ylabel(label, color=color, fontsize=9)
@@ -140,7 +144,7 @@ def _below(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     kl.spines["top"].set_visible(False)
 
 
-def _numbers(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+def _numbers(row: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for name, value in row.items():
         if _number(value):
@@ -150,5 +154,5 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
     return found
 
 
-def _number(value: object) -> bool:
+def _number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from gymdata.errors import OutsideError, RefusedError, counted
 from gymdata.finetune import figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
-from gymdata.finetune.port import CollectOrder, TrainerAdapter, TrainingJob, TrajectoryBuilder
+from gymdata.finetune.port import CollectOrder, EpochRow, HeldOut, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.finetune.selection import Source, select
 from gymdata.finetune.state import State
 from gymdata.store import hash_file, write_run_json
@@ -56,7 +56,7 @@ class _Run:
         self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch, state: State
     ) -> None:
         self.plan, self.builder, self.adapter, self.watch, self.state = plan, builder, adapter, watch, state
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[EpochRow] = []
 
     def run(self) -> dict[str, Any]:
         plan = self.plan
@@ -117,14 +117,15 @@ class _Run:
             validation = self._stage(epoch, "validate", lambda: self._validate(epoch, after, next_version))
         elif (known := self.state.done(epoch, "validate")) is not None:
             validation = known  # it was the last epoch once
-        self.rows.append(self._stage(epoch, "log", lambda: {
+        row = cast("EpochRow", self._stage(epoch, "log", lambda: {
             "epoch": epoch, "algorithm": plan.loop.algorithm, "policy_version": version, **chosen,
             **{k: v for k, v in data.items() if k != "path"},
             **{k: v for k, v in trained.items() if k not in ("policy_of_epoch", "next_policy_version")},
             "kl_to_start": kl.get("k3"), "validation": validation,
         }))  # fmt: skip
-        if self.rows[-1]["validation"] is None and validation is not None:
-            self.rows[-1]["validation"] = validation
+        if row["validation"] is None and validation is not None:
+            row["validation"] = cast("HeldOut", validation)
+        self.rows.append(row)
         return after, next_version
 
     def _collect(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class _Run:
         return {"policy_version": version}
 
     def _kl(self, epoch: int, version: int) -> dict[str, Any]:
-        """KL a token of the epoch's policy to the first one; 0 when it is the first."""
+        """KL per token of the epoch's policy to the first one; 0 when it is the first."""
         if version == 0:
             return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
         assert self.plan.measure_kl is not None

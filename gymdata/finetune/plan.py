@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gymdata.curriculum import CurriculumConfig
-from gymdata.finetune.port import Commands, TrajectoryBuilder
+from gymdata.finetune.port import Commands, EpochRow, TrajectoryBuilder
 from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
 from gymdata.store import hash_file
@@ -107,7 +107,7 @@ class Watch(Progress, Protocol):
 
     def stage(self, epoch: int, name: str) -> None: ...
 
-    def epoch(self, row: Mapping[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         """An epoch is over; ``row`` is its line of metrics.jsonl."""
         ...
 
@@ -154,7 +154,7 @@ class Plan:
     #: (rollouts, first policy, file to write, how many, log, progress): see gymdata.train.trainers.kl_to_reference.
     measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Mapping[str, Any]] | None
     #: Writes curve.png and report.html of the rows so far.
-    draw: Callable[[Path, list[dict[str, Any]], Mapping[str, Any]], None] | None
+    draw: Callable[[Path, list[EpochRow], Mapping[str, Any]], None] | None
     #: Makes the endpoint serve a model as a version: (model, version, log, progress).
     deploy: Callable[[Path, int, Path, Progress], None] | None = None
     identity: Mapping[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 from gymdata.progress import Progress
 
@@ -37,6 +37,40 @@ class JobStatus:
     state: JobState
     progress: float | None = None
     message: str | None = None
+
+
+class HeldOut(TypedDict):
+    """The rate of held-out rollouts with a reward above the threshold, and its 95 % interval."""
+
+    n: int
+    tasks: int
+    successes: int
+    rate: float | None
+    ci95: list[float] | None
+    reward_mean: float | None
+    unscored: int
+    policy_version: int
+
+
+class EpochRow(TypedDict, total=False):
+    """What is read of an epoch's line of metrics.jsonl, which has more."""
+
+    epoch: int
+    algorithm: str
+    reward_mean: float | None
+    reward_ci95: list[float] | None
+    reward_min: float | None
+    reward_max: float | None
+    groups: int
+    groups_selected: int
+    groups_left_out: dict[str, int]
+    curriculum: dict[str, Any]
+    #: Why nothing was trained.
+    skipped: str
+    trained_tokens: int | None
+    training_loss: float | None
+    kl_to_start: float | None
+    validation: HeldOut | None
 
 
 class TrainerAdapter(Protocol):

@@ -30,7 +30,7 @@ from gymdata.finetune.config_file import (
 )
 from gymdata.finetune.parts import adapter_of, builder_of, custom, in_place, require_extras, spec
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
-from gymdata.finetune.port import Trainer, TrajectoryBuilder
+from gymdata.finetune.port import EpochRow, Trainer, TrajectoryBuilder
 from gymdata.finetune.settings import (
     EVALUATORS,
     DatasetSection,
@@ -494,7 +494,7 @@ def _deploy(words: Sequence[str]) -> Any:
 
 
 def _draw(tensorboard: bool) -> Any:
-    def draw(folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, Any]) -> None:
+    def draw(folder: Path, rows: list[EpochRow], facts: Mapping[str, Any]) -> None:
         from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
         from gymdata.report.run import report
 
@@ -511,4 +511,4 @@ class _NullWatcher(NullProgress):
 
     def stage(self, epoch: int, name: str) -> None: ...
 
-    def epoch(self, row: Mapping[str, Any]) -> None: ...
+    def epoch(self, row: EpochRow) -> None: ...

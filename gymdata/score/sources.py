@@ -25,7 +25,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(slots=True)
 class RewardSources:
-    """What scores the rollouts. ``models``: folders of reward models, for lineage. ``of_rule``: rollouts a rule."""
+    """What scores the rollouts. ``models``: folders of reward models, for lineage. ``of_rule``: rollouts per rule."""
 
     rewards: list[Weighted]
     recipe: Recipe | None = None
