@@ -123,26 +123,19 @@ def shared_fields(settings: Mapping[str, Mapping[str, Setting]], own: str) -> di
     for owner, options in settings.items():
         for name, setting in options.items():
             by_name.setdefault(name, {})[owner] = setting
-    return {name: (owners[next(iter(owners))].kind | None, _field(owners, own)) for name, owners in by_name.items()}
-
-
-def _field(owners: Mapping[str, Setting], own: str) -> FieldInfo:
-    """The field of a setting that has the same meaning and limits in each of its ``owners``."""
-    first = next(iter(owners.values()))
-    field = FieldInfo.merge_field_infos(first.field, default=None)
-    field.description = f"{str(first.field.description).rstrip('.')} (default: {_defaults(owners, own)})."
-    return field
-
-
-def _defaults(owners: Mapping[str, Setting], own: str) -> str:
-    """``2, dppo_kl and dppo_tv 20``: the most frequent default, then the owners of other ones."""
-    by_value: dict[str, list[str]] = {}
-    for owner, setting in owners.items():
-        by_value.setdefault(shown(setting.default), []).append(owner)
-    if len(by_value) > 3:
-        return own
-    usual, *others = sorted(by_value.items(), key=lambda item: -len(item[1]))
-    return ", ".join([usual[0], *(f"{' and '.join(names)} {value}" for value, names in others)])
+    fields = {}
+    for name, owners in by_name.items():
+        first, by_default = next(iter(owners.values())), dict[str, list[str]]()
+        for owner, setting in owners.items():
+            by_default.setdefault(shown(setting.default), []).append(owner)
+        # As "2, dppo_kl and dppo_tv 20": the most frequent default, then the owners of other ones.
+        usual, *others = sorted(by_default.items(), key=lambda item: -len(item[1]))
+        defaults = ", ".join([usual[0], *(f"{' and '.join(names)} {value}" for value, names in others)])
+        field = FieldInfo.merge_field_infos(first.field, default=None)
+        text = str(first.field.description).rstrip(".")
+        field.description = f"{text} (default: {defaults if len(by_default) <= 3 else own})."
+        fields[name] = (first.kind | None, field)
+    return fields
 
 
 def shown(value: Any) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from gymdata.cli.examples import EXAMPLES
-from gymdata.cli.main import COMMANDS, build, main, rewritten
+from gymdata.cli.main import COMMANDS, main, rewritten
+from tests.cli.parsers import parser_of
 from tests.docs_blocks import forked, prepare, stand_in
 from tests.forks import TRAINING, forks
 
@@ -67,8 +66,7 @@ def test_the_help_shows_the_examples_whole_at_80_columns(
 @pytest.mark.parametrize(("command", "line"), LINES, ids=[line[:60] for _, line in LINES])
 def test_the_parser_takes_every_example(command: str, line: str) -> None:
     """Flags exist, values have the right type, and nothing required is missing."""
-    group: Any = typer.main.get_command(build(command))
-    group.commands[command].make_context(command, rewritten(command, words_of(line))[1:])
+    parser_of(command).make_context(command, rewritten(command, words_of(line))[1:])
 
 
 def test_the_light_examples_run(folder: Path) -> None:

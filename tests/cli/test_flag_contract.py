@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from gymdata.cli.main import COMMANDS, build
+from gymdata.cli.main import COMMANDS
+from tests.cli.parsers import parser_of
 
 #: One line per flag: command, names (off after a slash), kind, and the default that the help shows.
 CONTRACT = Path(__file__).with_name("flags.txt").read_text().splitlines()
@@ -17,9 +16,8 @@ CONTRACT = Path(__file__).with_name("flags.txt").read_text().splitlines()
 
 def flags_of(command: str) -> list[str]:
     """The lines of ``CONTRACT`` that this command's parser gives."""
-    group: Any = typer.main.get_command(build(command))
     lines = []
-    for param in group.commands[command].params:
+    for param in parser_of(command).params:
         if param.param_type_name == "option":
             names = " ".join(param.opts) + "".join(f" / {name}" for name in param.secondary_opts)
             kind = "switch" if param.is_flag else "list" if param.multiple else "value"

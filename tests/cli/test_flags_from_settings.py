@@ -8,15 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-import typer
 
 import gymdata
 from gymdata.check.settings import CheckConfig
 from gymdata.cli.flags import described
-from gymdata.cli.main import COMMANDS, GROUPS, build, main
+from gymdata.cli.main import COMMANDS, GROUPS, main
 from gymdata.collect.settings import CollectConfig
 from gymdata.demo.run import DemoConfig
 from gymdata.experience.settings import ExperienceConfig
@@ -30,6 +29,7 @@ from gymdata.score.settings import ScoreConfig
 from gymdata.settings import Config
 from gymdata.train.settings import TRAINERS
 from gymdata.validate.settings import ValidateConfig
+from tests.cli.parsers import help_of, parser_of
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, type[Config]] = {
@@ -40,15 +40,10 @@ SETTINGS: dict[str, type[Config]] = {
 }  # fmt: skip
 
 
-def params(command: str) -> list[Any]:
-    group: Any = typer.main.get_command(build(command))
-    return list(group.commands[command].params)
-
-
 @pytest.mark.parametrize("command", SETTINGS)
 def test_every_setting_has_one_description_which_its_flag_shows(command: str) -> None:
     """Fields have texts; each is an argument, a key of --set only, or a flag whose help begins with that text."""
-    kind, there = SETTINGS[command], {param.name: param for param in params(command)}
+    kind, there = SETTINGS[command], {param.name: param for param in parser_of(command).params}
     assert [name for name, field in kind.model_fields.items() if not field.description] == []
     assert kind.key_only - set(kind.model_fields) == set() or issubclass(kind, tuple(TRAINERS.values()))
     for name, field in kind.model_fields.items():
@@ -65,12 +60,14 @@ def test_an_option_of_several_commands_means_the_same(command: str) -> None:
     texts = {
         (param.name, tuple(param.opts), param.help)
         for name in ("collect", "pairs")
-        for param in params(name)
+        for param in parser_of(name).params
         if param.name in shared
     }
-    own = {(p.name, tuple(p.opts), p.help) for p in params(command) if p.name in shared and command != "finetune"}
+    own = {
+        (p.name, tuple(p.opts), p.help) for p in parser_of(command).params if p.name in shared and command != "finetune"
+    }
     assert own - texts == set()
-    assert any(param.name == "verbose" for param in params(command))
+    assert any(param.name == "verbose" for param in parser_of(command).params)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +95,10 @@ def test_a_misspelt_choice_names_the_flag_and_the_nearest(
     assert f"did you mean '{near}'?" in said
 
 
-def test_choices_are_shown_in_the_help(capsys: Capture) -> None:
+def test_choices_are_shown_in_the_help() -> None:
     """A short list stands beside the flag; a long one in the text."""
-    assert main(["pairs", "--help"]) == 0
-    assert "--truncated <keep|drop>" in capsys.readouterr().out
-    assert main(["export", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    assert "--truncated <keep|drop>" in help_of("pairs")
+    said = " ".join(help_of("export").split())
     assert "--format FORMAT" in said
     assert "trl-preference" in said
 
@@ -194,11 +189,9 @@ def test_help_and_version_have_short_ways(capsys: Capture) -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_the_terminal(width: int, command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_the_terminal(width: int, command: str) -> None:
     """No line is wider than the terminal, no name or text is cut, and the summary of the list begins the help."""
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert main([command, "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = help_of(command, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert "..." not in " ".join(lines)
     assert lines[2].strip() == COMMANDS[command][2]

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from gymdata.cli.main import COMMANDS, main
+from gymdata.cli.main import COMMANDS
+from tests.cli.parsers import help_of
 
 #: "Rollouts a task" for "rollouts per task", "seconds a request": a number of things followed by a unit.
 RATE = re.compile(
@@ -20,32 +21,18 @@ DIALECT = re.compile(
 )
 
 
-def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main([*words, "--help"]) == 0
-    return " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_states_rates_with_per(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rate is "per token", never "a token"."""
-    assert [match[0] for match in RATE.finditer(help_of(capsys, command))] == []
+def test_the_help_of_a_command_is_in_the_field_s_words(command: str) -> None:
+    """A rate is "per token", never "a token"; no word of the project's old dialect; a default reads "(default: 1024)"."""
+    text = " ".join(help_of(command).split())
+    assert [match[0] for match in RATE.finditer(text)] == []
+    assert [match[0] for match in DIALECT.finditer(text)] == []
+    assert re.findall(r".{20}\bdefault \d\S*|.{20}\(default\)", text) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_uses_standard_verbs(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No help text has a word of the project's old dialect."""
-    assert [match[0] for match in DIALECT.finditer(help_of(capsys, command))] == []
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_defaults_are_in_brackets_with_a_colon(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A default reads "(default: 1024)", in every command."""
-    assert re.findall(r".{20}\bdefault \d\S*|.{20}\(default\)", help_of(capsys, command)) == []
-
-
-def test_the_list_of_commands_uses_standard_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_commands_uses_standard_verbs() -> None:
     """Nor has the list of commands."""
-    assert [match[0] for match in DIALECT.finditer(help_of(capsys))] == []
+    assert [match[0] for match in DIALECT.finditer(" ".join(help_of().split()))] == []
 
 
 def test_the_patterns_find_what_they_name() -> None:

@@ -7,19 +7,18 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 import gymdata
-from gymdata.cli.main import COMMANDS, build, main
+from gymdata.cli.main import COMMANDS, main
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import COMMAND_LINE, DataError, UsageError, option, with_options
 from gymdata.judge.settings import JudgeConfig, ServeConfig
 from gymdata.score.settings import ScoreConfig
 from gymdata.settings import Config
 from gymdata.train.settings import TRAINERS
+from tests.cli.parsers import flags_of
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
@@ -38,12 +37,6 @@ OTHERS = {
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
 }  # fmt: skip
-
-
-def flags_of(command: str) -> set[str]:
-    group: Any = typer.main.get_command(build(command))
-    params = group.commands[command].params
-    return {"--help", *(name for param in params for name in (*param.opts, *param.secondary_opts))}
 
 
 def named() -> Iterator[tuple[str, str]]:

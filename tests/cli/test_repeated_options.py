@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import typer
 
-from gymdata.cli.main import COMMANDS, build, main
+from gymdata.cli.main import COMMANDS, main
+from tests.cli.parsers import parser_of
 
 Capture = pytest.CaptureFixture[str]
-
-
-def options(command: str) -> list[Any]:
-    """Every option of a command, from its parser."""
-    group: Any = typer.main.get_command(build(command))
-    return [param for param in group.commands[command].params if param.param_type_name == "option"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_option_of_one_value_given_twice_is_refused(command: str, capsys: Capture) -> None:
     """Each such option of each command exits 2 when repeated, under any of its names, and both values are named."""
-    single = [o for o in options(command) if not o.is_flag and not o.multiple]
+    options = [param for param in parser_of(command).params if param.param_type_name == "option"]
+    single = [option for option in options if not option.is_flag and not option.multiple]
     assert single or command in ("docs", "doctor", "ls")
     for option in single:
         for first, second in ((option.opts[0], option.opts[-1]), (option.opts[-1], option.opts[0])):
