@@ -81,6 +81,14 @@ def describe(part: Path, rows: int) -> dict[str, Any]:
     return describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
 
 
+def _begin_part(rollouts: Path, index: int, suffix: str) -> Path:
+    """The part to write rows into without journaling them. Its journal is there and empty until run.json names the part,
+    so that a part that is not named has a journal whatever happens, and only a part of another run has neither."""
+    rollouts.joinpath(f"{index:05d}.journal").touch()
+    sync_folder(rollouts)
+    return rollouts / f"part-{index:05d}.{suffix}"
+
+
 def write_parts(
     rows: Iterable[tuple[Mapping[str, Any], int]], rollouts: Path, suffix: str, index: int, rows_per_file: int
 ) -> Iterator[dict[str, Any]]:
@@ -97,7 +105,7 @@ def write_parts(
                 if tokens >= PART_TOKENS or number >= rows_per_file:
                     return
 
-        part = rollouts / f"part-{index:05d}.{suffix}"
+        part = _begin_part(rollouts, index, suffix)
         batches = row_batches(numbered(), ROLLOUTS, ROLLOUTS.schema.names, str(part))
         yield describe(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
         index += 1
@@ -128,7 +136,7 @@ def write_batch_parts(
 
     for batch in following():
         waiting.append(batch)
-        part = rollouts / f"part-{index:05d}.{suffix}"
+        part = _begin_part(rollouts, index, suffix)
         yield describe(part, write_batches(rebatched(of_part(), _json_sizes), part, ROLLOUTS, ROLLOUTS.arrow))
         index += 1
 
@@ -288,7 +296,6 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
             )
     journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
     parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
-    found.next_segment = max([*journals, *parts.values()], default=-1) + 1
     for leftover in rollouts.glob(".part-*.tmp"):
         leftover.unlink()
     for name, index in sorted(parts.items()):
@@ -298,13 +305,18 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
         elif index in journals:
             # Renamed but not named: the journal still holds these rows, and sealing gives the same file.
             (rollouts / name).unlink()
+            parts.pop(name)
         else:
             # A journal is dropped after its part is named, so this part is of another run.
             raise DataError.unnamed(rollouts / name, folder / RUN_JSON)
     for index, path in sorted(journals.items()):
         rows, repairs = repair(path)
         found.repairs += repairs
-        found.journals.append(Segment(index, path, rows))
+        if rows or path.with_name(path.name + ".torn").exists():
+            found.journals.append(Segment(index, path, rows))
+        else:
+            drop_journal(path)
+    found.next_segment = max([*(segment.index for segment in found.journals), *parts.values()], default=-1) + 1
     return found
 
 
@@ -511,8 +523,9 @@ class Run:
     def _seal_all(self, parts: Iterator[dict[str, Any]]) -> int:
         before = self.sealed_rows
         for part in parts:
-            self._next += 1
             self._name_part(part)
+            drop_journal(self._rollouts / f"{self._next:05d}.journal")
+            self._next += 1
         return self.sealed_rows - before
 
     def fail(self, record: Mapping[str, Any]) -> None:
