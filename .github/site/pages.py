@@ -88,10 +88,9 @@ def commands() -> str:
 def api() -> str:
     """Every public name with its signature and docstring, read from the sources: nothing is imported."""
     lines = ["# Public names", "", "What `import gymdata` offers. Settings are the keywords of each function.", ""]
-    public, homes = public_stub.constant("__all__"), public_stub.constant("_HOME")
-    assert isinstance(public, list)
+    homes = public_stub.constant("_HOME")
     assert isinstance(homes, dict)
-    for name in sorted(set(public) & homes.keys(), key=str.lower):
+    for name in sorted(homes, key=str.lower):
         module, _, attribute = homes[name].partition(":")
         entry = public_stub.definition(f"gymdata.{module}", attribute or name)
         if entry is not None and isinstance(entry[1], (ast.ClassDef, ast.FunctionDef)):
