@@ -48,8 +48,13 @@ class Explanation:
     certain: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        return {"cause": self.cause, "text": self.text, "mean_abs_before": self.before, "mean_abs_after": self.after,
-                "certain": self.certain}  # fmt: skip
+        return {
+            "cause": self.cause,
+            "text": self.text,
+            "mean_abs_before": self.before,
+            "mean_abs_after": self.after,
+            "certain": self.certain,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +142,10 @@ def temperature_mismatch(
     rows = ", ".join(f"{t:g}" for t in recorded[:4]) + (" …" if len(recorded) > 4 else "")
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
-            "run.json says raw_logprobs" if logprobs_mode == "raw_logprobs" else
-            f"the tokens themselves were sampled at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
-        )  # fmt: skip
+            "run.json says raw_logprobs"
+            if logprobs_mode == "raw_logprobs"
+            else f"the tokens themselves were sampled at {rows}: that is e^{-likelier:.0f} times likelier than at 1"
+        )
         text = (
             f"raw log-probabilities: the saved ones are of temperature 1, before temperature {rows} was applied; {why}"
         )
@@ -217,9 +223,10 @@ def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequenc
 def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explanation | None:
     """The explanation that fits best of those that fit; ``rounding``: the mean |Δ| that rounding alone leaves."""
     fit = [
-        c for c in candidates
+        c
+        for c in candidates
         if c is not None and c.after is not None and c.after <= max(rounding, _LEFT * c.before) and c.after < c.before
-    ]  # fmt: skip
+    ]
     return min(fit, key=lambda c: c.after / c.before if c.after else 0.0, default=None)
 
 

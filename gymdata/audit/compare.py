@@ -105,14 +105,16 @@ def summary(compared: LogprobComparison, tolerance: float) -> dict[str, Any]:
         "tokens_beyond_tolerance": int(beyond.sum()),
         "rollouts_beyond_tolerance": len(off),
         "ratio": {
-            "mean": ratios["mean"], "min": ratios["min"], "max": ratios["max"],
+            "mean": ratios["mean"],
+            "min": ratios["min"],
+            "max": ratios["max"],
             "quantiles": {f"{q:g}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)},
         },
         "share_outside": ratios["share_outside"],
         "effective_sample_size": ratios["effective_sample_size"],
         "kl_k1": float(compared.apart.mean()),
         "kl_k3": k3,
-    }  # fmt: skip
+    }
 
 
 def by_position(compared: LogprobComparison) -> list[dict[str, Any]]:
@@ -131,9 +133,7 @@ def by_position(compared: LogprobComparison) -> list[dict[str, Any]]:
 def by_turn(compared: LogprobComparison) -> list[dict[str, Any]]:
     """The same by the number of the turn; late turns share the last line."""
     number = np.minimum(compared.turn_number[compared.turn], _MOST_TURNS)
-    return [
-        {"turns": str(b) if b < _MOST_TURNS else f"{b}–", **row} for b, row in _grouped(compared.apart, number)
-    ]  # fmt: skip
+    return [{"turns": str(b) if b < _MOST_TURNS else f"{b}–", **row} for b, row in _grouped(compared.apart, number)]
 
 
 def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, float]]]:

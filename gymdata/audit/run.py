@@ -192,11 +192,13 @@ def _write(
     draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
     report.path = out.folder
     summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
-    out.finish({
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "identity": identity,
-        "parents": [parent_of(p) for p in [*sources, *models]],
-        **summary,
-        "violations": len(report.violations),
-    })  # fmt: skip
+    out.finish(
+        {
+            "command": list(command),
+            "config": config.model_dump(mode="json"),
+            "identity": identity,
+            "parents": [parent_of(p) for p in [*sources, *models]],
+            **summary,
+            "violations": len(report.violations),
+        }
+    )

@@ -77,10 +77,10 @@ class TokenBaseline:
         so_far = np.cumsum(energy, dtype=np.float64)
         before = np.concatenate(([0.0], so_far))[offsets[:-1]]
         w = so_far - np.repeat(before, np.diff(offsets))
-        for table, values in (
-            (self.weighted, w * returns), (self.weight, w), (self.total, returns), (self.count, np.ones(len(returns))),
-        ):  # fmt: skip
-            np.add.at(table, at, values)
+        np.add.at(self.weighted, at, w * returns)
+        np.add.at(self.weight, at, w)
+        np.add.at(self.total, at, returns)
+        np.add.at(self.count, at, 1.0)
 
     def subtracted(self, returns: Array, offsets: Array, groups: Array) -> Array:
         """G_t − B_t, flat, of rows whose groups were all added."""

@@ -155,9 +155,16 @@ class ExperienceBatches(Iterator[Experience]):
     """
 
     def __init__(
-        self, groups: Sequence[RowGroup], order: np.ndarray | None, batch_size: int, rank: int, world_size: int,
-        start_step: int, packed: bool, texts: RolloutTexts,
-    ) -> None:  # fmt: skip
+        self,
+        groups: Sequence[RowGroup],
+        order: np.ndarray | None,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        start_step: int,
+        packed: bool,
+        texts: RolloutTexts,
+    ) -> None:
         self._rows = _Rows(groups, keep=order is not None)
         self._order = np.arange(self._rows.count) if order is None else order
         self._size, self._rank, self._world = batch_size * world_size, rank, world_size

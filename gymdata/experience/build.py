@@ -7,7 +7,7 @@ size of a batch; a pass gives the same batches in the same order as the one befo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,7 @@ class ExperiencesReport(Report):
     def to_dict(self) -> dict[str, Any]:
         """The report without the group ids, which run.json has."""
         dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
-        return {
-            "path": str(self.path), "estimator": self.estimator, "score": self.score, "counts": self.counts,
-            "left_out": self.left_out, "dropped_groups": dropped, "advantage": self.advantage, "kl": self.kl,
-            "notes": self.notes,
-        }  # fmt: skip
+        return asdict(self) | {"path": str(self.path), "dropped_groups": dropped}
 
     def rows(self) -> list[Row]:
         counts = self.counts
@@ -136,8 +132,10 @@ class Crediting:
         why = np.zeros(len(rollouts), np.int8)
         uses_outcome, uses_steps = config.rewards != "steps", config.rewards != "outcome"
         if uses_outcome and uses_steps and config.reward is None and self._of_steps:
-            raise UsageError("the reward of these rollouts is the sum of their steps, which would count twice",
-                             hint="--rewards steps; or score them, and name the score with --reward")  # fmt: skip
+            raise UsageError(
+                "the reward of these rollouts is the sum of their steps, which would count twice",
+                hint="--rewards steps; or score them, and name the score with --reward",
+            )
         outcome = self.scores.copy() if uses_outcome else None
         if ALL[config.estimator].reads == "none":
             outcome = np.zeros(len(rollouts))
@@ -147,8 +145,11 @@ class Crediting:
         if uses_steps:
             steps, owner = self._step_rewards()
             if not np.isfinite(steps).any():
-                raise RefusedError("no turn of these rollouts has a reward of its own", code="R501",
-                                   hint="--rewards outcome uses the rollout's reward")  # fmt: skip
+                raise RefusedError(
+                    "no turn of these rollouts has a reward of its own",
+                    code="R501",
+                    hint="--rewards outcome uses the rollout's reward",
+                )
             infinite = np.unique(owner[np.isinf(steps)])
             has = np.bincount(owner[np.isfinite(steps)], minlength=len(why)) > 0
             why[(why == 0) & ~has & (outcome is None)] = 1
@@ -167,9 +168,15 @@ class Crediting:
         why[(why == 0) & (generated == 0)] = 4
         self._refuse_nothing(why, generated)
         shaped = group_rewards.shape(
-            self.groups, self._shape_settings(), outcome=outcome, penalty=self._overlong(generated), steps=steps,
-            step_owner=owner, parts=self.parts, lengths=generated,
-        )  # fmt: skip
+            self.groups,
+            self._shape_settings(),
+            outcome=outcome,
+            penalty=self._overlong(generated),
+            steps=steps,
+            step_owner=owner,
+            parts=self.parts,
+            lengths=generated,
+        )
         why[(why == 0) & ~shaped.kept] = 5
         shaped.kept &= why == 0
         report.left_out = group_rewards.tally(_REASONS, why)
@@ -177,9 +184,11 @@ class Crediting:
             reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
         }
         report.counts |= {
-            "rollouts": len(rollouts), "groups": len(self.group_ids),
-            "groups_dropped": sum(map(len, shaped.dropped.values())), "rollouts_used": int(shaped.kept.sum()),
-        }  # fmt: skip
+            "rollouts": len(rollouts),
+            "groups": len(self.group_ids),
+            "groups_dropped": sum(map(len, shaped.dropped.values())),
+            "rollouts_used": int(shaped.kept.sum()),
+        }
         if not shaped.kept.any():
             rewards = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
             raise _all_dropped(report, len(rollouts), float(rewards[0]) if len(rewards) == 1 else None)
@@ -211,8 +220,10 @@ class Crediting:
         if config.overlong_buffer is None:
             return None
         if config.rewards == "steps":
-            raise UsageError("the overlong penalty is part of the outcome, and --rewards steps leaves it out",
-                             hint="--rewards outcome or steps+outcome")  # fmt: skip
+            raise UsageError(
+                "the overlong penalty is part of the outcome, and --rewards steps leaves it out",
+                hint="--rewards outcome or steps+outcome",
+            )
         assert self.max_new is not None
         return credit.overlong_penalty(generated, self.max_new, config.overlong_buffer, config.overlong_factor)
 

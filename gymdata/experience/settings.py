@@ -63,21 +63,27 @@ class ExperienceConfig(_Choice):
         "max_new_tokens": ("{overlong_buffer}", lambda c: c.overlong_buffer is not None),
         "clip_filter_eps": ("{clip_filter_weights:True}", lambda c: c.clip_filter_weights),
         "clip_filter_lamda": ("{clip_filter_weights:True}", lambda c: c.clip_filter_weights),
-        **{name: ("{reference}, {critic} or {teacher}", lambda c: any((c.reference, c.critic, c.teacher)))
-           for name in ("device", "dtype", "batch_tokens")},
-        **{name: _with_estimator(lambda e, name=name: name in e.options)  # type: ignore[misc]  # a lambda's default
-           for name in SETTINGS},
+        **{
+            name: ("{reference}, {critic} or {teacher}", lambda c: any((c.reference, c.critic, c.teacher)))
+            for name in ("device", "dtype", "batch_tokens")
+        },
+        **{
+            name: _with_estimator(lambda e, name=name: name in e.options)  # type: ignore[misc]  # a lambda's default
+            for name in SETTINGS
+        },
         "reward_parts": _with_estimator(lambda e: e.reads == "parts"),
         "baseline": _with_estimator(lambda e: e.baseline),
         "teacher_coef": ("{teacher}", lambda c: c.teacher is not None or c.estimator == "teacher"),
         "reward": _OF_ONE_REWARD,
         "rewards": ("an estimator that reads rewards of turns", lambda c: not ALL[c.estimator].of_outcomes),
         "overlong_buffer": _OF_ONE_REWARD,
-        **dict.fromkeys(("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
-                        _with_estimator(lambda e: e.reads != "none", "that reads rewards")),
+        **dict.fromkeys(
+            ("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
+            _with_estimator(lambda e: e.reads != "none", "that reads rewards"),
+        ),
         "gamma": (f"{{kl_coef}}, or {_OF_DISCOUNTS}", lambda c: _discounts(c) or c.kl_coef > 0),
         "discount_unit": (f"{{kl_coef}}, or {_OF_RETURNS}", lambda c: _returns(c) or c.kl_coef > 0),
-    }  # fmt: skip
+    }
     sections: ClassVar[Mapping[str, str]] = {
         "estimator": "Estimator",
         "kl_coef": "KL",

@@ -194,10 +194,9 @@ class Candidates:
         ids = self.frame["rollout_id"].take(pa.array(rows))
         if not ids.equals(table["rollout_id"]):
             raise self._changed()
-        for name, numbers in (
-            ("n_sequences", self.n_sequences), ("abandoned_turns", self.abandoned_turns), ("rendered", self.rendered)
-        ):  # fmt: skip
-            numbers[rows] = table[name].to_numpy()
+        self.n_sequences[rows] = table["n_sequences"].to_numpy()
+        self.abandoned_turns[rows] = table["abandoned_turns"].to_numpy()
+        self.rendered[rows] = table["rendered"].to_numpy()
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - open until this is closed

@@ -132,9 +132,12 @@ def message_keys(completion: pa.ListArray) -> tuple[npt.NDArray[np.uint64], npt.
     offsets, flat = list_parts(completion)
     is_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
     words = pc.binary_join_element_wise(
-        flat.field("content"), flat.field("reasoning"), _without_call_ids(flat.field("tool_calls")), "\x1f",
+        flat.field("content"),
+        flat.field("reasoning"),
+        _without_call_ids(flat.field("tool_calls")),
+        "\x1f",
         null_handling="replace",
-    )  # fmt: skip
+    )
     return _joined_hashes(words, is_model, offsets), _joined_hashes(flat.field("content"), pc.invert(is_model), offsets)
 
 

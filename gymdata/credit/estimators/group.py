@@ -11,9 +11,13 @@ from gymdata.credit.estimators._registry import Array, estimator
 from gymdata.credit.shaping import cpgd, dr_grpo, grpo, maxrl, opo, pass_at_k, reinforce_baseline, rloo
 
 estimator(
-    "grpo", "(r − mean) / (std + 1e-9)", "DeepSeekMath, 2402.03300; verl adds 1e-6, TRL 1e-4", "the default",
-    compares=True, standardizes=True,
-)(grpo)  # fmt: skip
+    "grpo",
+    "(r − mean) / (std + 1e-9)",
+    "DeepSeekMath, 2402.03300; verl adds 1e-6, TRL 1e-4",
+    "the default",
+    compares=True,
+    standardizes=True,
+)(grpo)
 _ALIKE = "tasks of different difficulty should not be scaled alike"
 estimator("dr-grpo", "r − mean", "2503.20783", _ALIKE, compares=True)(dr_grpo)
 estimator(
@@ -21,18 +25,32 @@ estimator(
 )(reinforce_baseline)
 estimator("rloo", "r − mean of the others", "2402.14740", "small groups, unbiased", compares=True)(rloo)
 estimator(
-    "opo", "r − Σ n·r / Σ n, n the generated tokens of a rollout", "OPO, 2505.23585",
-    "on-policy data; the baseline of least variance where gradients grow with length", compares=True, alone=False,
-)(opo)  # fmt: skip
+    "opo",
+    "r − Σ n·r / Σ n, n the generated tokens of a rollout",
+    "OPO, 2505.23585",
+    "on-policy data; the baseline of least variance where gradients grow with length",
+    compares=True,
+    alone=False,
+)(opo)
 estimator(
-    "cpgd", "(r − mean) / (population std + 1e-6)", "CPGD, 2505.12504", "as published, with `--clip-filter-weights`",
-    compares=True, standardizes=True, ddof=0,
-)(cpgd)  # fmt: skip
+    "cpgd",
+    "(r − mean) / (population std + 1e-6)",
+    "CPGD, 2505.12504",
+    "as published, with `--clip-filter-weights`",
+    compares=True,
+    standardizes=True,
+    ddof=0,
+)(cpgd)
 estimator(
-    "maxrl", "(r − mean) / (mean + 1e-6)", "MaxRL, 2602.02710",
+    "maxrl",
+    "(r − mean) / (mean + 1e-6)",
+    "MaxRL, 2602.02710",
     "rewards of 0 or more; hard tasks should weigh more, as in the gradient of the log pass rate",
-    compares=True, standardizes=True, limited=True, of_outcomes=True,
-)(maxrl)  # fmt: skip
+    compares=True,
+    standardizes=True,
+    limited=True,
+    of_outcomes=True,
+)(maxrl)
 
 
 @estimator(
