@@ -65,7 +65,11 @@ def policy_facts(path: str) -> dict[str, Any]:
     """
     base, adapter = base_of(path)
     folder = local_folder(base)
-    digest = policy_hash(folder) if adapter is None else _joined(policy_hash(folder), policy_hash(adapter))
+    digest = policy_hash(folder)
+    if adapter is not None:
+        parts = digest, policy_hash(adapter)
+        joined = xxhash.xxh3_128("+".join(parts).encode()).hexdigest()
+        digest = f"sampled:{joined}" if any(part.startswith("sampled:") for part in parts) else joined
     sizes = [f.stat().st_size for part in (folder, adapter) if part is not None for f in _weight_files(part)]
     return {
         "policy": path,
@@ -107,8 +111,9 @@ def policy_hash(folder: Path) -> str:
     digest.update(_architecture(folder))
     whole = total < FULL_HASH_BYTES
     for file in files:
-        digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode())
-        (_update_whole if whole else _update_sampled)(digest, file, total)
+        size = file.stat().st_size
+        digest.update(f"\0{file.name}\0{size}\0".encode())
+        _update(digest, file, None if whole else max(1, round(_PLACES * size / total)))
     return digest.hexdigest() if whole else f"sampled:{digest.hexdigest()}"
 
 
@@ -175,27 +180,20 @@ def _architecture(folder: Path) -> bytes:
     return b""
 
 
-def _update_whole(digest: Any, file: Path, _total: int) -> None:
-    with file.open("rb") as stream:
-        while block := stream.read(8 << 20):
-            digest.update(block)
-
-
-def _update_sampled(digest: Any, file: Path, total: int) -> None:
+def _update(digest: Any, file: Path, places: int | None) -> None:
+    """With all bytes of a file, or of a safetensors header and 64 KiB at so many places."""
     size = file.stat().st_size
     with file.open("rb") as stream:
+        if places is None:
+            while block := stream.read(8 << 20):
+                digest.update(block)
+            return
         if file.suffix == ".safetensors":
             (length,) = struct.unpack("<Q", stream.read(8))
             digest.update(stream.read(min(length, 64 << 20)))
-        places = max(1, round(_PLACES * size / total))
         for i in range(places):
             stream.seek((size - min(_PLACE_BYTES, size)) * i // max(1, places - 1))
             digest.update(stream.read(_PLACE_BYTES))
-
-
-def _joined(*parts: str) -> str:
-    joined = xxhash.xxh3_128("+".join(parts).encode()).hexdigest()
-    return f"sampled:{joined}" if any(p.startswith("sampled:") for p in parts) else joined
 
 
 @dataclass(frozen=True)
@@ -234,16 +232,18 @@ def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, 
         )
 
 
-def model_facts(model: str) -> Any:
+def model_facts(model: str) -> ModelFacts:
     """``ModelFacts`` of a model folder. Raises DataError when there is no such model."""
-    from gymdata.models._transformers import load_tokenizer, local_folder
+    from gymdata.models._transformers import load_tokenizer
 
     require("train", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
     policy = policy_facts(model)
     folder = tokenizer_folder(model)
     tokenizer = load_tokenizer(folder, extra="train")
     tokens = tokenizer_facts(tokenizer, tokenizer.chat_template)
-    limits = _limits(local_folder(policy["base"] or model))
+    file = local_folder(policy["base"] or model) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    limits = config.get("text_config") or config
     return ModelFacts(
         path=model,
         policy_hash=policy["policy_hash"],
@@ -252,9 +252,3 @@ def model_facts(model: str) -> Any:
         vocab_size=limits.get("vocab_size"),
         max_length=limits.get("max_position_embeddings"),
     )
-
-
-def _limits(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
-    return config.get("text_config") or config

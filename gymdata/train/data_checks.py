@@ -46,9 +46,25 @@ def check(
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
-        _check_logprobs(data, runs, source, config.allow_biased_logprobs, progress)
+        # The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from.
+        why = _sampling_faults(data, runs, source, "its log-probabilities were", progress)
+        if why and not config.allow_biased_logprobs:
+            raise RefusedError(
+                f"{source}: the saved log-probabilities are biased: {why}",
+                code="L304",
+                hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
+                "--allow-biased-logprobs trains all the same",
+            )
+        if why:
+            progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")
     if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
-        _check_teacher(data, runs, source, progress)
+        if why := _sampling_faults(data, runs, source, "its top_log_probs were", progress):
+            raise RefusedError(
+                f"{source}: the saved top_log_probs are not the teacher's distribution: {why}",
+                code="L304",
+                hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw "
+                "ones are the same), top_p 1, top_k 0, min_p 0 and no penalties",
+            )
         if data.policy_hashes == {model.policy_hash}:
             progress.message(
                 f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
@@ -130,20 +146,14 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
     if keys.get("learning_rate") == 0:
         progress.message("warning: learning_rate is 0: no step changes the model")
     loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
-    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero and not _has_advantage(data):
+    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero:
+        if _largest(data.advantages, data.sequences.loss_mask).any():
+            return
         progress.message(
             f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
             "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
             "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
         )
-
-
-def _has_advantage(data: TrainingExperiences) -> bool:
-    mask = data.sequences.loss_mask
-    return any(
-        ((part_of(data.advantages, rows).values != 0) & (part_of(mask, rows).values != 0)).any()
-        for rows in chunks(mask.offsets)
-    )
 
 
 def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
@@ -190,41 +200,14 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
         )
 
 
-def _check_teacher(data: TrainingExperiences, runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """Refuse distributions that are truncated, or not at the temperature of their rows: they are not the teacher's."""
+def _sampling_faults(
+    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, what: str, progress: Progress
+) -> str:
+    """Why the saved log-probabilities are not those of the whole distribution at the temperature of their rows, or nothing;
+    warns where no run says how they were made."""
     identities = [identity for run in runs if (identity := run.get("identity"))]
+    if not identities:
+        progress.message(f"warning: {source} does not lead back to a run: how {what} made is not known")
     temperatures = set(data.temperature.tolist())
     reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
-    if not identities:
-        progress.message(f"warning: {source} does not lead back to a run: how its top_log_probs were made is not known")
-    if reasons:
-        raise RefusedError(
-            f"{source}: the saved top_log_probs are not the teacher's distribution: {'; '.join(sorted(reasons))}",
-            code="L304",
-            hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw ones "
-            "are the same), top_p 1, top_k 0, min_p 0 and no penalties",
-        )
-
-
-def _check_logprobs(
-    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, allowed: bool, progress: Progress
-) -> None:
-    """The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from."""
-    identities = [identity for run in runs if (identity := run.get("identity"))]
-    temperatures = set(data.temperature.tolist())
-    reasons = [reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)]
-    if not identities:
-        progress.message(
-            f"warning: {source} does not lead back to a run: how its log-probabilities were made is not known"
-        )
-    if not reasons:
-        return
-    why = "; ".join(sorted(set(reasons)))
-    if not allowed:
-        raise RefusedError(
-            f"{source}: the saved log-probabilities are biased: {why}",
-            code="L304",
-            hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
-            "--allow-biased-logprobs trains all the same",
-        )
-    progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")
+    return "; ".join(sorted(reasons))

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError, RefusedError, counted
@@ -370,7 +371,7 @@ def _identical(sequences: NamedSequences) -> np.ndarray:
 
 def pair_twice(pair: str, where: str) -> DataError:
     """The error for a pair that occurs more than once."""
-    return DataError(f"{where}: pair {pair} is there more than once", hint="are the same pairs given twice?")
+    return DataError(f"{where}: duplicate pair_id {pair}", hint="was the same file passed twice?")
 
 
 def check_numbers(
@@ -415,11 +416,10 @@ def pairs_apart(
     table: pa.Table, held: Collection[str], max_length: int | None, where: str, *, rendered: bool
 ) -> RewardPairs:
     """The pairs of a table (``REWARD_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_pairs``."""
-    tasks = table["task_id"].to_pylist()
-    out = np.array([task in held for task in tasks], np.bool_)
-    train = training_pairs(table.filter(pa.array(~out)), max_length, where, rendered=rendered)
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(held), table["task_id"].type))
+    train = training_pairs(table.filter(pc.invert(heldout)), max_length, where, rendered=rendered)
     if not held:
         return RewardPairs(**vars(train))
-    heldout = training_pairs(table.filter(pa.array(out)), max_length, where, rendered=rendered)
-    task_of = dict(zip(table["pair_id"].to_pylist(), tasks, strict=True))
-    return RewardPairs(**vars(train), heldout=heldout, heldout_tasks=[task_of[p] for p in heldout.pair_ids])
+    measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
+    task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
+    return RewardPairs(**vars(train), heldout=measured, heldout_tasks=[task_of[pair] for pair in measured.pair_ids])

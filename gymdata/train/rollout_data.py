@@ -23,7 +23,7 @@ from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_a
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import unscored_hint
 from gymdata.stats import unit_of
-from gymdata.train.sequence_data import TrainingExperiences, training_experiences
+from gymdata.train.sequence_data import TrainingExperiences, trained_rows, training_experiences
 
 #: Columns of rollouts that supervised training reads.
 SFT_COLUMNS: tuple[str, ...] = (
@@ -101,7 +101,7 @@ def distilled_rollouts(
     k = _alternatives_per_token(chosen, where)
     require_agents(chosen["turns"].chunks, agents, where)
     made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
-    return _once(TeacherDistributions.beside(training_experiences(made, max_length, where), made, k), total, seen)
+    return _once(TeacherDistributions.of(made, k, max_length, where), total, seen)
 
 
 def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
@@ -124,11 +124,9 @@ class TeacherDistributions(TrainingExperiences):
     k: int = 0
 
     @classmethod
-    def beside(cls, data: TrainingExperiences, made: pa.Table, k: int) -> TeacherDistributions:
-        """``data``, with the columns of the table that it was made of (see ``made_sequences``)."""
-        names = zip(made["rollout_id"].to_pylist(), made["sequence_index"].to_pylist(), strict=True)
-        row_of = {f"{rollout}/{index}": row for row, (rollout, index) in enumerate(names)}
-        rows = np.array([row_of[name] for name in data.sequences.names], np.int64)
+    def of(cls, made: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
+        """The data of ``made_sequences``."""
+        data, rows = trained_rows(made, max_length, where)
         mask = Ragged.of(made["loss_mask"])
         # A sequence's first token is never trained, but has alternatives where it was sampled.
         first = mask.values[mask.offsets[:-1]][rows] != 0

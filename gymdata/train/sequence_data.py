@@ -102,8 +102,15 @@ def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError
 def training_experiences(
     table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
 ) -> TrainingExperiences:
-    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given; the first is row ``first_row``
-    of ``where``.
+    """The data of ``trained_rows``."""
+    return trained_rows(table, max_length, where, first_row)[0]
+
+
+def trained_rows(
+    table: pa.Table, max_length: int | None, where: str, first_row: int = 0
+) -> tuple[TrainingExperiences, np.ndarray]:
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given, and which of them they are; the
+    first is row ``first_row`` of ``where``.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
@@ -182,7 +189,7 @@ def _cut(
     weights: dict[str, Ragged],
     table: pa.Table,
     max_length: int | None,
-) -> TrainingExperiences:
+) -> tuple[TrainingExperiences, np.ndarray]:
     rollouts = table["rollout_id"].to_pylist()
     longest = int(whole.lengths.max(initial=0))
     lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
@@ -198,7 +205,7 @@ def _cut(
         trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
         nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
     )
-    return TrainingExperiences(
+    data = TrainingExperiences(
         sequences=short.take(rows),
         rollout_ids=[rollouts[i] for i in rows],
         advantages=advantages.first(lengths).take(rows),
@@ -209,6 +216,7 @@ def _cut(
         cost=cost,
         weights={name: ragged.first(lengths).take(rows) for name, ragged in weights.items()},
     )
+    return data, rows
 
 
 def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, where: str) -> None:
@@ -263,20 +271,18 @@ class TrainingReturns(TrainingExperiences):
 def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
     """The rows of a table (``VALUE_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_experiences``, and
     RefusedError (R502) for a return or value that is not finite."""
-    tasks = table["task_id"].to_pylist()
-    out = pa.array([task in held for task in tasks], pa.bool_())
-    train = _with_returns(table.filter(pc.invert(out)), max_length, where)
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(held), table["task_id"].type))
+    train = _with_returns(table.filter(pc.invert(heldout)), max_length, where)
     if not held:
         return train
-    heldout = _with_returns(table.filter(out), max_length, where)
-    task_of = dict(zip(table["rollout_id"].to_pylist(), tasks, strict=True))
-    return replace(train, heldout=heldout, heldout_tasks=[task_of[rollout] for rollout in heldout.rollout_ids])
+    measured = _with_returns(table.filter(heldout), max_length, where)
+    task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
+    return replace(train, heldout=measured, heldout_tasks=[task_of[rollout] for rollout in measured.rollout_ids])
 
 
 def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
-    data = training_experiences(table, max_length, where)
-    row_of = {name: row for row, name in enumerate(sequence_names(table))}
-    mine = table.take(pa.array([row_of[name] for name in data.sequences.names], pa.int64()))
+    data, rows = trained_rows(table, max_length, where)
+    mine = table.take(pa.array(rows))
     whole = Ragged.of(mine["input_ids"], np.int32)
 
     def numbers(name: str) -> Ragged:

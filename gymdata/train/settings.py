@@ -205,7 +205,8 @@ def _annotate() -> Any:
     # Not False, which a training of an earlier version does not have in its job file.
     return pydantic.Field(
         None,
-        description="Write what each step saw of each sampled token to RUN/annotations-NAME (NAME: the folder of -o).",
+        description="Record per-token training statistics (logprob, ratio, clipping) in RUN/annotations-NAME "
+        "(NAME: the folder of -o).",
     )
 
 

@@ -101,5 +101,5 @@ def test_rows_that_must_not_be_trained(row: dict[str, Any], error: type[Exceptio
 
 def test_a_pair_given_twice_is_refused() -> None:
     """The same pair under two file names would be trained twice."""
-    with pytest.raises(DataError, match="more than once"):
+    with pytest.raises(DataError, match="duplicate pair_id"):
         training_pairs(table({}, {"pair_id": "p0"}))

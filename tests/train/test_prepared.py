@@ -121,7 +121,7 @@ def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
 ) -> None:
     """The same row in two parts of one row is found as it is in one table."""
     for algorithm, table, name, says in (
-        ("dpo", PAIRS, "pairs.parquet", r"pair \w+ is there more than once"),
+        ("dpo", PAIRS, "pairs.parquet", r"duplicate pair_id \w+"),
         ("sft", ROLLOUTS, "rollouts.parquet", "holds a sequence more than once"),
     ):
         rows = read_table(sources[algorithm], table)

@@ -38,7 +38,7 @@ def mis(
     *,
     tis_cap: Cap = 2.0,
     mis_level: Annotated[
-        Literal["token", "sequence"], Field(description="Whose importance weight mis looks at.")
+        Literal["token", "sequence"], Field(description="Level of mis's importance weights: token or sequence.")
     ] = "sequence",
 ) -> Result:
     """What ``tis_*`` truncates has no part at all."""

@@ -26,7 +26,7 @@ def topr(at: Tokens) -> Result:
 def asymre(
     at: Tokens,
     *,
-    baseline_shift: Annotated[float, Field(description="What asymre adds to the baseline of the advantages.")] = -0.1,
+    baseline_shift: Annotated[float, Field(description="Baseline shift δV of asymre.")] = -0.1,
 ) -> Result:
     """The baseline lies below the mean reward where the shift (δV of the source) is negative."""
     return -(at.advantages - baseline_shift) * at.logprobs, at.unlimited

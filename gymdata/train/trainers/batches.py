@@ -9,7 +9,7 @@ resumed run has the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ from gymdata.models.prefix_tree import prefix_tree
 from gymdata.train.mapped import read_rows
 from gymdata.train.pair_data import NamedSequences
 
+#: Tensors by name, and ``ROWS`` and ``SEGMENTS``.
+Batch = dict[str, Any]
+#: What collators get: ``{"row": number}`` each.
+Examples = Sequence[Mapping[str, int]]
 #: The model is given the tensors of a batch; these belong to the trainer.
 ROWS = "rows"
 #: In packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
@@ -60,7 +64,7 @@ class PairCollator:
     pad_token_id: int
     pad_to_multiple_of: int | None = None
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         real = len(self.sequences) // 2
         source = rows % real
@@ -87,7 +91,7 @@ class PackedCollator:
     pad_token_id: int
     flat: bool = False
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: Examples) -> Batch:
         numbers = [int(example["row"]) for example in examples]
         members = [self.bins[number % len(self.bins)] for number in numbers]
         read_rows(sum(map(len, members)))

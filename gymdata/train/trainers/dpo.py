@@ -20,7 +20,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from gymdata.errors import UsageError
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
-from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
+from gymdata.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import MeanOverRows, pad_id, skip_weights_hash
 
 CONFIG = DPOConfig
@@ -29,7 +29,7 @@ WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PA
 
 
 def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **trainer: Any) -> ExactDPOTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` and ``witness`` among
+    """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` and ``token_checksum`` among
     them."""
     saved = data.sequences.logprob_sums().reshape(-1, 2) if config.ref == "saved" else None
     if saved is not None:
@@ -98,12 +98,12 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
             for rows, batch in self.batches_to_score(order, batch_size, self.data_collator):
-                scored = torch.stack(self._reference_of(model, batch), dim=1).double().cpu()
+                scored = torch.stack(self.compute_ref_log_probs(model, batch), dim=1).double().cpu()
                 found[torch.from_numpy(rows)] = scored[: len(rows)]
         self.reference = self.on_every_process(found)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
-        self.witness.count(inputs)
+    def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
+        self.token_checksum.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
         real = rows < len(self.pairs)
@@ -131,35 +131,16 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         halves = [batch["completion_mask"][: len(batch[ROWS]), 1:].sum() for batch in batch_samples]
         self.step_tokens = int(self.accelerator.gather(torch.stack(halves).sum().to(device)[None]).sum())
 
-    def stock_loss(self, *arguments: Any) -> Any:
-        stock: Any = super()._compute_loss
-        return stock(*arguments)
-
-    def _reference_of(self, *arguments: Any) -> Any:
-        stock: Any = self.compute_ref_log_probs
-        return stock(*arguments)
-
-    def weighted_loss(self, model: Any, inputs: dict[str, Any], weight: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+    def weighted_loss(self, model: Any, inputs: Batch, weight: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """Mean over the batch of weight · loss(margin) of the pairs ``rows``. TRL runs the model and logs its metrics; its
         loss is set aside."""
-        kept: list[Any] = []
-
-        def recorded(**kwargs: Any) -> Any:
-            kept.append(model(**kwargs))
-            return kept[-1]
-
-        precomputed, losses = self.precompute_ref_logps, self.loss_types
         if "ref_chosen_logps" not in inputs:
-            reference = self._reference_of(self.ref_model or self.model, inputs)
+            reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
-        try:
-            self.precompute_ref_logps = True
-            self.loss_types = ["sigmoid" if kind in self.own else kind for kind in losses]
-            self.stock_loss(recorded, inputs, False)
-        finally:
-            self.precompute_ref_logps, self.loss_types = precomputed, losses
+        losses = ["sigmoid" if kind in self.own else kind for kind in self.loss_types]
+        _, (output,) = self.recorded_loss(model, inputs, loss_types=losses)
         mask = inputs["completion_mask"][:, 1:]
-        token_logps = kept[0].log_probs[:, -mask.size(1) :] * mask
+        token_logps = output.log_probs[:, -mask.size(1) :] * mask
         reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
         per_pair = pair_losses(
             list(zip(self.loss_types, self.loss_weights, strict=True)),

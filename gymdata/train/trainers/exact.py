@@ -32,6 +32,7 @@ from gymdata.models._shared_prefixes import Mode, Sharing, reshard, share_prefix
 from gymdata.train.pair_data import TrainingData
 from gymdata.train.trainers.batches import (
     ROWS,
+    Batch,
     EpochSampler,
     grouping_pays,
     shared_tokens,
@@ -75,8 +76,8 @@ def save_merged(trainer: Any, out: Path) -> None:
 
 
 class Exact:
-    """Mixin; list it before the library's trainer. ``witness`` follows the training; ``sharing``: whether shared prefixes
-    of a batch are computed once."""
+    """Mixin; list it before the library's trainer. ``token_checksum`` follows the training; ``sharing``: whether shared
+    prefixes of a batch are computed once."""
 
     data: TrainingData
     #: What is installed on the model that is trained, and the group of each row where batches are grouped.
@@ -110,9 +111,9 @@ class Exact:
     callback_handler: Any
 
     def __init__(
-        self, *, args: Any, data: TrainingData, witness: TokenChecksumCallback, sharing: Mode, **rest: Any
+        self, *, args: Any, data: TrainingData, token_checksum: TokenChecksumCallback, sharing: Mode, **rest: Any
     ) -> None:
-        self.data, self.witness, self.sharing = data, witness, sharing
+        self.data, self.token_checksum, self.sharing = data, token_checksum, sharing
         own = args.save_only_model
         # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
         self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
@@ -124,8 +125,8 @@ class Exact:
         self._refuse_unsavable()
         self.share_prefixes()
         save_tied_weights_once(self.model)
-        witness.bind(self)
-        self.add_callback(witness)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        token_checksum.bind(self)
+        self.add_callback(token_checksum)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
@@ -151,7 +152,7 @@ class Exact:
 
     def _group_siblings(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
-        sequences, sides = self.data.sequences, self.witness.sides
+        sequences, sides = self.data.sequences, self.token_checksum.sides
         groups = sequences.siblings[::sides]
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
         if grouping_pays(self.sharing, sequences, order, self.args, sides):
@@ -269,9 +270,7 @@ class Exact:
         """Whether the model was loaded sharded (--shard-model)."""
         return bool(self.is_distributed_loading_by_transformers)
 
-    def batches_to_score(
-        self, order: np.ndarray, size: int, collate: Any
-    ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    def batches_to_score(self, order: np.ndarray, size: int, collate: Any) -> Iterator[tuple[np.ndarray, Batch]]:
         """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).
 
         The parts of a sharded model only run together, so every process gets as many batches as the others: one that
@@ -455,10 +454,33 @@ class MeanOverRows(Exact):
     #: Rows of the step that is trained, fillers left out; 0 outside of a training.
     step_rows: int = 0
     current_gradient_accumulation_steps: int
+    compute_ref_log_probs: Any
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         count = torch.tensor([sum(self.real(batch[ROWS]) for batch in batch_samples)], device=device)
         self.step_rows = int(self.accelerator.gather(count).sum())
+
+    def stock_loss(self, *arguments: Any) -> Any:
+        """TRL's loss."""
+        stock: Any = super()._compute_loss  # type: ignore[misc]  # the Trainer beside this mixin has it
+        return stock(*arguments)
+
+    def recorded_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, **attributes: Any) -> Any:
+        """(TRL's loss with reference log-probs that ``inputs`` hold, the model's output). ``attributes``: of this trainer,
+        while it is computed."""
+        outputs: list[Any] = []
+
+        def recorded(**kwargs: Any) -> Any:
+            outputs.append(model(**kwargs))
+            return outputs[-1]
+
+        attributes["precompute_ref_logps"] = True
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
+        try:
+            return self.stock_loss(recorded, inputs, return_outputs), outputs
+        finally:
+            vars(self).update(before)
 
     def real(self, rows: np.ndarray) -> int:
         """How many of these rows are no fillers."""

@@ -7,7 +7,6 @@ other for its estimate of the KL are of other tasks; every process and every res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,8 @@ from gymdata.train.rollout_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import (
     ROWS,
+    Batch,
+    Examples,
     grouping_pays,
     padded,
     padded_lists,
@@ -41,7 +42,7 @@ _REFERENCE = ("ref_logps", "ref_KL_logps")
 
 
 def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **trainer: Any) -> ExactKTOTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are KTOTrainer's own arguments, ``args`` and ``witness`` among
+    """The trainer for a job (see ``run``); ``trainer`` are KTOTrainer's own arguments, ``args`` and ``token_checksum`` among
     them."""
     args = trainer["args"]
     args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
@@ -82,10 +83,10 @@ class LabelCollator:
     pad_to_multiple_of: int | None
     contrast: np.ndarray | None
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         filler, source = rows >= len(self.data), rows % len(self.data)
-        batch: dict[str, Any] = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
+        batch: Batch = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
         ids, attention, mask = padded(self.data.sequences, source, self.pad_token_id, self.pad_to_multiple_of)
         self._put(batch, "", ids, attention, mask, filler)
         if self.contrast is not None:
@@ -103,7 +104,7 @@ class LabelCollator:
         return ids[:limit], mask[:limit]
 
     @staticmethod
-    def _put(batch: dict[str, Any], prefix: str, ids: Any, attention: Any, mask: Any, filler: np.ndarray) -> None:
+    def _put(batch: Batch, prefix: str, ids: Any, attention: Any, mask: Any, filler: np.ndarray) -> None:
         mask[filler] = 0
         names = ("input_ids", "attention_mask", "completion_mask")
         batch.update({f"{prefix}{n}": torch.from_numpy(a) for n, a in zip(names, (ids, attention, mask), strict=True)})
@@ -153,15 +154,11 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         size, found = self.args.per_device_train_batch_size, torch.zeros(len(order), 2, dtype=torch.float64)
         with self.scoring(self.ref_model) as model:
             for rows, batch in self.batches_to_score(order, size, self.data_collator):
-                own, crossed = self._reference_of(model, batch)
+                own, crossed = self.compute_ref_log_probs(model, batch)
                 found[torch.from_numpy(rows), 0] = own.double().cpu()[: len(rows)]
                 if crossed is not None:
                     found[torch.from_numpy(rows), 1] = crossed.double().cpu()[: len(rows)]
         self.reference = self.on_every_process(found)
-
-    def _reference_of(self, *arguments: Any) -> Any:
-        stock: Any = self.compute_ref_log_probs
-        return stock(*arguments)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         super()._get_num_items_in_batch(batch_samples, device)
@@ -179,13 +176,13 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
                 total += (crossed - inputs["ref_KL_logps"]).double()[real].sum()
         self.step_kl = (self.accelerator.gather(total).sum() / self.step_rows).clamp(min=0)
 
-    def _with_reference(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _with_reference(self, batch: Batch) -> Batch:
         """A batch as TRL's loss reads it: without our names, with the reference's log-probs."""
         inputs = {name: value for name, value in batch.items() if name not in (ROWS, _CROSSED)}
         if all(name in inputs for name in _REFERENCE):
             return inputs
         if self.reference is None:
-            found = self._reference_of(self.ref_model or self.model, inputs)
+            found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         else:
             found = (
                 torch.from_numpy(self.reference[batch[ROWS]]).to(self.accelerator.device, torch.float32).unbind(dim=1)
@@ -196,22 +193,11 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         stock: Any = super()._compute_kl_logps
         return stock(*arguments) if self.crossed is None else self.crossed
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
-        self.witness.count(inputs)
+    def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
+        self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
-        stock: Any = super()._compute_loss
-        kept: list[Any] = []
-
-        def recorded(**kwargs: Any) -> Any:
-            kept.append(model(**kwargs))
-            return kept[-1]
-
-        precomputed, given = self.precompute_ref_logps, self._with_reference(inputs)
-        self.precompute_ref_logps, self.crossed = True, inputs.get(_CROSSED)
-        try:
-            stocks = stock(recorded, given, return_outputs)
-        finally:
-            self.precompute_ref_logps, self.crossed = precomputed, None
+        given = self._with_reference(inputs)
+        stocks, outputs = self.recorded_loss(model, given, return_outputs, crossed=inputs.get(_CROSSED))
         if return_outputs:
             self.require_finite(stocks[0], rows)
             return stocks
@@ -220,10 +206,10 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         if self.step_kl is not None:
             kl[-1] = float(self.step_kl)
         real = torch.from_numpy(rows < self.rows).to(self.accelerator.device)
-        losses = self.row_losses(kept[-1].log_probs.sum(dim=1) - given["ref_logps"], given["label"], kl[-1])
+        losses = self.row_losses(outputs[-1].log_probs.sum(dim=1) - given["ref_logps"], given["label"], kl[-1])
         loss = (losses * real).sum() / max(self.real(rows), 1)
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * kept[-1].aux_loss
+            loss = loss + self.router_aux_loss_coef * outputs[-1].aux_loss
         self.require_finite(loss, rows)
         return self.of_step(loss, rows)
 

@@ -49,14 +49,14 @@ def event(kind: str, /, **facts: Any) -> None:
 class Recorder(TrainerCallback):
     """Writes each log entry to metrics.jsonl and reports each step, with its figures, to the parent."""
 
-    def __init__(self, folder: Path, witness: TokenChecksumCallback) -> None:
+    def __init__(self, folder: Path, token_checksum: TokenChecksumCallback) -> None:
         self.file = folder / METRICS
-        self._witness = witness
+        self._token_checksum = token_checksum
         self._began = time.monotonic()
         self._first_step = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._began, self._first_step, self._witness.tokens_fed = time.monotonic(), state.global_step, 0
+        self._began, self._first_step, self._token_checksum.tokens_fed = time.monotonic(), state.global_step, 0
         if state.is_world_process_zero:
             self._report(args, state)
             # A stopped training has logged its totals; the final ones come later.
@@ -90,7 +90,7 @@ class Recorder(TrainerCallback):
 
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""
-        return int(self._witness.tokens_fed * args.world_size)
+        return int(self._token_checksum.tokens_fed * args.world_size)
 
 
 class AnnotationsCallback(TrainerCallback):

@@ -22,15 +22,15 @@ from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
-from gymdata.train.trainers.batches import ROWS, PairCollator, row_dataset, to_multiple
+from gymdata.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
 from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut, save_merged
 
 CONFIG = RewardConfig
 
 
 def build(config: TrainRewardConfig, data: RewardPairs, _job: dict[str, Any], **trainer: Any) -> ExactRewardTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are RewardTrainer's own arguments, ``args`` and ``witness`` among
-    them."""
+    """The trainer for a job (see ``run``); ``trainer`` are RewardTrainer's own arguments, with ``args`` and
+    ``token_checksum``."""
     if not isinstance(trainer["model"], str):
         raise UsageError(
             "a reward model is not made from a LoRA folder", hint="merge the adapter into its base model first"
@@ -102,9 +102,9 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of))
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self.witness.count(inputs)
+        self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
         source, real = rows % len(self.data), rows < len(self.data)
         given = {name: inputs[name] for name in ("input_ids", "attention_mask")}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
-from gymdata.train.trainers.batches import ROWS, SEGMENTS, PackedCollator, padded, row_dataset
+from gymdata.train.trainers.batches import ROWS, SEGMENTS, Batch, Examples, PackedCollator, padded, row_dataset
 from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.policy_loss import PolicyLoss, k3
@@ -107,7 +106,7 @@ class ExperienceCollator:
     #: The values besides the ids; set once the reference is known.
     reference: Ragged | None = None
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         source, sequences = rows % len(self.data), self.data.sequences
         ids, attention, mask = padded(sequences, source, self.pad_token_id, self.pad_to_multiple_of)
@@ -132,13 +131,13 @@ class ExperienceCollator:
         }
 
 
-def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
+def model_inputs(batch: Batch) -> Batch:
     """The model's inputs of a batch. Packed rows have positions in place of an attention mask."""
     names = ("input_ids", "attention_mask", "position_ids")
     return {"use_cache": False, **{name: batch[name] for name in names if name in batch}}
 
 
-def weighed(batch: dict[str, Any], component: str) -> torch.Tensor:
+def weighed(batch: Batch, component: str) -> torch.Tensor:
     """The weight of each token of a batch in a component, (B, L − 1): 1 where the file has none, 0 where masked."""
     mask = batch["completion_mask"][:, 1:] != 0
     weights: torch.Tensor = batch.get(f"{component}_weight", mask)
@@ -213,7 +212,7 @@ class BatchRLTrainer(Exact, Trainer):
             count = self.accelerator.gather(count[None]).sum(dim=0)
         return count.clamp(min=1)
 
-    def counts(self, batch: dict[str, Any] | None) -> torch.Tensor:
+    def counts(self, batch: Batch | None) -> torch.Tensor:
         """Tokens, or sequences, that each component of a batch is a mean over, (components,)."""
         if batch is None:
             return torch.zeros(len(self.components), dtype=torch.int64)
@@ -222,7 +221,7 @@ class BatchRLTrainer(Exact, Trainer):
             [self.policy_loss.count(mask) if name == "rl" else mask.sum() for name, mask in tokens.items()]
         )
 
-    def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
         """The inputs of the loss: log π of each token of the batch given those before it, (B, L − 1), at its row's
         temperature; 0 where masked."""
         ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
@@ -241,9 +240,9 @@ class BatchRLTrainer(Exact, Trainer):
         return torch.zeros(mask.shape, device=ids.device).index_copy(1, kept, found).masked_fill(~mask, 0.0)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self.witness.count(inputs)
+        self.token_checksum.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
         segments: np.ndarray | None = inputs.pop(SEGMENTS, None)
@@ -265,7 +264,7 @@ class BatchRLTrainer(Exact, Trainer):
         scaled = loss * self.args.world_size
         return (scaled, None) if return_outputs else scaled
 
-    def token_losses(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def token_losses(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
         reference = inputs.get("reference")
         mine = weighed(inputs, "rl") != 0
@@ -276,7 +275,7 @@ class BatchRLTrainer(Exact, Trainer):
             found["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
         return {name: found[name] for name in self.components}
 
-    def annotated(self, logps: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def annotated(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The values stored for each token of a batch besides its part of the loss: columns of ANNOTATIONS, (B, L −
         1)."""
         assert self.limited is not None
@@ -288,7 +287,7 @@ class BatchRLTrainer(Exact, Trainer):
         self,
         rows: np.ndarray,
         segments: np.ndarray | None,
-        inputs: dict[str, Any],
+        inputs: Batch,
         mask: torch.Tensor,
         values: dict[str, torch.Tensor],
     ) -> None:
@@ -303,7 +302,7 @@ class BatchRLTrainer(Exact, Trainer):
         found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
         self.annotations.add(self.state.global_step + 1, at, found)
 
-    def _note(self, logps: torch.Tensor, inputs: dict[str, Any], _mask: torch.Tensor) -> None:
+    def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
         assert self.limited is not None
         mask, limited = weighed(inputs, "rl") != 0, self.limited
         ratio = torch.exp(logps - inputs["saved"])
@@ -368,7 +367,7 @@ class BatchRLTrainer(Exact, Trainer):
         offsets = offsets_of(lengths)
         found = scratch(int(offsets[-1]), "<f8", self._folder)
 
-        def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+        def collate(examples: Examples) -> Batch:
             return collator([{"row": int(rows[example["row"]])} for example in examples])
 
         with self.scoring() as model:

@@ -23,11 +23,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.models._transformers import load_tokenizer, local_folder
+from gymdata.models.model_identity import tokenizer_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
@@ -44,9 +46,6 @@ from gymdata.train.trainers.metrics import (
     event,
     summary,
 )
-
-if TYPE_CHECKING:
-    from gymdata.models._shared_prefixes import Mode
 
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
@@ -70,7 +69,8 @@ _TOKENIZER_FILES = (
 
 def main(argv: list[str]) -> int:
     """Run one job file; returns the exit code."""
-    _die_with_parent()
+    if sys.platform == "linux":  # elsewhere the parent's clean-up must end this process
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
     job = json.loads(Path(argv[0]).read_text())
     if not {"RANK", _LAUNCHED} & os.environ.keys() and (words := launcher(job)):
         os.environ[_LAUNCHED] = "1"
@@ -92,16 +92,16 @@ def main(argv: list[str]) -> int:
 def train(job: dict[str, Any]) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
-    trainer, witness, stopper = assemble(job)
+    trainer, token_checksum, stopper = assemble(job)
     if job.get("helps") and trainer.is_world_process_zero():
         raise UsageError(
             "the first of all processes runs on a machine whose rank is not 0",
             hint="let the launcher keep the machines' ranks (PET_RDZV_BACKEND=static)",
         )
     # Every batch is compared when it is trained, too; a dry run has no other proof than this.
-    seen = witness.dry_run_batches(trainer, math.inf if job["dry_run"] else REHEARSED_TOKENS)
+    seen = token_checksum.dry_run_batches(trainer, math.inf if job["dry_run"] else REHEARSED_TOKENS)
     if trainer.is_world_process_zero():
-        event("proof", file=witness.expected.as_json(), batches=seen.as_json(), equal=True)
+        event("proof", file=token_checksum.expected.as_json(), batches=seen.as_json(), equal=True)
     if job["dry_run"]:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
         trainer.run_deferred(steps)
@@ -112,7 +112,7 @@ def train(job: dict[str, Any]) -> int:
     main = trainer.is_world_process_zero()
     checkpoint = last_checkpoint(Path(trainer.args.output_dir), lambda text: event("note", text=text) if main else None)
     if checkpoint is not None:
-        witness.restore(checkpoint)
+        token_checksum.restore(checkpoint)
     trainer.when_sharded(trainer.remember_weights)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stopper.stopped:
@@ -129,12 +129,12 @@ def train(job: dict[str, Any]) -> int:
             # Weight decay changes weights without a gradient; before a resume only the metrics know.
             "learned": changed and (trainer.had_gradient or any(row.get("grad_norm") for row in metrics)),
             "training": summary(metrics),
-            "trained_tokens": witness.as_json(),
+            "trained_tokens": token_checksum.as_json(),
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
             "resumed_from": checkpoint.name if checkpoint else None,
             "settings": _resolved(trainer.args),
-            "versions": _versions(),
+            "versions": {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft")},
         }
         (out / "job" / "result.json").write_text(json.dumps(result, default=str))
     trainer.end()
@@ -144,6 +144,7 @@ def train(job: dict[str, Any]) -> int:
 def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     """(trainer, its token checksum, the Ctrl-C handler), everything loaded and nothing trained yet."""
     from transformers import set_seed
+    from transformers.trainer_callback import PrinterCallback
 
     from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
@@ -152,40 +153,32 @@ def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
     args, peft = _arguments(job, module.CONFIG, out)
     config = TRAINERS[job["trainer"]].of_job(job)
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
-    data = opened(out / "job" / DATA)
+    data: Any = opened(out / "job" / DATA)
     stopper = StopOnSignal()
-    writer = _annotations(job, data, args.process_index)
-    witness = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
+    writer = None
+    if job.get("annotate"):
+        writer = AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, args.process_index)
+    sharing = config.prefix_sharing
+    own_order = args.train_sampling_strategy != _default(args, "train_sampling_strategy")
+    if sharing == "auto" and (own_order or not args.use_cpu):
+        sharing = "off"  # auto is for CPUs, where it was measured, and for an order that the user did not choose
+    token_checksum = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
         data,
         job,
-        witness=witness,
-        sharing=_sharing(config.prefix_sharing, args),
+        token_checksum=token_checksum,
+        sharing=sharing,
         args=args,
         model=_model(job, args),
         peft_config=peft,
-        processing_class=_tokenizer(job["model"]),
-        callbacks=[Recorder(out, witness), stopper, *([AnnotationsCallback(writer)] if writer else [])],
+        processing_class=load_tokenizer(tokenizer_folder(str(local_folder(job["model"]))), extra="train"),
+        callbacks=[Recorder(out, token_checksum), stopper, *([AnnotationsCallback(writer)] if writer else [])],
     )
     if writer is not None:
         trainer.annotations = writer
-    _quiet(trainer)
-    return trainer, witness, stopper
-
-
-def _sharing(mode: Mode, args: Any) -> Mode:
-    """Left to itself, prefix sharing is for CPUs, where it was measured, and for an order that the user did not choose."""
-    (default,) = (f.default for f in dataclasses.fields(args) if f.name == "train_sampling_strategy")
-    return "off" if mode == "auto" and not (args.use_cpu and args.train_sampling_strategy == default) else mode
-
-
-def _annotations(job: dict[str, Any], data: Any, rank: int) -> AnnotationWriter | None:
-    """The writer of this process's annotations, if requested."""
-    if not job.get("annotate"):
-        return None
-    out = Path(job["output"])
-    return AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, rank)
+    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has what it prints
+    return trainer, token_checksum, stopper
 
 
 def last_checkpoint(folder: Path, note: Callable[[str], None] = lambda _: None) -> Path | None:
@@ -273,14 +266,6 @@ def _model(job: dict[str, Any], args: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
 
 
-def _tokenizer(model: str) -> Any:
-    folder = local_folder(model)
-    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    if not own and (folder / "adapter_config.json").is_file():
-        model = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    return load_tokenizer(model, extra="train")
-
-
 def save_model(trainer: Any, job: dict[str, Any], out: Path) -> None:
     """The model into ``out``, with the tokenizer files of the model that it came from."""
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -302,13 +287,6 @@ def save_model(trainer: Any, job: dict[str, Any], out: Path) -> None:
         weights.chmod(0o666 & ~mask)
 
 
-def _quiet(trainer: Any) -> None:
-    """Without a terminal transformers prints each log entry; metrics.jsonl has them."""
-    from transformers.trainer_callback import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-
-
 def _resolved(args: Any) -> dict[str, Any]:
     """Every setting that differs from its class's default or that people look for."""
     always = {"learning_rate", "num_train_epochs", "per_device_train_batch_size", "seed", "bf16", "beta", "loss_type"}
@@ -317,23 +295,15 @@ def _resolved(args: Any) -> dict[str, Any]:
         if not f.init or f.name in ("output_dir", "logging_dir"):
             continue
         value = getattr(args, f.name)
-        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        if f.name in always or value != default:
+        if f.name in always or value != _default(args, f.name):
             resolved[f.name] = value
     plain: dict[str, Any] = json.loads(json.dumps(resolved, default=str))
     return plain
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft")}
-
-
-def _die_with_parent() -> None:
-    """Have Linux end this process when its parent ends; elsewhere the parent's clean-up must do it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+def _default(args: Any, name: str) -> Any:
+    (field,) = (field for field in dataclasses.fields(args) if field.name == name)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def launcher(job: dict[str, Any]) -> list[str]:

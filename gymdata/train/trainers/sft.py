@@ -6,7 +6,6 @@ tokens of the whole global batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from gymdata.train.rollout_data import TeacherDistributions, pack
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainSftConfig
-from gymdata.train.trainers.batches import PackedCollator
+from gymdata.train.trainers.batches import Batch, Examples, PackedCollator
 from gymdata.train.trainers.exact import pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.rl import (
@@ -86,7 +85,7 @@ def forward_kl(logits: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.
 class TeacherCollator(ExperienceCollator):
     """With ``top_ids`` and ``top_logprobs`` (B, L − 1, k), −1 and −inf where nothing is trained."""
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, examples: Examples) -> Batch:
         batch = super().__call__(examples)
         data = self.data
         assert isinstance(data, TeacherDistributions)
@@ -108,7 +107,7 @@ class DistillTrainer(ExactSFTTrainer):
         self.collator = TeacherCollator(data, pad_id(processing_class), self.args.pad_to_multiple_of)
         self.data_collator: Any = self.collator
 
-    def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
         """The loss of each token of the batch, (B, L − 1); 0 where masked."""
         mask = batch["completion_mask"][:, 1:] != 0
         kept = mask.any(dim=0).nonzero().squeeze(1)

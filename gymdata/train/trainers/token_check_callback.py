@@ -22,7 +22,7 @@ from gymdata.errors import OutsideError, counted
 from gymdata.store import hash_file
 from gymdata.train.pair_data import NamedSequences
 from gymdata.train.token_checksum import TrainedTokens, trained_tokens
-from gymdata.train.trainers.batches import ROWS, SEGMENTS
+from gymdata.train.trainers.batches import ROWS, SEGMENTS, Batch
 
 #: Written last into a checkpoint: a checkpoint without it was interrupted while being saved. It has the hash of every
 #: file, and of itself.
@@ -49,7 +49,7 @@ class TokenChecksumCallback(TrainerCallback):
     def _forget(self) -> None:
         self._seen, self._due, self._rows_seen = TrainedTokens(), TrainedTokens(), 0
 
-    def count(self, batch: dict[str, Any]) -> None:
+    def count(self, batch: Batch) -> None:
         """Count one batch that is about to be trained on."""
         seen, due, rows = self._of(batch)
         self.tokens_fed += int((batch[SEGMENTS] >= 0).sum() if SEGMENTS in batch else batch["attention_mask"].sum())
@@ -129,7 +129,7 @@ class TokenChecksumCallback(TrainerCallback):
             "epochs": self.epochs,
         }
 
-    def _of(self, batch: dict[str, Any]) -> tuple[TrainedTokens, TrainedTokens, int]:
+    def _of(self, batch: Batch) -> tuple[TrainedTokens, TrainedTokens, int]:
         """(trained in this batch, due by the file for its rows, its rows without fillers)."""
         rows = batch[ROWS]
         ids = batch["input_ids"].cpu().numpy()

@@ -20,6 +20,7 @@ from gymdata.errors import DataError, UsageError
 from gymdata.train.mapped import chunks, part_of
 from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
+from gymdata.train.trainers.batches import Batch
 from gymdata.train.trainers.exact import MeasureHeldOut, save_merged
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.rl import BatchRLTrainer, RLConfig, model_inputs
@@ -122,19 +123,19 @@ class ExactValueTrainer(BatchRLTrainer):
         if self.data.heldout is not None:
             self.add_callback(MeasureHeldOut(self))
 
-    def outputs(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
         """The value of the state before each token of the batch but the first, (B, L − 1); 0 where masked."""
         mask = batch["completion_mask"][:, 1:] != 0
         values: torch.Tensor = model(**model_inputs(batch))[:, :-1]
         return values.masked_fill(~mask, 0.0)
 
-    def token_losses(self, outputs: torch.Tensor, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def token_losses(self, outputs: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         return {"value": self.value_loss(outputs, inputs["returns"], inputs.get("values"))}
 
     def annotated(self, outputs: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
         return {"values": outputs}
 
-    def _note(self, outputs: torch.Tensor, inputs: dict[str, Any], mask: torch.Tensor) -> None:
+    def _note(self, outputs: torch.Tensor, inputs: Batch, mask: torch.Tensor) -> None:
         returns = inputs["returns"][mask].double()
         apart = returns - outputs[mask].double()
         sums = (torch.tensor(len(apart)), apart.sum(), apart.square().sum(), returns.sum(), returns.square().sum())

@@ -159,7 +159,7 @@ def make_pairs(policy: Path, tmp_path: Path) -> Any:
 
 
 def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[str, Any], **job: Any) -> tuple[Any, Any]:
-    """Trainer and witness of a job in this process, as the training process would have them."""
+    """Trainer and token_checksum of a job in this process, as the training process would have them."""
     from gymdata.train.trainers import run
 
     kind = TRAINERS[algorithm]
@@ -172,7 +172,7 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
         if "RANK" not in os.environ:
             shutil.rmtree(out / "job" / DATA, ignore_errors=True)
         expected = prepare(out / "job" / DATA, config.parts(str(file))).sequences.trained()
-    trainer, witness, _ = run.assemble(
+    trainer, token_checksum, _ = run.assemble(
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),
             "policy_hash": "this", "own_keys": [], "num_processes": 1, "trained_tokens": expected.as_json(),
@@ -180,12 +180,12 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
         }
         | job
     )  # fmt: skip
-    return trainer, witness
+    return trainer, token_checksum
 
 
 @pytest.fixture
 def assemble(policy: Path, pairs: Path, tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
-    """A DPO trainer and its witness."""
+    """A DPO trainer and its token_checksum."""
 
     def build(
         file: Path = pairs,

@@ -121,10 +121,10 @@ def test_accumulation_trains_what_one_batch_trains(policy: Path, assemble_rl: As
         {"per_device_train_batch_size": N},
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
     ):
-        trainer, witness = assemble_rl(rows, settings={"optim": "sgd", "max_grad_norm": 0.0, **settings})
-        assert witness.dry_run_batches(trainer) == witness.expected
+        trainer, token_checksum = assemble_rl(rows, settings={"optim": "sgd", "max_grad_norm": 0.0, **settings})
+        assert token_checksum.dry_run_batches(trainer) == token_checksum.expected
         trainer.train()
-        assert witness.as_json()["equal"] is True
+        assert token_checksum.as_json()["equal"] is True
         ends.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
     for name, value in ends[0].items():
         assert float((ends[1][name] - value).abs().max()) <= 1e-6, name

@@ -27,13 +27,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Pa
     from gymdata.train.trainers.run import last_checkpoint
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
-    trainer, witness = assemble(settings=settings, output=str(tmp_path / "whole"))
-    witness.dry_run_batches(trainer)
+    trainer, token_checksum = assemble(settings=settings, output=str(tmp_path / "whole"))
+    token_checksum.dry_run_batches(trainer)
     trainer.train()
     whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    proof = witness.as_json()["epochs"]
+    proof = token_checksum.as_json()["epochs"]
 
-    broken, witness = assemble(settings=settings, output=str(tmp_path / "broken"))
+    broken, token_checksum = assemble(settings=settings, output=str(tmp_path / "broken"))
     broken.add_callback(Crash(7))
     with pytest.raises(RuntimeError, match="crash"):
         broken.train()
@@ -41,15 +41,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(assemble: Assemble, tmp_path: Pa
     checkpoint = last_checkpoint(tmp_path / "broken/checkpoints")
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-6"
-    resumed, witness = assemble(settings=settings, output=str(tmp_path / "broken"))
-    witness.dry_run_batches(resumed)
-    witness.restore(checkpoint)
+    resumed, token_checksum = assemble(settings=settings, output=str(tmp_path / "broken"))
+    token_checksum.dry_run_batches(resumed)
+    token_checksum.restore(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
 
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
     assert len(curve(tmp_path / "whole")) == 12
     assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
-    assert witness.as_json()["epochs"] == proof
+    assert token_checksum.as_json()["epochs"] == proof
 
 
 def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_pairs: Any, tmp_path: Path) -> None:
@@ -80,17 +80,17 @@ def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: P
 
     out = tmp_path / "out"
     settings = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "learning_rate": 1e-2, "lora_r": 4}
-    trainer, witness = assemble(settings=settings)
+    trainer, token_checksum = assemble(settings=settings)
     trainer.train()
-    assert witness.as_json()["equal"]
+    assert token_checksum.as_json()["equal"]
     losses = list(curve(out).values())
     assert losses[0] == pytest.approx(np.log(2), abs=1e-5)
     assert losses[-1] < losses[0]
     save_model(trainer, {"model": str(policy)}, out)
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(policy)
-    again, witness = assemble(model=str(out), output=str(tmp_path / "again"))
+    again, token_checksum = assemble(model=str(out), output=str(tmp_path / "again"))
     again.train()
-    assert witness.as_json()["equal"]
+    assert token_checksum.as_json()["equal"]
     assert next(iter(curve(tmp_path / "again").values())) == pytest.approx(np.log(2), abs=1e-5)
 
 

@@ -38,7 +38,7 @@ def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def begin(policy: Path, tmp_path: Path) -> Begin:
-    """A trainer of any kind and its witness, over a small file."""
+    """A trainer of any kind and its token_checksum, over a small file."""
 
     def build(algorithm: str, out: str = "out", settings: dict[str, Any] | None = None, **job: Any) -> tuple[Any, Any]:
         file = file_for(algorithm, policy, tmp_path)
@@ -51,10 +51,10 @@ def begin(policy: Path, tmp_path: Path) -> Begin:
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
     """Before the first step and in each of two epochs with accumulation, the file's count and checksum."""
-    trainer, witness = begin(algorithm, settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
-    assert witness.dry_run_batches(trainer) == witness.expected
+    trainer, token_checksum = begin(algorithm, settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
+    assert token_checksum.dry_run_batches(trainer) == token_checksum.expected
     trainer.train()
-    proof = witness.as_json()
+    proof = token_checksum.as_json()
     assert proof["equal"] is True
     assert proof["file"]["count"] > 0
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
@@ -69,25 +69,25 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     from gymdata.train.trainers.run import last_checkpoint
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2}
-    trainer, witness = begin(algorithm, "whole", settings)
-    witness.dry_run_batches(trainer)
+    trainer, token_checksum = begin(algorithm, "whole", settings)
+    token_checksum.dry_run_batches(trainer)
     trainer.train()
     whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    proof = witness.as_json()["epochs"]
-    broken, witness = begin(algorithm, "broken", settings)
+    proof = token_checksum.as_json()["epochs"]
+    broken, token_checksum = begin(algorithm, "broken", settings)
     broken.add_callback(Crash(5))
     with pytest.raises(RuntimeError, match="crash"):
         broken.train()
     checkpoint = last_checkpoint(tmp_path / "broken/checkpoints")
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-4"
-    resumed, witness = begin(algorithm, "broken", settings)
-    witness.dry_run_batches(resumed)
-    witness.restore(checkpoint)
+    resumed, token_checksum = begin(algorithm, "broken", settings)
+    token_checksum.dry_run_batches(resumed)
+    token_checksum.restore(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
     assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
-    assert witness.as_json()["epochs"] == proof
+    assert token_checksum.as_json()["epochs"] == proof
     # Without its optimizer a checkpoint would be gone on from all the same, to other weights.
     last = last_checkpoint(tmp_path / "broken/checkpoints")
     assert last is not None
@@ -122,8 +122,8 @@ def test_a_checkpoint_with_flipped_bits_is_skipped_for_the_one_before(begin: Beg
         assert f"checkpoint-4: {file.name} is not as it was saved" in notes[0]
         if file is not files[-1]:
             file.write_bytes(saved)
-    resumed, witness = begin("sft", "broken", settings)
-    witness.restore(checkpoints / "checkpoint-2")
+    resumed, token_checksum = begin("sft", "broken", settings)
+    token_checksum.restore(checkpoints / "checkpoint-2")
     resumed.train(resume_from_checkpoint=str(checkpoints / "checkpoint-2"))
     assert all(torch.equal(value, whole[name]) for name, value in resumed.model.state_dict().items())
     assert last_checkpoint(checkpoints) == checkpoints / "checkpoint-6"
@@ -168,13 +168,13 @@ def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: st
     with torch.no_grad():
         next(iter(trainer.model.parameters())).fill_(float("nan"))
     seen: list[str] = []
-    count = trainer.witness.count
+    count = trainer.token_checksum.count
 
     def noted(batch: dict[str, Any]) -> None:
         seen.extend(trainer.data.rollouts_of(batch["rows"]))
         count(batch)
 
-    trainer.witness.count = noted
+    trainer.token_checksum.count = noted
     with pytest.raises(OutsideError, match="loss became nan at step 1, on rollouts") as caught:
         trainer.train()
     assert 0 < len(seen) < sum(trainer.data.counts.values())
@@ -189,8 +189,8 @@ def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
 
     trainer, _ = begin(algorithm, settings={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2})
     rows: list[int] = []
-    count = trainer.witness.count
-    trainer.witness.count = lambda batch: (rows.extend(batch["rows"].tolist()), count(batch))
+    count = trainer.token_checksum.count
+    trainer.token_checksum.count = lambda batch: (rows.extend(batch["rows"].tolist()), count(batch))
     weights = list(trainer.model.parameters())
     before = [weight.detach().clone() for weight in weights]
     weights[-1].register_hook(lambda gradient: torch.full_like(gradient, 1e30))

@@ -46,12 +46,12 @@ def test_batches_hold_the_saved_ids_and_masks(assemble: Assemble, pairs: Path) -
 
 def test_the_proof_holds_before_and_after(assemble: Assemble) -> None:
     """The rehearsal and every trained epoch have the file's count and checksum, also with accumulation."""
-    trainer, witness = assemble(settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
-    assert witness.dry_run_batches(trainer) == witness.expected
+    trainer, token_checksum = assemble(settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
+    assert token_checksum.dry_run_batches(trainer) == token_checksum.expected
     trainer.train()
-    proof = witness.as_json()
+    proof = token_checksum.as_json()
     assert proof["equal"] is True
-    assert proof["file"] == proof["batches"] == proof["before_first_step"] == witness.expected.as_json()
+    assert proof["file"] == proof["batches"] == proof["before_first_step"] == token_checksum.expected.as_json()
     assert [epoch["equal"] for epoch in proof["epochs"]] == [True, True]
 
 
@@ -83,13 +83,13 @@ def train_one_twice(trainer: Any) -> None:
 @pytest.mark.parametrize("fault", [flip_one_id, shift_one_mask, lose_one_pair, train_one_twice])
 def test_one_wrong_token_stops_the_run(assemble: Assemble, fault: Callable[[Any], None]) -> None:
     """One id, one mask shifted by one, a pair lost or doubled: refused before the first step, and by the epoch as well."""
-    trainer, witness = assemble()
+    trainer, token_checksum = assemble()
     fault(trainer)
     with pytest.raises(OutsideError, match="other tokens than the file"):
-        witness.dry_run_batches(trainer)
+        token_checksum.dry_run_batches(trainer)
     with pytest.raises(OutsideError, match="other tokens than the file"):
         trainer.train()
-    assert not witness.epochs
+    assert not token_checksum.epochs
 
 
 def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path: Path, assemble: Assemble) -> None:
@@ -118,9 +118,9 @@ def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path:
         batch = stock.data_collator([row])
         line, position = np.nonzero(batch["completion_mask"].numpy())
         total += trained_tokens(keys[2 * index + line], position, batch["input_ids"].numpy()[line, position])
-    _, witness = assemble()
-    assert total.checksum != witness.expected.checksum
-    assert total.count > witness.expected.count
+    _, token_checksum = assemble()
+    assert total.checksum != token_checksum.expected.checksum
+    assert total.count > token_checksum.expected.count
 
 
 def test_first_loss_is_ln_2_whichever_reference(assemble: Assemble) -> None:

@@ -53,21 +53,21 @@ def test_flat_rows_are_the_same(policy: Path, tmp_path: Path) -> None:
     """All rows in one, as flash attention needs it, give the same loss and gradients and hold the proof."""
     file = mixed_run(tmp_path / "run")
     trainers = [start("sft", file, policy, tmp_path / "out", {}, packing=True, pack_length=24) for _ in range(2)]
-    (flat, witness), (plain, _) = trainers
+    (flat, token_checksum), (plain, _) = trainers
     flat.data_collator.flat = True
     assert next(iter(flat.get_train_dataloader()))["input_ids"].shape[0] == 1
-    assert witness.dry_run_batches(flat) == witness.expected
+    assert token_checksum.dry_run_batches(flat) == token_checksum.expected
     assert_same(loss_and_gradients(flat), loss_and_gradients(plain), 1e-5)
 
 
 def test_the_proof_sees_into_packed_rows(policy: Path, tmp_path: Path) -> None:
     """Packed batches have the file's count and checksum; one id changed in a row is noticed."""
     file = mixed_run(tmp_path / "run")
-    trainer, witness = start("sft", file, policy, tmp_path / "out", {}, packing=True)
+    trainer, token_checksum = start("sft", file, policy, tmp_path / "out", {}, packing=True)
     unpacked, other = start("sft", file, policy, tmp_path / "out", {})
-    assert witness.dry_run_batches(trainer) == witness.expected == other.dry_run_batches(unpacked)
+    assert token_checksum.dry_run_batches(trainer) == token_checksum.expected == other.dry_run_batches(unpacked)
     trainer.train()
-    assert witness.as_json()["equal"] is True
+    assert token_checksum.as_json()["equal"] is True
     collate = trainer.data_collator
 
     def wrong(examples: Any) -> Any:
@@ -78,4 +78,4 @@ def test_the_proof_sees_into_packed_rows(policy: Path, tmp_path: Path) -> None:
 
     trainer.data_collator = wrong
     with pytest.raises(OutsideError, match="other tokens than the file"):
-        witness.dry_run_batches(trainer)
+        token_checksum.dry_run_batches(trainer)

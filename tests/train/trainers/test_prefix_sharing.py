@@ -51,10 +51,10 @@ def train(algorithm: str, policy: Path, folder: Path, sharing: str, **job: Any) 
     if algorithm == "sft":
         job.setdefault("select", "all")
     file = sibling_file(algorithm, policy, folder)
-    trainer, witness = start(algorithm, file, policy, folder / sharing, given, prefix_sharing=sharing, **job)
-    witness.dry_run_batches(trainer)
+    trainer, token_checksum = start(algorithm, file, policy, folder / sharing, given, prefix_sharing=sharing, **job)
+    token_checksum.dry_run_batches(trainer)
     trainer.train()
-    assert witness.as_json()["equal"] is True
+    assert token_checksum.as_json()["equal"] is True
     return trainer, list(curve(folder / sharing).values())
 
 
@@ -101,8 +101,8 @@ def test_resuming_keeps_the_order_of_siblings(policy: Path, tmp_path: Path) -> N
     broken.add_callback(Crash(7))
     with pytest.raises(RuntimeError, match="crash"):
         broken.train()
-    resumed, witness = start("rl", file, policy, tmp_path / "broken", given, prefix_sharing="on")
-    witness.restore(tmp_path / "broken/checkpoints/checkpoint-6")
+    resumed, token_checksum = start("rl", file, policy, tmp_path / "broken", given, prefix_sharing="on")
+    token_checksum.restore(tmp_path / "broken/checkpoints/checkpoint-6")
     resumed.train(resume_from_checkpoint=str(tmp_path / "broken/checkpoints/checkpoint-6"))
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 

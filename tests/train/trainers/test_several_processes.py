@@ -48,15 +48,15 @@ for kind in kinds:
                     stopped.train()
                 except RuntimeError as error:
                     assert "crash" in str(error), error
-            trainer, witness = start(algorithm, Path(file), Path(policy), folder, given, **job)
-            witness.dry_run_batches(trainer)
+            trainer, token_checksum = start(algorithm, Path(file), Path(policy), folder, given, **job)
+            token_checksum.dry_run_batches(trainer)
             checkpoint = last_checkpoint(Path(trainer.args.output_dir))
             if checkpoint is not None:
-                witness.restore(checkpoint)
+                token_checksum.restore(checkpoint)
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             save_model(trainer, {"model": policy}, folder)
             if trainer.is_world_process_zero():
-                held = {**witness.as_json(), "from": checkpoint and checkpoint.name}
+                held = {**token_checksum.as_json(), "from": checkpoint and checkpoint.name}
                 (folder / "proof.json").write_text(json.dumps(held))
 trainer.end()
 """

@@ -40,10 +40,12 @@ def test_tokens_are_counted_without_padding(policy: Path, tmp_path: Path) -> Non
     from tests.train.trainers.conftest import start
 
     rows = pair_rows(policy)
-    trainer, witness = start("dpo", write_pairs(tmp_path, rows), policy, tmp_path / "out", {"num_train_epochs": 2})
+    trainer, token_checksum = start(
+        "dpo", write_pairs(tmp_path, rows), policy, tmp_path / "out", {"num_train_epochs": 2}
+    )
     trainer.train()
     sides = zip(rows["prompt_ids"], rows["chosen_ids"], rows["rejected_ids"], strict=True)
-    assert witness.tokens_fed == 2 * sum(2 * len(p) + len(c) + len(r) for p, c, r in sides)
+    assert token_checksum.tokens_fed == 2 * sum(2 * len(p) + len(c) + len(r) for p, c, r in sides)
 
 
 @pytest.mark.full
