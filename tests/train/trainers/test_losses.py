@@ -517,7 +517,7 @@ def test_settings_belong_to_their_loss() -> None:
     assert config(loss="gspo").loss_settings == {"clip_low": 3e-4, "clip_high": 4e-4}
     assert config(loss="icepop", clip_high=1.0).loss_settings == {"clip_low": 0.5, "clip_high": 1.0}
     with pytest.raises(
-        UsageError, match=r"tis_cap: got 3\.0, which has no effect without --loss dppo_kl, dppo_tv, mis, tis_r"
+        UsageError, match=r"tis_cap: got 3\.0, which has no effect without loss=dppo_kl, dppo_tv, mis, tis_r"
     ):
         config(loss="gspo", tis_cap=3.0)
     with pytest.raises(UsageError, match="clip_low"):
@@ -529,7 +529,7 @@ def test_settings_belong_to_their_loss() -> None:
     ):
         assert config(loss_aggregation=name).loss_aggregation == ours
     with pytest.raises(
-        UsageError, match=r"loss_constant: got 5\.0, which has no effect without --loss-aggregation const"
+        UsageError, match=r"loss_constant: got 5\.0, which has no effect without loss_aggregation=.const"
     ):
         config(loss_constant=5.0)
     with pytest.raises(UsageError, match="got 'gsop', expected one of ppo_clip") as told:
