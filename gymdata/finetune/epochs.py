@@ -94,9 +94,7 @@ class _Run:
         plan, folder = self.plan, self.plan.folder(epoch)
         fresh = (epoch - 1) % plan.loop.collect_every == 0
         if fresh:
-            # An endpoint without ``deploy`` keeps serving the first policy.
-            sampled = version if not plan.served or plan.deploy is not None else 0
-            self._stage(epoch, "collect", lambda: self._collect(epoch, policy, sampled))
+            self._stage(epoch, "collect", lambda: self._collect(epoch, policy, version))
             self._stage(epoch, "check", lambda: self._check(epoch))
             if plan.judging is not None:
                 judging = plan.judging
@@ -105,7 +103,8 @@ class _Run:
         data = self._stage(epoch, "data", lambda: make_data(
             plan, folder, self.adapter.data(plan.loop.algorithm), chosen, self.watch, self._kl_coef(epoch)))  # fmt: skip
         trained = self._stage(epoch, "train", lambda: self._train(epoch, policy, version, data))
-        after = self._policy_of(int(trained["policy_of_epoch"]))
+        policy_of = int(trained["policy_of_epoch"])
+        after = plan.folder(policy_of) / "policy" if policy_of else plan.start
         next_version = int(trained["next_policy_version"])
         if plan.deploy is not None and next_version != version:
             self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
@@ -128,17 +127,25 @@ class _Run:
         self.rows.append(row)
         return after, next_version
 
+    def _sample(
+        self, builder: TrajectoryBuilder, run: Path, policy: Path, version: int, order: Mapping[str, Any]
+    ) -> None:
+        """Rollouts of ``policy``, or of the one that an endpoint serves: without ``deploy`` it keeps the first."""
+        plan = self.plan
+        sampled = version if not plan.served or plan.deploy is not None else 0
+        model = None if plan.served else str(policy)
+        builder.collect(CollectOrder(output=run, model=model, policy_version=sampled, **order), self.watch)
+
     def _collect(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
         plan, run = self.plan, self.plan.folder(epoch) / "rollouts"
-        settings = {} if plan.loop.limit is None else {"limit": plan.loop.limit}
-        self.builder.collect(
-            CollectOrder(
-                tasks=plan.tasks, output=run, model=None if plan.served else str(policy), policy_version=version,
-                run_id=f"{self.state.run_id}-epoch-{epoch:03d}", seed=plan.loop.seed * _SEEDS_AN_EPOCH + epoch,
-                reward=plan.reward, settings=settings,
-            ),
-            self.watch,
-        )  # fmt: skip
+        order = {
+            "tasks": plan.tasks,
+            "run_id": f"{self.state.run_id}-epoch-{epoch:03d}",
+            "seed": plan.loop.seed * _SEEDS_AN_EPOCH + epoch,
+            "reward": plan.reward,
+            "settings": {} if plan.loop.limit is None else {"limit": plan.loop.limit},
+        }
+        self._sample(self.builder, run, policy, version, order)
         return {"path": str(run), "missing": figures.missing(run)}
 
     def _check(self, epoch: int) -> dict[str, Any]:
@@ -157,8 +164,8 @@ class _Run:
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
         settings = plain({**judging.settings, "name": judging.name})
         file = write_json(run.parent / f"{run.name}.judge.yaml", settings)
-        result = self.plan.commands.run(["judge", str(run), "--config", str(file)],
-                                      run.parent / "logs" / f"{run.name}.judge.log", self.watch)  # fmt: skip
+        log = run.parent / "logs" / f"{run.name}.judge.log"
+        result = self.plan.commands.run(["judge", str(run), "--config", str(file)], log, self.watch)
         return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
 
     def _select(self, epoch: int, version: int) -> dict[str, Any]:
@@ -167,9 +174,8 @@ class _Run:
         oldest = max(1, min(last, epoch - loop.reuse_epochs))
         epochs = [e for e in range(last, oldest - 1, -1) if (e - 1) % loop.collect_every == 0]
         sources = [_source(self.plan.folder(e) / "rollouts", self.plan.judging) for e in epochs]
-        counts = select(
-            sources, self.plan.folder(epoch), epoch, version, loop.max_policy_lag, self.plan.curriculum
-        )  # fmt: skip
+        folder = self.plan.folder(epoch)
+        counts = select(sources, folder, epoch, version, loop.max_policy_lag, self.plan.curriculum)
         lost = (self.state.done(last, "collect") or {}).get("missing")
         # The epoch may train on more than it collected; its reward is that of its own rollouts.
         return {**counts, **figures.rewards(sources[0].scores()), "missing": lost, "collected_in_epoch": last}
@@ -195,15 +201,10 @@ class _Run:
             self.state.note(epoch, "train", ref=ref)
         status = self.adapter.wait(ref, self.watch)
         if status.state != "completed":
-            raise OutsideError(
-                "trainer", f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}",
-                hint="the epochs before it are kept; the same command tries this one again",
-            )  # fmt: skip
+            text = f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}"
+            hint = "the epochs before it are kept; the same command tries this one again"
+            raise OutsideError("trainer", text, hint=hint)
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}
-
-    def _policy_of(self, epoch: int) -> Path:
-        """The policy that an epoch trained; of epoch 0 the first."""
-        return self.plan.folder(epoch) / "policy" if epoch else self.plan.start
 
     def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
         assert self.plan.deploy is not None
@@ -216,26 +217,22 @@ class _Run:
             return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
         assert self.plan.measure_kl is not None
         folder = self.plan.folder(epoch)
-        return dict(
-            self.plan.measure_kl(
-                folder / "rollouts", self.plan.start, folder / "kl.json", self.plan.trainer.measure_kl,
-                folder / "logs" / "kl.log", self.watch,
-            )
-        )  # fmt: skip
+        log, limit = folder / "logs" / "kl.log", self.plan.trainer.measure_kl
+        out = folder / "kl.json"
+        return dict(self.plan.measure_kl(folder / "rollouts", self.plan.start, out, limit, log, self.watch))
 
     def _validate(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
         plan = self.plan
         assert plan.validation is not None
-        served_first = plan.served and plan.deploy is None
-        run = plan.folder(epoch) / "validation"
-        plan.validation.builder.collect(
-            CollectOrder(
-                tasks=plan.validation.tasks, output=run, model=None if plan.served else str(policy),
-                policy_version=0 if served_first else version, run_id=f"{self.state.run_id}-validation-{epoch:03d}",
-                seed=plan.loop.seed, reward=plan.validation.reward, settings=plan.validation.settings,
-            ),
-            self.watch,
-        )  # fmt: skip
+        run, held_out = plan.folder(epoch) / "validation", plan.validation
+        order = {
+            "tasks": held_out.tasks,
+            "run_id": f"{self.state.run_id}-validation-{epoch:03d}",
+            "seed": plan.loop.seed,
+            "reward": held_out.reward,
+            "settings": held_out.settings,
+        }
+        self._sample(held_out.builder, run, policy, version, order)
         judging = plan.validation.judging
         if judging is not None:
             self._judge(run, judging)

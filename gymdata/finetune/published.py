@@ -33,24 +33,14 @@ _CUSTOMIZER = {
 _PAIRS = {"min_score_diff": "min_margin", "max_pairs_per_turn": "max_pairs_per_task"}
 _NOT_USED = "the service that it describes is not used"
 #: Translates a part of the toolkit: (its keys, the whole document, a note for each key that is left out).
-_Reader = Callable[["_Document", str, dict[str, Any]], dict[str, Any]]
+_Reader = Callable[["Document", str, dict[str, Any]], dict[str, Any]]
 
 
-@dataclass(slots=True)
-class Translated:
-    """A document in the words of this harness. ``notes``: a line for each key that is left out; ``refused``: what
-    cannot be carried over as it is, and what to do."""
-
-    values: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
-
-
-def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False) -> Translated:
-    """A document with the toolkit's parts replaced; one that has none of them, and no sections of a workflow, is as it was.
-    Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given for
-    the policy."""
-    document = _Document({key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}, beside)
+def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False) -> Document:
+    """The file's ``values`` with the toolkit's parts replaced; what has none of them, and no sections of a workflow, is as it
+    was. Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given
+    for the policy."""
+    document = Document({key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}, beside)
     for section, readers in _READERS.items():
         for name, part in list(document.section(section).items()):
             reader = readers.get(str(part.get("_type"))) if isinstance(part, Mapping) else None
@@ -62,17 +52,20 @@ def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False)
     document.art = document.art and not served
     document.llms()
     document.outputs()
-    return Translated(document.values, document.notes, document.refused)
+    return document
 
 
-class _Document:
-    """A document that is being translated, and the notes on it."""
+@dataclass(slots=True)
+class Document:
+    """A document in the words of this harness. ``notes``: a line for each key that is left out; ``refused``: what
+    cannot be carried over as it is, and what to do."""
 
-    def __init__(self, values: dict[str, Any], beside: Path) -> None:
-        self.values, self.beside, self.notes = values, beside, list[str]()
-        self.refused: list[tuple[str, str]] = []
-        #: Whether the policy is served by a backend of the toolkit.
-        self.art = False
+    values: dict[str, Any]
+    beside: Path
+    notes: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    #: Whether the policy is served by a backend of the toolkit.
+    art: bool = False
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of parts; empty if it is missing or not a mapping."""
@@ -87,12 +80,6 @@ class _Document:
     def leave(self, path: str, why: str = _NOT_USED) -> None:
         """Note that a key is not read."""
         self.notes.append(f"{path} is not read: {why}")
-
-    def loop_part(self, key: str, value: Any) -> None:
-        """A key of the loop's own settings (``pairs``), unless it is there."""
-        for part in self.section("trainers").values():
-            if isinstance(part, dict):
-                part[key] = {**value, **(part.get(key) or {})}
 
     def reward_function(self) -> None:
         """The only evaluator, where the file names none."""
@@ -155,7 +142,7 @@ class _Document:
         self.values["eval"]["general"] = kept
 
 
-def _art_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _art_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     _reward(document, keys)
     if (keys := {"num_generations": 2, **keys})["num_generations"] == 1:
         document.refused.append(
@@ -165,14 +152,17 @@ def _art_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[s
     return {**keys, "_type": "collect"}
 
 
-def _dpo_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _dpo_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     """Pairs come of several rollouts per task, not of candidates within one: settings of how pairs are chosen are
     kept."""
     _reward(document, keys)
     pairs = {ours: keys.pop(theirs) for theirs, ours in _PAIRS.items() if keys.get(theirs) is not None}
     if (exhaustive := keys.pop("exhaustive_pairs", None)) is not None:
         pairs["strategy"] = "all" if exhaustive else "best-worst"
-    document.loop_part("pairs", pairs)
+    # Unless the loop's own settings are there.
+    for part in document.section("trainers").values():
+        if isinstance(part, dict):
+            part["pairs"] = {**pairs, **(part.get("pairs") or {})}
     for key in ("custom_step_name", "reward_from_score_diff", "require_multiple_candidates", "max_pairs_per_turn",
                 "compute_rewards"):  # fmt: skip
         if key in keys:
@@ -181,7 +171,7 @@ def _dpo_builder(document: _Document, path: str, keys: dict[str, Any]) -> dict[s
     return {**keys, "_type": "collect"}
 
 
-def _art_adapter(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _art_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     document.art = True
     backend = keys.pop("backend", None)
     for key in sorted(backend) if isinstance(backend, Mapping) else []:
@@ -196,7 +186,7 @@ def _art_adapter(document: _Document, path: str, keys: dict[str, Any]) -> dict[s
     return {**keys, "_type": "trl", "rl": {**settings, **(keys.get("rl") or {})}}
 
 
-def _customizer_adapter(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _customizer_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     given = keys.pop("hyperparameters", None) or {}
     algorithm = given.get("training_type", "dpo")
     settings = {ours: given[theirs] for theirs, ours in _CUSTOMIZER.items() if theirs in given}
@@ -216,7 +206,7 @@ def _customizer_adapter(document: _Document, path: str, keys: dict[str, Any]) ->
     return {**kept, "_type": "trl", algorithm: {**settings, **(kept.get(algorithm) or {})}}
 
 
-def _trainer(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _trainer(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     _reward(document, keys)
     kept: dict[str, Any] = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
     for key in keys:
@@ -224,7 +214,7 @@ def _trainer(document: _Document, path: str, keys: dict[str, Any]) -> dict[str, 
     return {**kept, "_type": "epochs"}
 
 
-def _reward(document: _Document, keys: dict[str, Any]) -> None:
+def _reward(document: Document, keys: dict[str, Any]) -> None:
     """A part's own reward function, which is the loop's."""
     if isinstance(reward := keys.pop("reward", None), Mapping):
         document.default("finetuning", "reward_function", dict(reward))

@@ -131,6 +131,8 @@ def finetune(
         ("finetuning.run_id", run_id),
     ]
     given = [*overrides, *((key, value) for key, value in flags if value is not None)]
+    from gymdata.finetune.epochs import EpochLoop
+
     watch, notes = watch or _NullWatcher(), list[str]()
     if endpoint is not None and "/generate" in endpoint:
         raise UsageError(
@@ -144,10 +146,14 @@ def finetune(
         raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
     plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(loaded, str(file), file.parent)
+    name, part = part_of(loaded, "trainers", loaded.finetuning.trainer)
+    loop: Trainer = EpochLoop()
+    if shipped("trainers", name, part, str(file)) is None:
+        loop = custom("trainers", name, part, str(file), file.parent)
     for text in notes:
         watch.message(text)
     with _key_of(_llm(loaded)):
-        result = dict(_trainer(loaded, file).run(plan, builder, adapter, watch))
+        result = dict(loop.run(plan, builder, adapter, watch))
     if result_file is not None:
         with replacing(Path(result_file)) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n")
@@ -407,16 +413,6 @@ def _validation(
     return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), own
 
 
-def _trainer(config: FinetuneConfig, file: Path) -> Trainer:
-    name, part = part_of(config, "trainers", config.finetuning.trainer)
-    if shipped("trainers", name, part, str(file)) is not None:
-        from gymdata.finetune.epochs import EpochLoop
-
-        return EpochLoop()
-    made: Trainer = custom("trainers", name, part, str(file), file.parent)
-    return made
-
-
 def _identity(config: FinetuneConfig) -> dict[str, Any]:
     """The sections without settings that may change on a resume, and without paths: contents are hashed."""
     sections = config.model_dump(mode="json", by_alias=True)
@@ -447,23 +443,20 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
         return None
     config = load(file, overrides)
     name, llm = target_of(config), _llm(config)
-    served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name}
-    served["model_name"] = llm.model_name if llm.base_url is not None else _served_name(endpoint)
+    served_name = llm.model_name
+    if llm.base_url is None:
+        from gymdata.engines.servers.vllm_server import served_names
+
+        names = served_names(endpoint)
+        if len(names) != 1:
+            raise UsageError(
+                f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}, and which one is the policy is "
+                "not known",
+                hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}",
+            )
+        served_name = names[0]
+    served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name, "model_name": served_name}
     return {"llms": {name: served}}
-
-
-def _served_name(endpoint: str) -> str:
-    """The name of the server's model. Raises UsageError when it has several."""
-    from gymdata.engines.servers.vllm_server import served_names
-
-    names = served_names(endpoint)
-    if len(names) != 1:
-        raise UsageError(
-            f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}, and which one is the policy is "
-            "not known",
-            hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}",
-        )
-    return names[0]
 
 
 def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Mapping[str, Any]:
