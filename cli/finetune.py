@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -175,25 +175,21 @@ class LiveTable:
 
     def _table(self, console: Console) -> Table:
         """As many columns as the terminal has room for."""
+        from rich import box
+        from rich.table import Table
+
         endless = console.options.update(max_width=1_000_000)
         for spared in range(len(_SPARED) + 1):
-            table = _of_columns([name for name in _COLUMNS if name not in _SPARED[:spared]], self._rows)
+            table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+            names = [name for name in _COLUMNS if name not in _SPARED[:spared]]
+            for name in names:
+                table.add_column(name, justify="right", no_wrap=True)
+            for row in self._rows:
+                table.add_row(*(_COLUMNS[name](row) for name in names))
             if console.measure(table, options=endless).maximum <= console.width:
                 break
         table.caption = self._doing or None
         return table
-
-
-def _of_columns(names: Sequence[str], rows: Iterable[EpochRow]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_COLUMNS[name](row) for name in names))
-    return table
 
 
 def _short(value: float | None) -> str:
@@ -205,10 +201,6 @@ def _thousands(value: int | None) -> str:
     if value is None or value < 10_000:
         return "–" if value is None else f"{value:,}"
     return f"{value / 1e3:,.1f}k" if value < 1e6 else f"{value / 1e6:,.1f}M"
-
-
-def _bounds(ci95: Sequence[float] | None) -> str:
-    return f"{ci95[0]:.2f}–{ci95[1]:.2f}" if ci95 else "–"
 
 
 def _held_out(held_out: HeldOut | None) -> str:
@@ -223,7 +215,7 @@ def _held_out(held_out: HeldOut | None) -> str:
 _COLUMNS: dict[str, Callable[[EpochRow], str]] = {
     "epoch": lambda row: str(row["epoch"]),
     "reward": lambda row: _short(row["reward_mean"]),
-    "95 %": lambda row: _bounds(row["reward_ci95"]),
+    "95 %": lambda row: "{:.2f}–{:.2f}".format(*row["reward_ci95"]) if row["reward_ci95"] else "–",
     "groups": lambda row: show(row["groups"]),
     "used": lambda row: "skipped" if row.get("skipped") else show(row["groups_selected"]),
     "share": lambda row: _short(row["curriculum"].get("current_percentile")),

@@ -79,8 +79,15 @@ def with_flags(
         parameters = inspect.signature(body, eval_str=True).parameters
         own = {name: name for name in parameters if name in kind.model_fields} | dict(keys or {})
         fields = {n: f for n, f in kind.model_fields.items() if n not in own and n not in kind.key_only}
-        called = {name: (names or {}).get(name) or _names(name, field) for name, field in fields.items()}
-        sections = _sections(kind)
+        called, sections, title = dict[str, Sequence[str]](), dict[str, str | None](), None
+        for name, field in kind.model_fields.items():
+            # Settings before the first section have none.
+            sections[name] = title = kind.sections.get(name, title)
+            if name in fields:
+                word = name.replace("_", "-")
+                # A switch that is on by default can be given both ways.
+                word = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
+                called[name] = (names or {}).get(name) or [*filter(None, [SHORT.get(name)]), word]
         options = {name: _option(name, field, called[name], sections.get(name)) for name, field in fields.items()}
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
@@ -159,22 +166,6 @@ def _signed(run: Body, parameters: Sequence[inspect.Parameter], doc: str | None)
     run.__annotations__ = {p.name: p.annotation for p in keyword}
     run.__doc__ = doc
     return run
-
-
-def _names(name: str, field: FieldInfo) -> Sequence[str]:
-    """A switch that is on by default can be given both ways."""
-    word = name.replace("_", "-")
-    return [*filter(None, [SHORT.get(name)]), f"--{word}/--{'no-' + word}" if field.default is True else f"--{word}"]
-
-
-def _sections(kind: type[Config]) -> dict[str, str]:
-    """Setting → the title of its section in ``--help``; settings before the first section have none."""
-    sections, title = {}, None
-    for name in kind.model_fields:
-        title = kind.sections.get(name, title)
-        if title is not None:
-            sections[name] = title
-    return sections
 
 
 def _option(name: str, field: FieldInfo, names: Sequence[str], section: str | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +19,6 @@ from .console import command_words, emit_json, facts, finish, folded, grid, note
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.checks.repair import FixReport
     from gymdata.checks.violations import ValidationReport, Violation
 
 #: Errors shown per code; others are only counted.
@@ -87,26 +86,28 @@ def _fix(
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite, command=command_words())
-    exit_code = finish(account, lambda: _show_fix(account), json=as_json)
+
+    def show() -> None:
+        columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
+        clean = account.rollouts_in - account.rollouts_with_errors
+        rows = []
+        for name, cost in account.costs.items():
+            removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
+            mark = f"→ {name}" if name == account.choice else name
+            after = clean + cost.rollouts_after
+            rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
+        grid(columns, rows, title="what each choice would cost")
+        facts("fix", account.rows())
+
+    exit_code = finish(account, show, json=as_json)
     if not account.rollouts_out:
         note(f"--fix {choice} leaves no rollout: the table above has what the other choices keep")
     return exit_code
 
 
-def _show_fix(account: FixReport) -> None:
-    columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
-    clean = account.rollouts_in - account.rollouts_with_errors
-    rows = []
-    for name, cost in account.costs.items():
-        removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-        mark = f"→ {name}" if name == account.choice else name
-        after = clean + cost.rollouts_after
-        rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-    grid(columns, rows, title="what each choice would cost")
-    facts("fix", account.rows())
-
-
 def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
+    from gymdata.store.lines import line_numbers
+
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
     turns = "" if what == "pairs" else f" {report.turns:,} turns,"
     size = f"{report.rollouts:,} {what},{turns} {report.tokens:,} tokens"
@@ -123,7 +124,11 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything else _worth_a_line(listed)
-    lines = _line_numbers(shown, report.path)
+    rows: dict[str, set[int]] = {}
+    for violation in shown:
+        rows.setdefault(violation.file or report.path, set()).add(violation.row)
+    # (file, row) → its line in an editor, for files of JSON lines.
+    lines = {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
     for violation in shown:
         print(folded(_line(violation, report.path, lines), sys.stdout, 10))
         if violation.evidence is not None:
@@ -167,16 +172,6 @@ def _windows(evidence: dict[str, Any]) -> str:
     if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
         lines.append(f"    {counted(more, 'more place')} of this turn differ")
     return "\n".join(lines)
-
-
-def _line_numbers(shown: Iterable[Violation], path: str) -> dict[tuple[str, int], int]:
-    """(file, row) → its line in an editor, for files of JSON lines."""
-    from gymdata.store.lines import line_numbers
-
-    rows: dict[str, set[int]] = {}
-    for violation in shown:
-        rows.setdefault(violation.file or path, set()).add(violation.row)
-    return {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
 
 
 def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:

@@ -59,7 +59,9 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _reject_odd_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """pydantic takes ``true`` for 1, where it is a slip, and integers that no run.json can hold."""
-        inside = list(_inside(value))
+        inside = [value]
+        if isinstance(value, (Mapping, list, tuple)):
+            inside += value.values() if isinstance(value, Mapping) else value
         if any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in inside):
             raise PydanticCustomError("int_range", "Input should be an integer of at most 64 bits")
         if any(isinstance(one, bool) for one in inside):
@@ -85,13 +87,15 @@ class Config(pydantic.BaseModel):
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
         given: dict[str, str] = {}
         for text in sets:
-            key, _, value = text.partition("=")
-            if key.strip() in given:
-                raise UsageError(
-                    f"--set {key.strip()}: given twice: {given[key.strip()]} and {value}", hint="give it once"
-                )
-            given[key.strip()] = value
-            _assign(values, text)
+            key, equals, value = text.partition("=")
+            if not equals or not key:
+                raise UsageError.bad_value(_SET.strip(), text, "key=value")
+            key = key.strip()
+            if key in given:
+                raise UsageError(f"{_SET}{key}: given twice: {given[key]} and {value}", hint="give it once")
+            given[key] = value
+            section, last = section_of(values, key.split("."), f"{_SET}{text}")
+            section[last] = parse_value(value)
         named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
         named |= {key: f"{_SET}{key}" for key in given}
         return cls.of(values, str(file) if file is not None else "settings", named)
@@ -286,12 +290,6 @@ def wanted(fault: Any) -> str:
     return message.partition(", unable to")[0]
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """A value, and those that it is a mapping or a list of."""
-    yield value
-    yield from value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-
-
 def _kinds(annotation: Any) -> set[Any]:
     """The types that an annotation is made of."""
     inner = get_args(annotation)
@@ -338,14 +336,6 @@ def parse_value(text: str) -> Any:
         return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError):
         return text
-
-
-def _assign(values: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError.bad_value("--set", text, "key=value")
-    section, last = section_of(values, key.strip().split("."), f"--set {text}")
-    section[last] = parse_value(value)
 
 
 def section_of(values: dict[str, Any], words: Sequence[str], called: str) -> tuple[dict[str, Any], str]:

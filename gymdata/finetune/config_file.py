@@ -55,7 +55,7 @@ def load(
     if over is not None:
         values = merged(values, over)
     for key, value in overrides:
-        assign(values, key, parse_value(value) if isinstance(value, str) else value)
+        assign(values, key, value)
     ours = translated(values, file.parent, served=over is not None)
     if notes is not None:
         notes += ours.notes
@@ -115,7 +115,7 @@ def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()
     values = merged(config.model_dump(mode="json", by_alias=True, exclude_unset=True), over)
     for key, value in overrides:
         if _path_of(key)[:2] == ["finetuning", "validation"]:
-            assign(values, key, parse_value(value) if isinstance(value, str) else value)
+            assign(values, key, value)
     try:
         own = check(values, where)
     except UsageError as error:
@@ -150,7 +150,9 @@ def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[s
 
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key. Raises UsageError for a key that leads through a single value."""
+    """Set a dotted key to a value, or to what its text says in YAML. Raises UsageError for a key that leads through a single
+    value."""
+    value = parse_value(value) if isinstance(value, str) else value
     section, last = section_of(values, _path_of(key), override(key))
     dataset = section.get("dataset")
     if last == "dataset" and isinstance(value, str) and isinstance(dataset, dict):

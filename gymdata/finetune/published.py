@@ -37,8 +37,8 @@ _Reader = Callable[["Document", str, dict[str, Any]], dict[str, Any]]
 
 
 def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False) -> Document:
-    """The file's ``values`` with the toolkit's parts replaced; what has none of them, and no sections of a workflow, is as it
-    was. Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given
+    """The file's ``values`` with the toolkit's parts replaced; what has none, and no sections of a workflow, is as it was.
+    Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given
     for the policy."""
     document = Document({key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}, beside)
     for section, readers in _READERS.items():

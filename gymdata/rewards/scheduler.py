@@ -121,6 +121,12 @@ def view_of(
     environment: Mapping[str, object] | None = None,
 ) -> View:
     """A rollout as a reward function sees it. ``environment``: the environment's verdict."""
+    ids: list[int] = []
+    for number, call in enumerate(turns):
+        if number:
+            ids.extend(int(token) for token in call["prompt_delta_ids"])
+        sampled = call["generation_token_ids"]
+        ids.extend(sampled.tolist() if hasattr(sampled, "tolist") else sampled)
     first = next((i for i, turn in enumerate(produced_by) if turn is not None), len(messages))
     generated = [m for m, turn in zip(messages, produced_by, strict=True) if turn is not None]
     return {
@@ -128,23 +134,13 @@ def view_of(
         "prompt": list(messages[:first]),
         "completion": list(messages[first:]),
         "text": (generated[-1].get("content") or "") if generated else "",
-        "completion_ids": _after_first_prompt(turns),
+        "completion_ids": ids,
         "task": task,
         "tools": tools,
         "turns": turns,
         "status": status,
         "stdout": (environment or {}).get("stdout"),
     }
-
-
-def _after_first_prompt(turns: Sequence[Turn]) -> list[int]:
-    ids: list[int] = []
-    for k, turn in enumerate(turns):
-        if k:
-            ids.extend(int(i) for i in turn["prompt_delta_ids"])
-        generated = turn["generation_token_ids"]
-        ids.extend(generated.tolist() if hasattr(generated, "tolist") else generated)
-    return ids
 
 
 @dataclass(slots=True)
