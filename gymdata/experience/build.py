@@ -179,7 +179,7 @@ class Crediting:
         )
         why[(why == 0) & ~shaped.kept] = 5
         shaped.kept &= why == 0
-        report.left_out = group_rewards.tally(_REASONS, why)
+        report.left_out = {reason: n for code, reason in enumerate(_REASONS, 1) if (n := int((why == code).sum()))}
         report.dropped_groups = {
             reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
         }

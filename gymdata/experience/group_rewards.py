@@ -6,7 +6,7 @@ has one reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -158,9 +158,3 @@ def _normed(values: Array, *, centre: bool) -> Array:
     if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
         return np.where(known, 0.0, values)
     return (values - (moments.mean if centre else 0.0)) / moments.std
-
-
-def tally(reasons: Sequence[str], why: Array) -> dict[str, int]:
-    """How many rollouts carry each reason: ``why`` holds the reason's place + 1, 0 for none."""
-    counts = np.bincount(why, minlength=len(reasons) + 1)
-    return {reason: int(counts[i + 1]) for i, reason in enumerate(reasons) if counts[i + 1]}

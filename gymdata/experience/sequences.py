@@ -114,7 +114,11 @@ def _give_returns(
     rewards = _placed(sampled, outcome, steps)
     if result.kl is not None and settings.kl_coef > 0:
         rewards -= settings.kl_coef * result.kl
-    step: Any = settings.gamma if settings.discount_unit == "token" else _turn_discount(sampled, settings.gamma)
+    step: Any = settings.gamma
+    if settings.discount_unit == "turn":
+        # γ after each turn's last token, 1 after the others.
+        step = np.ones(len(rewards), np.float64)
+        step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = settings.gamma
     if settings.estimator == "gae":
         held = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
         result.advantages, result.returns = credit.gae_ragged(
@@ -160,13 +164,6 @@ def _placed(sampled: SampledTokens, outcome: Array | None, steps: Array | None) 
         at = np.maximum(sampled.turn_ends[has] - 1, begin[sampled.turn_rollout[has]])
         np.add.at(rewards, at, steps[has])
     return rewards
-
-
-def _turn_discount(sampled: SampledTokens, gamma: float) -> Array:
-    """γ after each turn's last token, 1 after the others."""
-    step = np.ones(len(sampled.logprobs.values), np.float64)
-    step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = gamma
-    return step
 
 
 def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | None) -> Credited:

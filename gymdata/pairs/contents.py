@@ -101,20 +101,15 @@ def token_columns(
 
     def lists(some: Ragged) -> pa.ListArray:
         """A list per rollout, empty for those without one sequence."""
-        return Ragged(some.values, offsets_of(_filled(some.lengths, rows, n))).to_arrow()
+        lengths = np.zeros(n, np.int64)
+        lengths[rows] = some.lengths
+        return Ragged(some.values, offsets_of(lengths)).to_arrow()
 
     columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]
     flat = TurnColumns.of(turns)
     abandoned = np.diff(flat.offsets) - np.bincount(found.sampled.turn_rollout, minlength=n)
     columns += [pa.array(abandoned.astype(np.int32)), pa.array(flat.has_rendered())]
     return pa.Table.from_arrays(columns, schema=TOKENS)
-
-
-def _filled(values: Array, rows: Array, n: int) -> Array:
-    """``values`` at ``rows`` of n, 0 elsewhere."""
-    result = np.zeros(n, values.dtype)
-    result[rows] = values
-    return result
 
 
 def trained_keys(completion: Ragged, mask: Ragged) -> Array:

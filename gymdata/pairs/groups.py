@@ -40,9 +40,11 @@ class Groups:
         scored = np.flatnonzero(np.isfinite(scores))
         index = frame["rollout_index"].to_numpy().astype(np.int64)
         # Adding 0 makes -0.0 the 0.0 that it is equal to.
-        keys = [groups[scored], *(_dense(key[scored]) for key in (-scores + 0.0, index))]
+        dense = (ranks(pa.chunked_array([key[scored]]))[0] for key in (-scores + 0.0, index))
+        keys = [groups[scored], *dense]
         order = _sorted_by(keys)
-        if _any_equal_neighbours([key[order] for key in keys]):
+        ordered = [key[order] for key in keys]
+        if np.logical_and.reduce([key[1:] == key[:-1] for key in ordered]).any():
             # Two rollouts of one group may share an index (files of two runs): their ids break the tie.
             order = _sorted_by([*keys, ranks(frame["rollout_id"])[0][scored]])
         # Candidates are several times as many as rollouts, and each is two of these.
@@ -58,11 +60,6 @@ class Groups:
 def run_starts(values: np.ndarray) -> Ints:
     """Where runs of equal values begin."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-
-
-def _dense(values: np.ndarray) -> Ints:
-    """Each number's place among the distinct ones."""
-    return ranks(pa.chunked_array([pa.array(values)]))[0]
 
 
 def _sorted_by(keys: Sequence[Ints]) -> Ints:
@@ -110,8 +107,3 @@ def group_ranks(rows: pa.Table) -> tuple[Ints, int]:
     for block in blocks:
         group[block] = place[group[block]]
     return group, n
-
-
-def _any_equal_neighbours(sorted_keys: Sequence[np.ndarray]) -> bool:
-    """Are two rows that follow each other equal in every key?"""
-    return bool(np.logical_and.reduce([key[1:] == key[:-1] for key in sorted_keys]).any())
