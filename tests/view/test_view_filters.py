@@ -57,6 +57,17 @@ def runs(tmp_path: Path) -> list[Path]:
     return made
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_the_filter_box_searches_texts(serve: Serve, tmp_path: Path, suffix: str):
+    """What a prompt and an answer say, of files of either kind."""
+    answers = ("I cannot", "12", "cannot say")
+    rows = [rollout(f"t{k}", 0, 1.0, two_turns(k, 40), text=text) for k, text in enumerate(answers)]
+    base = serve(write_run(tmp_path / "run", rows, suffix))
+    for where, ids in (("text LIKE '%cannot%'", {"t0-0", "t2-0"}), ("contains(prompt, 't1')", {"t1-0"})):
+        status, listed = get(f"{base}/?{urllib.parse.urlencode({'where': where})}")
+        assert (status, set(re.findall(r"/rollout\?id=([\w-]+)", listed))) == (200, ids)
+
+
 @pytest.mark.parametrize("code", FAULTY)
 def test_a_rollout_that_fails_validation_says_its_code(serve: Serve, code: str):
     """Its page has code and meaning and leads to the explanation; the list marks it and can be filtered by the code."""
