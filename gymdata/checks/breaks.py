@@ -197,7 +197,7 @@ def cause_of_break(
     case = _Case(before, prompt, spans, generations, reading)
     holds = case.predicates()
     code = holds[0] if holds else "T200"
-    explanation = EXPLANATIONS[code] if reading is not None or holds else "give --tokenizer to learn the cause"
+    explanation = EXPLANATIONS[code] if reading is not None or holds else "a known tokenizer would tell the cause"
     if code == "T203" and case.lost_reasoning():
         explanation = _REASONING
     elif code == "T200" and case.cut_off():

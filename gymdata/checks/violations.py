@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from gymdata.errors import UsageError, printable
+from gymdata.errors import UsageError, option, printable
 from gymdata.public import Report, Row
 from gymdata.registry import Registry
 
@@ -53,7 +53,7 @@ class _Codes(Mapping[str, Code]):
     def add(self, code: Code) -> None:
         """A code of a user's own check. Raises UsageError for one that another check has."""
         if self._all().setdefault(code.code, code) != code:
-            raise UsageError(f"--check: the code {code.code} is taken: {self._codes[code.code].name}")
+            raise UsageError(f"{option('check')}: the code {code.code} is taken: {self._codes[code.code].name}")
 
     def __getitem__(self, name: str) -> Code:
         return self._all()[name]
@@ -106,8 +106,8 @@ def explain(code: str) -> Code:
     if entry is None:
         family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
         if family:
-            raise UsageError.bad_value("--explain", code, f"one code; these begin so: {', '.join(family)}")
-        raise UsageError.unknown_choice("--explain", code, CODES)
+            raise UsageError.bad_value(option("explain"), code, f"one code; these begin so: {', '.join(family)}")
+        raise UsageError.unknown_choice(option("explain"), code, CODES)
     return entry
 
 
@@ -242,8 +242,8 @@ class Selection:
     @classmethod
     def of(cls, select: Iterable[str] = (), ignore: Iterable[str] = (), strict: bool = False) -> Selection:
         """From prefixes as the command line gives them; no ``select`` means every code."""
-        chosen = expand_prefixes(select, "--select") or frozenset(CODES)
-        return cls(chosen, expand_prefixes(ignore, "--ignore"), strict)
+        chosen = expand_prefixes(select, option("select")) or frozenset(CODES)
+        return cls(chosen, expand_prefixes(ignore, option("ignore")), strict)
 
     def wants(self, code: str) -> bool:
         return code in self.select and code not in self.ignore

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import OutsideError, StoreError, UsageError, counted
+from gymdata.errors import OutsideError, StoreError, UsageError, counted, option
 from gymdata.remote import client
 from gymdata.remote.client import TakenError
 from gymdata.remote.places import SPOOL, Place, is_odd, is_url, mirrored, place_of, staging
@@ -105,8 +105,8 @@ class Upload:
                 f"{upload.shown}: another machine has written here, and "
                 f"{counted(len(unsent), 'file of this one was', 'files of this one were')} never sent "
                 f"(first: {unsent[0].name})",
-                hint=f"they stay in the staging folder, {run_json.parent}; set {SPOOL} or --spool to another folder to "
-                "continue from what was sent, or give --overwrite",
+                hint=f"they stay in the staging folder, {run_json.parent}; set {SPOOL} or {option('spool')} to another "
+                f"folder to continue from what was sent, or give {option('overwrite', True)}",
             )
         upload.refuse_other_writer(take_over=take_over)
         upload._is_run = derived is not None
@@ -124,8 +124,8 @@ class Upload:
         raise StoreError(
             f"{self.shown}: another machine writes this run (pid {writer.get('pid')} on {writer['host']}, since "
             f"{writer.get('started_at')}{sent})",
-            hint="wait for it, or give another output; if that machine is gone, `collect` takes its place with --take-over, "
-            "and `import` with --overwrite",
+            hint="wait for it, or give another output; if that machine is gone, `collect` takes its place with "
+            f"{option('take_over', True)}, and `import` with {option('overwrite', True)}",
         )
 
     def refresh(self, *, discard: bool = False) -> bool:
@@ -318,7 +318,7 @@ class Upload:
         return StoreError(
             f"{self.shown}: another {what}",
             hint="its rows are there; what this one had not sent stays in the staging folder. Give another output, or "
-            "--overwrite",
+            f"{option('overwrite', True)}",
         )
 
     def _facts_there(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from gymdata.errors import UsageError, counted
+from gymdata.errors import UsageError, counted, option
 from gymdata.rollouts.ragged import Ints, list_parts, offsets_of, places
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def split_tasks(task_ids: Iterable[str], share: float, seed: int = 0) -> set[str
     if len(distinct) < 2:
         raise UsageError(
             f"split: got {counted(len(distinct), 'task')}, expected at least 2, so that one can be held out",
-            hint="give data of more tasks, or hold out none: `--split 0` in training, no `--split` elsewhere",
+            hint=f"give data of more tasks, or hold out none: {option('split', 0)} in training, no {option('split')} "
+            "elsewhere",
         )
     drawn = sorted(distinct, key=lambda t: (xxhash.xxh3_64_intdigest(t.encode(), seed), t))
     return set(drawn[: min(max(1, round(share * len(drawn))), len(drawn) - 1)])

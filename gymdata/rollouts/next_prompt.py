@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from gymdata.errors import RefusedError
+from gymdata.errors import RefusedError, option
 
 #: Ids on each side of a position that a refusal carries.
 WINDOW = 8
@@ -219,7 +219,8 @@ def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collect
         raise RefusedError(
             f"the template rewrites earlier messages when new ones follow: token {at} changes from "
             f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
-            hint="use a prefix-preserving template (--chat-template); `gymdata check MODEL` names one where known",
+            hint=f"use a prefix-preserving template ({option('chat_template')}); `gymdata check MODEL` names one where "
+            "known",
         )
     return list(after[head:])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.errors import RefusedError
+from gymdata.errors import RefusedError, option, with_options
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -46,7 +46,7 @@ def odd_log_probs(lp: np.ndarray) -> list[tuple[int, str]]:
 
 
 _HINT = (
-    "`gymdata validate` lists every such place, and `gymdata validate --fix drop -o OUT` leaves those rollouts out; "
+    "`gymdata validate` lists every such place, and {fix:drop} leaves those rollouts out; "
     "collect again what should not be lost"
 )
 
@@ -115,8 +115,8 @@ def rendered_ids(where: str, name: str, many: str) -> RefusedError:
     return RefusedError(
         f"{where}{': ' if where else ''}{name}: ids rendered from text, not sampled ({many} in this part of the data)",
         code="T213",
-        hint="`gymdata pairs`, train-sft, train-dpo, train-kto and train-reward take them with --allow-rendered; "
-        "`gymdata experience` and train-rl take sampled ids only",
+        hint="`gymdata pairs`, train-sft, train-dpo, train-kto and train-reward take them with "
+        f"{option('allow_rendered', True)}; `gymdata experience` and train-rl take sampled ids only",
     )
 
 
@@ -180,4 +180,4 @@ def refuse_unsound(
 
 def _refuse(code: str, where: str, name: str, what: str, n: int) -> None:
     more = f" ({n:,} such places in this part of the data)" if n > 1 else ""
-    raise RefusedError(f"{where}{': ' if where else ''}{name}: {what}{more}", code=code, hint=_HINT)
+    raise RefusedError(f"{where}{': ' if where else ''}{name}: {what}{more}", code=code, hint=with_options(_HINT))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError, StoreError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError, counted, option
 from gymdata.public import Paths as Paths
 from gymdata.remote.places import is_url
 from gymdata.remote.reading import described
@@ -155,7 +155,7 @@ def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
         return f"{twice} is given twice: give each file once"
     given = " ".join(shlex.quote(str(source)) for source in sources)
     if len(sources) == 1:
-        return f"`gymdata validate {given} --select D701` lists them"
+        return f"`gymdata validate {given}` lists them as D701"
     sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
     return f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
 
@@ -186,7 +186,7 @@ def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:
     """The folder ``STAGE-NAME`` of the single run folder that ``sources`` are. Raises UsageError for anything else."""
     run = own_run(sources)
     if run is None:
-        raise UsageError("-o/--output is required unless the input is a single run folder")
+        raise UsageError(f"{option('output')} is required unless the input is a single run folder")
     return placed_output(run / (f"{stage}-" + re.sub(r"[^\w.+-]", "_", name)))
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.remote.upload import Upload, refuse_open
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
@@ -292,7 +292,7 @@ def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
         if not (rollouts / name).is_file():
             raise StoreError(
                 f"{rollouts / name}: is named in run.json but not there",
-                hint="bring the file back, or start again with --overwrite",
+                hint=f"bring the file back, or start again with {option('overwrite', True)}",
             )
     journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
     parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
@@ -421,7 +421,7 @@ class Run:
                 stages = {stage.name for stage in derived(place)} | set(upload.derived if upload is not None else ())
                 if stages:
                     names = ", ".join(f"{stage}/" for stage in sorted(stages))
-                    warn(f"{place}: --overwrite removes what was made from its rollouts, too: {names}")
+                    warn(f"{place}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
                 wipe(place)
             found = _checked(place, identity, defaults, run_id)
             run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gymdata import __version__
-from gymdata.errors import DataError, StoreError
+from gymdata.errors import DataError, StoreError, option
 from gymdata.progress import leave_log, log_to
 from gymdata.remote.places import mirrored
 from gymdata.remote.upload import Upload
@@ -233,7 +233,7 @@ class StageOutput:
             before, inputs = (", ".join(map(_called, sources.values())) for sources in (was, given))
             raise StoreError(
                 f"{self.place}: holds {what} from {before}; this is {inputs}",
-                hint="--overwrite replaces them; another output folder or file (-o) keeps both",
+                hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
             )
         settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
         other = differences(self.facts.get(key) or {}, settings, defaults)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from gymdata.errors import GymdataError, OutsideError, UsageError, reported
+from gymdata.errors import GymdataError, OutsideError, UsageError, option, reported
 from gymdata.store import reading
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def _results(pending: deque[tuple[str, Future[_Answer]]]) -> list[Any]:
         raise OutsideError(
             "worker",
             f"a process was killed while it worked on one of {names} (the system ends processes when memory runs out)",
-            hint="give fewer --workers",
+            hint=f"give fewer {option('workers')}",
         ) from error
     pending.popleft()
     for damage, line in answer.lines:

@@ -39,11 +39,13 @@ OTHERS = {
 }  # fmt: skip
 
 
-def named() -> Iterator[tuple[str, str]]:
+def named(*, docstrings: bool = True) -> Iterator[tuple[str, str]]:
     """(file:line, flag) of every flag in a string of the sources."""
     for file in sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        skipped = set[ast.AST]() if docstrings else {node.value for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
                 for flag in FLAG.findall(node.value):
                     yield f"{file.relative_to(ROOT)}:{node.lineno}", flag
 
@@ -52,6 +54,19 @@ def test_every_flag_that_a_message_names_exists() -> None:
     """Each ``--flag`` in a string of gymdata/ and cli/ is a flag of some command, or of a program that is named here."""
     known = {"--version"}.union(*map(flags_of, COMMANDS), *OTHERS.values())
     assert [f"{where} {flag}" for where, flag in named() if flag not in known] == []
+
+
+#: Rooms whose functions a Python program calls as often as the command line does.
+KERNEL = ("rollouts", "checks", "tables", "store", "remote", "workers")
+#: What names flags there: the pages of codes, a module that is a command itself, and the words of messages.
+PAGES = ("gymdata/checks/codes/", "gymdata/store/json_schema.py")
+
+
+def test_the_kernel_names_no_flag() -> None:
+    """It writes ``option("overwrite", True)``, so that a Python program reads ``overwrite=True``."""
+    inside = tuple(f"gymdata/{room}/" for room in KERNEL)
+    names = [f"{where} {flag}" for where, flag in named(docstrings=False) if where.startswith(inside)]
+    assert [name for name in names if not name.startswith(PAGES)] == []
 
 
 def options_named() -> Iterator[tuple[str, str]]:

@@ -200,7 +200,7 @@ def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, mo
     store.put("bucket/runs/new/audit-tiny/run.json", b'{"stage": "audit"}')
     folder = placed_output(URL, tmp_path / "b")
     with (
-        pytest.warns(DataWarning, match=r"s3://bucket/runs/new: --overwrite removes .* scores-seven/"),
+        pytest.warns(DataWarning, match=r"s3://bucket/runs/new: overwrite=True removes .* scores-seven/"),
         Run.open(folder, identity={"policy": "new"}, extent={}, operation={}, overwrite=True) as run,
     ):
         run.append(make_row(9))
@@ -267,7 +267,7 @@ def test_a_refused_command_leaves_no_lock(store: FaultyStore, tmp_path: Path, mo
     facts["attempts"][-1] |= {"host": "elsewhere", "pid": 1, "ended_at": None}
     store.put("bucket/runs/new/run.json", json.dumps(facts).encode())
     monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "other"))
-    with pytest.raises(StoreError, match="`import` with --overwrite"):
+    with pytest.raises(StoreError, match="`import` with overwrite=True"):
         gymdata.import_rollouts([whole], output=URL)
     gymdata.import_rollouts([whole], output=URL, overwrite=True)
     assert plain(store.names()) == plain(before)

@@ -89,7 +89,7 @@ def test_a_worker_that_is_killed_is_an_error_that_names_its_piece() -> None:
     assert [next(done), next(done)] == [1, 2]
     with pytest.raises(OutsideError, match=r"worker: a process was killed .* piece 3.* memory") as caught:
         next(done)
-    assert (caught.value.exit_code, caught.value.hint) == (3, "give fewer --workers")
+    assert (caught.value.exit_code, caught.value.hint) == (3, "give fewer workers=")
 
 
 def test_a_caller_that_stops_leaves_no_process() -> None:
