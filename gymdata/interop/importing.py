@@ -1,9 +1,8 @@
-"""Shared by all importers: the documents of a file, rows that cannot be rollouts, and the identity of each row's
+"""Shared by all formats that are imported: the documents of a file, rows that cannot be used, and the identity of each row's
 rollout.
 
 Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for
-byte, is the same rollout and gets the same place, so that the imported run
-shows the duplicate (D701) as its file does.
+byte, is the same rollout and gets the same index, so that the imported run shows the duplicate (D701) as its file does.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import json
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, Required, TypedDict
 
 import xxhash
 
@@ -104,11 +103,6 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         except ValueError as error:
             value = BadItem("S101", f"no JSON: {error}")
         yield number, value, line
-
-
-def first_value(source: Source) -> Any:
-    """The first document that is JSON, or None."""
-    return next((value for _, value, _ in documents(source) if not isinstance(value, BadItem)), None)
 
 
 class Unnumbered:
@@ -205,3 +199,64 @@ class Numbering:
             known = self._known[key] = index << 32 | self._rows
             self._rows += 1
         return group or f"row-{known & 0xFFFFFFFF}", known >> 32
+
+
+@dataclass(slots=True)
+class Importing:
+    """What rows get from their import, and what their format reports of them.
+
+    ``reject``: gets rows that cannot be used (None: they raise DataError); ``check``: raises for a row that cannot be
+    stored; ``tokenizer``: the policy's folder, to rebuild prompts with.
+    """
+
+    run_id: str
+    numbering: Numbering | Unnumbered
+    reject: Reject | None = None
+    check: Check | None = None
+    tokenizer: str | None = None
+    #: File, line and indices of the row in hand.
+    origin: tuple[str | int, ...] = ()
+    #: How each document was nested, for formats that nest (``Format.shape``).
+    shapes: list[Shape] = field(default_factory=list)
+    #: For each row that was read, its number in ``Unnumbered.keys``; None for one that has an index of its own.
+    keys: list[int | None] = field(default_factory=list)
+    prompts_rebuilt: int = 0
+    #: Prompts that were not rebuilt, with the number of their row.
+    not_rebuilt: list[tuple[int, Any]] = field(default_factory=list)
+
+    @property
+    def n_keys(self) -> int:
+        return len(self.numbering.keys) if isinstance(self.numbering, Unnumbered) else 0
+
+
+#: In the sizes of a shape: an element of the outer list that was rejected.
+GONE: Final = "gone"
+
+
+class Shape(TypedDict, total=False):
+    """How a document nests its trajectories. ``sizes``: of its inner lists, None for an element that is no list; ``rest``:
+    the other fields of a collection, or their JSON; ``times``: how many documents of this shape follow each other."""
+
+    kind: Required[Literal["trajectory", "list", "collection", "bad"]]
+    rest: dict[str, Any] | str
+    sizes: list[int | Literal["gone"] | None]
+    times: int
+
+
+def add_shape(shapes: list[Shape], shape: Shape) -> None:
+    """Add the shape of the next document. Lines of one trajectory each are only counted: a file may have millions of
+    them."""
+    if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
+        shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
+        del shapes[-1]
+    shapes.append(shape)
+
+
+def take_out(shape: Shape, group: int) -> None:
+    """Remove a rejected trajectory from its document."""
+    sizes = shape.get("sizes")
+    if sizes is None:
+        shape["kind"] = "bad"
+    else:
+        size = sizes[group]
+        sizes[group] = size - 1 if isinstance(size, int) else GONE

@@ -6,40 +6,37 @@ reason; what a format cannot hold is counted and reported; an output appears who
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.interop import formats
+from gymdata.interop.batches import Imported, Reader, imported
 from gymdata.interop.exporting import Export
-from gymdata.interop.formats import FORMATS as FORMATS
-from gymdata.interop.formats import SOURCES as SOURCES
-from gymdata.interop.importing import ODD, Keys
-from gymdata.interop.in_pieces import chat_of, fits, imported
+from gymdata.interop.formats import Format, detect, format_named
+from gymdata.interop.formats import exported as exported_formats
+from gymdata.interop.formats import imported as imported_formats
+from gymdata.interop.importing import ODD, Keys, Rejected, Shape, reason_of
 from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
-from gymdata.store.columns import build
-from gymdata.store.lineage import vocabulary
+from gymdata.store.lineage import parent_of, vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, beside, placed_output
 from gymdata.store.reading import warn
-from gymdata.store.run_json import differences, replacing
+from gymdata.store.run_json import differences, replacing, writing_into
+from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.chat.template import TransformersChat
-    from gymdata.interop.importing import Rejected
-    from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
@@ -82,7 +79,7 @@ class ImportSummary(Report):
     def rows(self) -> list[Row]:
         rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
         first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected]
-        if SOURCES[self.format] == "pairs":
+        if format_named(self.format).table == PAIRS.name:
             return [*first, ("pairs, without token data", self.pairs), ("written to", self.run)]
         rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
         return [
@@ -96,12 +93,6 @@ class ImportSummary(Report):
             *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
             ("written to", self.run),
         ]
-
-    def count_rejected(self, rejected: Sequence[Rejected]) -> None:
-        """Add up after the last row."""
-        self.rejected = len(rejected)
-        self.rows_in = self.rollouts + self.pairs + self.rejected
-        self.reasons = dict(sorted(Counter(r.code for r in rejected).items()))
 
 
 @dataclass(slots=True, repr=False)
@@ -130,7 +121,7 @@ class ExportSummary(Report):
             ("rows", self.rows_out),
             *([("left out", self.skipped)] if self.skipped else []),
             *((f"  lost: {what}", n) for what, n in self.lost.items()),
-            *([("turns delivered", self.turns - self.turns_lost)] if self.format == "nemo-gym" else []),
+            *([("turns delivered", self.turns - self.turns_lost)] if format_named(self.format).counts_turns else []),
             ("written to", self.output),
         ]
 
@@ -150,7 +141,7 @@ def import_rollouts(
     """Import files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run
     ``output``.
 
-    ``source``: one of ``SOURCES``, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    ``source``: a format, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
@@ -162,16 +153,17 @@ def import_rollouts(
     windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the
     run is the same.
     """
-    if source is not None and source not in SOURCES:
-        raise UsageError.unknown_choice("--from", source, SOURCES)
+    if source is not None and source not in (known := imported_formats()):
+        raise UsageError.unknown_choice("--from", source, known)
     output = placed_output(output)
     given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     for path in map(Path, given):
         if path.is_dir() and not (path / RUN_JSON).is_file():
             raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
-    sources = [one for path in given for one in resolve(path, ROLLOUTS)]
-    name = source or formats.detect(sources)
-    if tokenizer is not None and name != "nemo-gym":
+    sources = [file for path in given for file in resolve(path, ROLLOUTS)]
+    known_format = format_named(source) if source is not None else detect(sources)
+    name = known_format.name
+    if tokenizer is not None and not known_format.rebuilds_prompts:
         raise UsageError(
             f"--tokenizer {tokenizer}: prompts are rebuilt in NeMo Gym rows only, and these files are {name}",
             hint="leave --tokenizer out",
@@ -179,29 +171,26 @@ def import_rollouts(
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name}
-    parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
     facts: dict[str, Any] = {
         "stage": "import",
         "format": name,
         "command": list(command),
-        "parents": parents,
+        "parents": [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read],
         "sources": read,
     }
-    if SOURCES[name] == "pairs":
-        run_id = run_id or Path(output).name
+    if known_format.table == PAIRS.name:
         with StageOutput(
             Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
         ) as out:
             if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
                 raise StoreError.other_identity(out.folder, other)
-            return _import_pairs(sources, out, summary, identity, facts, run_id)
-    rejected: list[Rejected] = []
-    shapes: list[dict[str, Any]] = []
-    rebuild: PromptRebuilder | None = None
+            run_id = run_id or Path(output).name
+            _import_pairs(Reader(name, run_id), sources, out, summary, facts | {"identity": identity, "run_id": run_id})
+        return summary
     if tokenizer is not None:
-        chat = chat_of(tokenizer)
-        rebuild = _rebuilder(chat)
-        facts["tokenizer"] = {"path": tokenizer, **chat.facts()}
+        from gymdata.interop.formats.nemo_gym import chat_of
+
+        facts["tokenizer"] = {"path": tokenizer, **chat_of(tokenizer).facts()}
         identity |= {key: facts["tokenizer"][key] for key in ("tokenizer_hash", "chat_template_hash")}
     with Run.open(
         output,
@@ -214,157 +203,94 @@ def import_rollouts(
         take_over=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        # An import that was stopped after it had met an unfit row is resumed with the rows that it had found fit.
-        careful = bool(read_run_json(run.folder).get("rows_tried_alone"))
-
-        def write(careful: bool) -> None:
-            if workers > 1 and name == "nemo-gym":
-                made = imported(
-                    sources,
-                    workers,
-                    run_id=run.run_id,
-                    tokenizer=tokenizer,
-                    careful=careful,
-                    rejected=rejected,
-                    rebuild=rebuild,
-                )
-                _write_batches(run, made, summary)
-            else:
-                _write_rollouts(run, name, sources, summary, rejected, shapes, rebuild, fits if careful else None)
-
-        try:
-            write(careful)
-        except ODD:
-            if careful:
-                raise
-            # Rows are turned into columns many at a time. This time each is tried alone, so that only unfit ones are lost.
-            run.note(rows_tried_alone=True)
-            rejected.clear()
-            shapes.clear()
-            summary = ImportSummary(str(output), name, files=summary.files)
-            rebuild = _rebuilder(chat) if rebuild is not None else None
-            write(careful=True)
-        summary.count_rejected(rejected)
-        _write_lines(Path(output) / REJECTED, _rejected_lines(rejected))
-        if rebuild is not None:
-            summary.prompts_rebuilt, summary.prompts_refused = rebuild.rebuilt, len(rebuild.refused)
-            left = (
-                {"file": str(one.file), "line": one.line, "rollout_id": one.rollout_id, **asdict(one.refused)}
-                for one in rebuild.refused
-            )
-            _write_lines(Path(output) / NOT_REBUILT, [encode_any(one) + b"\n" for one in left])
-        run.note(counts={k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")})
-        if shapes:
-            run.note(documents=shapes)
+        found = _Found()
+        parts = found.gathered(imported(Reader(name, run.run_id, tokenizer), sources, workers))
+        run.write_batches(_counted(parts, summary, run.sealed_rows))
+        found.count(summary)
+        _write_lines(Path(output) / REJECTED, _rejected_lines(found.rejected))
+        if tokenizer is not None:
+            _write_lines(Path(output) / NOT_REBUILT, found.not_rebuilt)
+        run.note(counts=_counts(summary))
+        if found.shapes:
+            run.note(documents=found.shapes)
     return summary
 
 
-def _write_rollouts(
-    run: Run,
-    name: str,
-    sources: list[Source],
-    summary: ImportSummary,
-    rejected: list[Rejected],
-    shapes: list[dict[str, Any]],
-    rebuild: PromptRebuilder | None,
-    check: Callable[[Mapping[str, Any]], None] | None,
-) -> None:
-    # The order of rows is that of the files, so what an import that was stopped has written is their beginning.
-    done = run.sealed_rows
-    rows = formats.read(
-        name, sources, run_id=run.run_id, reject=rejected.append, shapes=shapes, rebuild=rebuild, check=check
-    )
-    counted = _counted(rows, summary)
-    with rare_collections():
-        for _ in islice(counted, done):
-            pass
-        run.write(counted)
+@dataclass(slots=True)
+class _Found:
+    """What an import found besides rows."""
+
+    rejected: list[Rejected] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    prompts_rebuilt: int = 0
+    #: JSON lines of prompts that were not rebuilt.
+    not_rebuilt: list[bytes] = field(default_factory=list)
+
+    def gathered(self, parts: Iterator[Imported]) -> Iterator[pa.RecordBatch]:
+        """The batches of ``parts``; all else of them is kept."""
+        for part in parts:
+            self.rejected += part.rejected
+            self.shapes += part.shapes
+            self.prompts_rebuilt += part.prompts_rebuilt
+            for _, prompt in part.not_rebuilt:
+                row = {"file": str(prompt.file), "line": prompt.line, "rollout_id": prompt.rollout_id}
+                self.not_rebuilt.append(encode_any(row | asdict(prompt.refused)) + b"\n")
+            if part.batch is not None:
+                yield part.batch
+
+    def count(self, summary: ImportSummary) -> None:
+        """After the last row."""
+        summary.rejected = len(self.rejected)
+        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected
+        summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
+        summary.prompts_rebuilt, summary.prompts_refused = self.prompts_rebuilt, len(self.not_rebuilt)
 
 
-def _write_batches(run: Run, batches: Iterator[pa.RecordBatch], summary: ImportSummary) -> None:
-    """The same for batches of rows."""
-    skip, seen = run.sealed_rows, Keys()
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal skip
-        for batch in batches:
-            summary.rollouts += batch.num_rows
-            turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
-            summary.turns += int(turns.sum())
-            summary.breaks += int(breaks.sum())
-            summary.without_token_data += int((turns == 0).sum())
-            summary.without_reward += batch.column("reward").null_count
-            summary.duplicates += sum(not seen.add(name) for name in batch.column("rollout_id").to_pylist())
-            done = min(skip, batch.num_rows)
-            skip -= done
-            if done < batch.num_rows:
-                yield batch.slice(done)
-
-    run.write_batches(counted())
+def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: int) -> Iterator[pa.RecordBatch]:
+    """Batches of rollouts without the first ``skip`` rows, which an import that was stopped has written: rows have the order
+    of the files."""
+    seen = Keys()
+    for batch in batches:
+        summary.rollouts += batch.num_rows
+        turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
+        summary.turns += int(turns.sum())
+        summary.breaks += int(breaks.sum())
+        summary.without_token_data += int((turns == 0).sum())
+        summary.without_reward += batch.column("reward").null_count
+        summary.duplicates += sum(not seen.add(name) for name in batch.column("rollout_id").to_pylist())
+        done = min(skip, batch.num_rows)
+        skip -= done
+        if done < batch.num_rows:
+            yield batch.slice(done)
 
 
 def _import_pairs(
-    sources: list[Source],
-    out: StageOutput,
-    summary: ImportSummary,
-    identity: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    run_id: str,
-) -> ImportSummary:
+    reader: Reader, sources: list[Source], out: StageOutput, summary: ImportSummary, facts: dict[str, Any]
+) -> None:
     import pyarrow as pa
 
-    from gymdata.interop.trajectories import nat_pairs
+    found = _Found()
+    batches = found.gathered(reader(sources))
+    first = next(batches, None)
+    columns = PAIRS.required() if first is None else first.schema.names
 
-    rejected: list[Rejected] = []
-    shapes: list[dict[str, Any]] = []
-    required = [column for column in PAIRS.schema.names if column not in PAIRS.optional]
+    def counted() -> Iterator[pa.RecordBatch]:
+        for batch in () if first is None else chain([first], batches):
+            summary.pairs += batch.num_rows
+            yield batch
 
-    def write(check: Callable[[Mapping[str, Any]], None] | None) -> None:
-        rows = nat_pairs.table_rows(sources, run_id=run_id, reject=rejected.append, shapes=shapes, check=check)
-        # References to a reference model's log-probabilities are there when our own pairs were exported with them.
-        first = next(rows, None)
-        optional = [c for c in PAIRS.schema.names if c in PAIRS.optional and first is not None and c in first[0]]
-        columns = [*required, *optional]
-        every = chain([] if first is None else [first], rows)
-
-        def batches() -> Iterator[Any]:
-            # Few at a time: a row as Python objects is ten times as large as in columns.
-            for chunk in iter(lambda: list(islice(every, 512)), []):
-                summary.pairs += len(chunk)
-                yield build([row for row, _ in chunk], PAIRS, columns, "imported pairs", [line for _, line in chunk])
-
-        schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
-        out.batches("pairs.parquet", batches(), PAIRS, schema)
-
-    try:
-        write(None)
-    except ODD:
-        # As with rollouts: each row alone, so that only unfit ones are lost.
-        rejected.clear()
-        shapes.clear()
-        summary.pairs = 0
-        write(partial(fits, table=PAIRS))
-    summary.count_rejected(rejected)
-    if rejected:
+    schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
+    out.batches("pairs.parquet", counted(), PAIRS, schema)
+    found.count(summary)
+    if found.rejected:
         part = out.part(REJECTED)
-        with part.path.open("wb") as file:
-            file.writelines(_rejected_lines(rejected))
-        part.rows = len(rejected)
-    counts = {k: v for k, v in summary.to_dict().items() if k not in ("run", "files", "format")}
-    out.finish({**facts, "identity": identity, "run_id": run_id, "counts": counts, "documents": shapes})
-    return summary
+        part.path.write_bytes(b"".join(_rejected_lines(found.rejected)))
+        part.rows = len(found.rejected)
+    out.finish({**facts, "counts": _counts(summary), "documents": found.shapes})
 
 
-def _counted(rows: Iterable[dict[str, Any]], summary: ImportSummary) -> Iterator[tuple[dict[str, Any], int]]:
-    seen = Keys()
-    for row in rows:
-        summary.rollouts += 1
-        summary.duplicates += not seen.add(row["rollout_id"])
-        summary.turns += row["n_turns"]
-        summary.breaks += row["n_breaks"]
-        summary.without_token_data += not row["n_turns"]
-        summary.without_reward += row["reward"] is None
-        yield row, row["n_context_tokens"] + row["n_generated_tokens"]
+def _counts(summary: ImportSummary) -> dict[str, Any]:
+    return {name: value for name, value in summary.to_dict().items() if name not in ("run", "files", "format")}
 
 
 def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
@@ -385,12 +311,6 @@ def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
         file.writelines(lines)
 
 
-def _rebuilder(chat: TransformersChat) -> PromptRebuilder:
-    from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
-
-    return PromptRebuilder(chat)
-
-
 def export(
     path: str | Path,
     output: str | Path,
@@ -401,7 +321,7 @@ def export(
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ExportSummary:
-    """Write the rollouts under ``path`` in another project's format, one of ``FORMATS``.
+    """Write the rollouts under ``path`` in another project's format.
 
     ``reward``: the score that is written as the reward, by default the newest, else the total reward of ``collect``.
 
@@ -415,61 +335,89 @@ def export(
     """
     path = path_of(path, "export")
     target = placed_output(output)
-    if format not in FORMATS:
-        raise UsageError.unknown_choice("--format", format, FORMATS)
-    suffixes = formats.SUFFIXES.get(format, (".jsonl",))
-    if target.suffix not in suffixes:
-        raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(suffixes)}, for {format}")
-    if format in formats.WITH_REWARD:
+    if format not in (known := exported_formats()):
+        raise UsageError.unknown_choice("--format", format, known)
+    to = known[format]
+    if target.suffix not in to.suffixes:
+        raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(to.suffixes)}, for {format}")
+    if to.holds_reward:
         reward, note = default_score([path], reward)
         if note:
             warn(note)
     elif reward is not None:
         raise UsageError(f"--reward {reward}: {format} holds no rewards", hint="leave it out")
-    sources = resolve(path, formats.table_of(format))
+    sources = resolve(path, to.table)
     if any(target.exists() and target.samefile(s.path) for s in sources):
         raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
     settings = {"format": format, "path": str(Path(path).resolve()), **({"reward": reward} if reward else {})}
     with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "an export that was made")
-        described = {"command": list(command), "config": settings}
-        return _export(
-            path, sources, target, Export(str(path), format, vocabulary(path), reward), workers, out, described
-        )
+        account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
+        summary = _export(path, sources, target, account, workers, out)
+        parents = [parent_of(source) for source in (path, *(rescorings([path], reward) if reward else ()))]
+        described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
+        out.finish(described)
+    return summary
 
 
 def _export(
-    path: str | Path,
-    sources: Sequence[Source],
-    target: Path,
-    account: Export,
-    workers: int,
-    out: StageOutput,
-    facts: Mapping[str, Any],
+    path: str | Path, sources: Sequence[Source], target: Path, account: Export, workers: int, out: StageOutput
 ) -> ExportSummary:
-    format = account.format
-    summary = ExportSummary(str(target), format)
-    part = out.part(target.name)
+    summary = ExportSummary(str(target), account.format)
+    part, to = out.part(target.name), format_named(account.format)
     try:
-        with rare_collections():
-            rows = account.made(sources, workers)
-            summary.rows_out = formats.write(format, rows, part, target, formats.shapes_of(path, format))
+        with rare_collections(), writing_into(target):
+            to.save(_converted(account, to, sources, workers), part, account)
     except DataError:
         raise
     except ODD as error:
-        raise account.unwritable(error) from error
-    part.rows = summary.rows_out
+        raise _unwritable(account, error) from error
+    part.rows = summary.rows_out = account.written
     if not account.seen:
-        raise _nothing_there(path, TABLES[formats.table_of(format)])
+        raise _nothing_there(path, account.table)
     summary.turns, summary.turns_lost = account.turns, account.turns_lost
     summary.skipped = account.seen - summary.rows_out
     lost = {**account.lost, "turns that no message names": account.turns_lost}
     summary.lost = {what: n for what, n in lost.items() if n}
-    from gymdata.store.lineage import parent_of
-
-    scored_in = rescorings([path], account.score) if account.score else []
-    out.finish({**facts, "parents": [parent_of(one) for one in (path, *scored_in)], "counts": summary.to_dict()})
     return summary
+
+
+def _converted(account: Export, to: Format, sources: Sequence[Source], workers: int) -> Iterator[Any]:
+    """What ``to.save`` takes of each row."""
+    if workers == 1:
+        batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
+        yield from to.convert(batches, account)
+        return
+    with contextlib.closing(in_order(_Converter(account), sources, workers, lambda source: str(source.path))) as done:
+        for rows, counts in done:
+            account.add(counts)
+            for account.current, row in rows:
+                yield row
+
+
+@dataclass(frozen=True, slots=True)
+class _Converter:
+    """Converts the rows of a file, in a worker: (ID, result) per row, and the counts."""
+
+    export: Export
+
+    def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
+        mine, to = replace(self.export, lost=Counter()), format_named(self.export.format)
+        with rare_collections():
+            try:
+                batches = mine.batches(source, to.columns, to.unread)
+                rows = [(mine.current, row) for row in to.convert(batches, mine)]
+            except DataError:
+                raise
+            except ODD as error:
+                raise _unwritable(mine, error) from error
+        yield rows, mine
+
+
+def _unwritable(export: Export, error: Exception) -> DataError:
+    """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
+    kind = "pair" if export.table is PAIRS else "rollout"
+    return DataError.unwritable_row(f"{export.path}: {kind} {export.current}", export.format, reason_of(error))
 
 
 def _nothing_there(path: str | Path, table: Table) -> DataError:

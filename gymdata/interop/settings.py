@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
+from gymdata.interop.formats import exported, imported
 from gymdata.settings import Config, Workers
+
+if TYPE_CHECKING:
+    SourceName = str
+    FormatName = str
+else:
+    SourceName, FormatName = Literal[tuple(imported())], Literal[tuple(exported())]
 
 
 class ImportConfig(Config):
     """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
 
-    source: Literal["nemo-gym", "nat-trajectories", "nat-dpo", "nat-dpo-items", "atif"] | None = pydantic.Field(
-        None, description="Format of the files (default: auto-detect)."
-    )
+    source: SourceName | None = pydantic.Field(None, description="Format of the files (default: auto-detect).")
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
     tokenizer: str | None = pydantic.Field(
@@ -27,18 +32,7 @@ class ImportConfig(Config):
 class ExportConfig(Config):
     """Settings of ``gymdata export``."""
 
-    format: Literal[
-        "nemo-gym",
-        "nat-trajectories",
-        "nat-dpo",
-        "nat-dpo-items",
-        "atif",
-        "trl-messages",
-        "trl-prompt-completion",
-        "trl-preference",
-        "openai",
-        "verl",
-    ] = pydantic.Field(description="Format to write.")
+    format: FormatName = pydantic.Field(description="Format to write.")
     reward: str | None = pydantic.Field(
         None, description="Score to write as the reward (default: the newest score; without one the total reward)."
     )

@@ -1,4 +1,4 @@
-"""Rollouts and pairs as text for other trainers: TRL, OpenAI fine-tuning, verl.
+"""Rollouts and pairs as lines of messages for other trainers: TRL, OpenAI fine-tuning.
 
 Invariants: each format's writer counts what it cannot hold, so that the loss is reported; messages keep their order and
 their text. Token ids and log-probabilities are in none of these formats.
@@ -7,15 +7,15 @@ their text. Token ids and log-probabilities are in none of these formats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from gymdata.interop.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
-from gymdata.rollouts.messages import json_text, loads, object_of
+from gymdata.rollouts.messages import json_text, loads
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.store.lines import name_non_finite
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Losses = Counter[str]
-#: Converts a batch of rows, counting what is lost; rows that the format cannot hold are left out.
-Writer = Callable[["pa.RecordBatch", Losses], Lines | list[dict[str, Any]]]
 
 IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
 REASONING, ROLES = "messages' reasoning", "roles that the format lacks (now user)"
@@ -45,14 +43,14 @@ def _arguments_as_text(calls: list[Any]) -> list[Any]:
 
 _NAMES = (("tool_call_id", "tool_call_id"), ("name", "name"))
 #: As chat templates read messages: no nulls, arguments of calls as objects.
-_TRL = Shape((("reasoning", "reasoning_content"), *_NAMES))
+TRL = Shape((("reasoning", "reasoning_content"), *_NAMES))
 _OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
-_OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
+OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
 
 
 def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
     """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin."""
-    prompt, *sides = (Chat(batch.column(name), _TRL) for name in ("prompt", "chosen", "rejected"))
+    prompt, *sides = (Chat(batch.column(name), TRL) for name in ("prompt", "chosen", "rejected"))
     has_ids, has_log_probs = (
         np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
         for what in ("ids", "logprobs")
@@ -74,7 +72,7 @@ def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
     return _lines(pieces, lists, batch, pieces.add(margins) + np.arange(len(margins)))
 
 
-def _conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False) -> Lines:
+def conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False) -> Lines:
     """A line per rollout with an assistant message. ``begin``: the JSON up to the first message; ``split``: the messages
     from the first assistant message on are in ``completion``."""
     import pyarrow as pa
@@ -82,7 +80,7 @@ def _conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Loss
     chat = Chat(batch.column("messages"), shape)
     is_assistant = chat.of_role("assistant".__eq__)
     has_assistant = chat.rows(is_assistant)
-    _count_common(batch, chat, lost)
+    count_common(batch, chat, lost)
     lost_reasoning = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
     _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
     if not has_assistant.all():
@@ -113,40 +111,6 @@ def _add_counts(lost: Losses, what: Mapping[str, Mask]) -> None:
         lost[name] += int(found.sum())
 
 
-def verl(batch: pa.RecordBatch, lost: Losses) -> list[dict[str, Any]]:
-    """Rows of verl's prompt table: the first prompt, and the task's ground truth."""
-    from gymdata.store.columns import to_rows
-
-    _count_common(batch, Chat(batch.column("messages"), _TRL), lost)
-    return [_verl_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
-
-
-def _verl_row(row: Mapping[str, Any], lost: Losses) -> dict[str, Any]:
-    messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    lost["everything from the first answer on"] += first < len(messages)
-    lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
-    # verl takes tools from its own configuration.
-    lost[TOOLS] += has_tools(row)
-    task = object_of(loads(row["task"]))
-    truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
-    lost["ground truth (none known in the task)"] += truth is None
-    return {
-        "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
-        "prompt": messages[:first],
-        "ability": str(task.get("ability") or ""),
-        "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json_text(truth)},
-        "extra_info": {
-            "index": row["rollout_index"],
-            "task_id": row["task_id"],
-            "rollout_id": row["rollout_id"],
-            "reward": row["reward"],
-            "task": row["task"],
-            "tools": row["tools"],
-        },
-    }
-
-
 def has_tools(row: Mapping[str, Any]) -> bool:
     """Whether a rollout or pair was given tools."""
     tools = _known_tools(row.get("tools"))
@@ -157,7 +121,7 @@ def has_tools(row: Mapping[str, Any]) -> bool:
 _known_tools = lru_cache(16)(loads)
 
 
-def _count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
+def count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
     """Count what none of the text formats can hold of rollouts."""
     of_turns, broken = (batch.column(name).to_numpy(zero_copy_only=False) > 0 for name in ("n_turns", "n_breaks"))
     rewarded = batch.column("reward").is_valid().to_numpy(zero_copy_only=False)
@@ -165,24 +129,3 @@ def _count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
         IDS: of_turns, LOG_PROBS: of_turns, ENDS: of_turns, CALL_TEXT: chat.rows(chat.sampled()), REWARDS: rewarded,
         "which turn wrote which message": of_turns, "breaks and branches": broken,
     })  # fmt: skip
-
-
-#: Columns that the writers of rollouts read; turns are checked before (``refuse_unsound_rows``). verl's reads the task, too.
-COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
-VERL_COLUMNS = (*COLUMNS, "task_id", "rollout_index", "task")
-#: Fields that no writer uses. They are not read from Parquet: even an empty one takes time.
-UNREAD = (
-    "messages.extra", "turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs", "turns.server",
-    "turns.weight_versions",
-)  # fmt: skip
-#: Format → (its writer, the table it is made from).
-WRITERS: dict[str, tuple[Writer, str]] = {
-    # Conversational language modelling, for SFT: ``messages`` (and ``tools``).
-    "trl-messages": (partial(_conversations, b'{"messages":[', _TRL), "rollouts"),
-    # ``prompt`` up to the first assistant message, ``completion`` from it on.
-    "trl-prompt-completion": (partial(_conversations, b'{"prompt":[', _TRL, split=True), "rollouts"),
-    "trl-preference": (trl_preference, "pairs"),
-    # OpenAI's fine-tuning rows: arguments of calls are text.
-    "openai": (partial(_conversations, b'{"messages":[', _OPENAI), "rollouts"),
-    "verl": (verl, "rollouts"),
-}

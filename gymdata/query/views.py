@@ -19,8 +19,8 @@ from gymdata.errors import DataError, GymdataError, counted
 from gymdata.query.guard import Limits, lock
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
+from gymdata.store.formats import format_of
 from gymdata.store.journal import FAILURES
-from gymdata.store.lines import foreign_format
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source, same_content, warn
 
@@ -98,7 +98,7 @@ def _table_of(source: Source) -> str:
     if source.kind == "journal":
         return ROLLOUTS.name
     where = str(source.path)
-    if foreign_format(source) is not None:
+    if (foreign := format_of(source)) is not None and foreign.read_in_place:
         return ROLLOUTS.name
     if source.kind == "parquet":
         from gymdata.store.tables import schema_of

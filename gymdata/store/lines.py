@@ -1,22 +1,19 @@
-"""JSON lines: plain and compressed files, non-finite numbers, and detecting other projects' formats.
+"""JSON lines: plain and compressed files, and non-finite numbers.
 
 Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no literal
-for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow. Other
-formats are named in one table, and their modules are loaded only when a file is looked at.
+for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -211,34 +208,6 @@ def name_non_finite(value: Any) -> Any:
     return value
 
 
-_LOOKED_AT = 20
-
-
-class Foreign(NamedTuple):
-    """A format: whether a line is one of its rows, and the rollouts rows of a file (arrays are numpy, times are text,
-    messages and turns lists or ``Columns``)."""
-
-    name: str
-    recognise: Callable[[bytes], bool]
-    rows: Callable[[Source], Iterator[Mapping[str, Any]]]
-
-
-#: Name → the module that has its ``recognise`` and the one that has its ``table_rows``; imported when a file is looked at.
-_FORMATS = {"nemo-gym": ("gymdata.interop.nemo_gym.scan", "gymdata.interop.nemo_gym.read")}
-
-
-def _formats() -> list[Foreign]:
-    return [
-        Foreign(name, importlib.import_module(scan).recognise, partial(_rows, read))
-        for name, (scan, read) in _FORMATS.items()
-    ]
-
-
-def _rows(module: str, source: Source) -> Iterator[Mapping[str, Any]]:
-    rows: Iterator[Mapping[str, Any]] = importlib.import_module(module).table_rows([source], columns=True)
-    return rows
-
-
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; a torn last line is left out."""
     rows = []
@@ -247,20 +216,3 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
             with contextlib.suppress(ValueError):
                 rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
-
-
-def foreign_format(source: Source) -> Foreign | None:
-    """The foreign format of a JSON lines file, by one of its first lines; None for gymdata's own."""
-    if source.kind != "jsonl":
-        return None
-
-    formats = _formats()
-
-    try:
-        for _, line in islice(iter_lines(source), _LOOKED_AT):
-            if found := next((f for f in formats if f.recognise(line)), None):
-                return found
-    except (DataError, OSError):
-        # The reader reports what is wrong with the file.
-        return None
-    return None

@@ -22,8 +22,9 @@ from gymdata.errors import DataError, UsageError, counted, plural
 from gymdata.remote.reading import parquet_file, parquet_schema
 from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
+from gymdata.store.formats import format_of
 from gymdata.store.journal import read_rows
-from gymdata.store.lines import decode, encode, foreign_format, iter_lines
+from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -414,11 +415,11 @@ def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
     """(line, row, bytes) of a file in our format, or in a foreign one that holds rollouts."""
-    foreign = foreign_format(source) if table.name == ROLLOUTS.name else None
-    if foreign is None:
+    foreign = format_of(source) if table.name == ROLLOUTS.name else None
+    if foreign is None or not foreign.read_in_place:
         yield from _parsed(source)
         return
-    for number, row in enumerate(foreign.rows(source), 1):
+    for number, row in enumerate(foreign.rollouts(source), 1):
         yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
 
 

@@ -9,17 +9,18 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
-from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import BOM, Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.formats import format_of, head
+from gymdata.store.lines import decode
+from gymdata.store.paths import Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -34,16 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "text", "foreign"]
-#: Keys of the formats that are imported; a quote right after a key is never inside a JSON text.
-_FOREIGN_KEYS = (b'"ATIF-', b'"episode"', b'"trajectories"', b'"chosen_response"')
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
-_FOREIGN = {
-    "atif": "holds ATIF trajectories",
-    "nat-trajectories": "holds trajectories of the NeMo Agent Toolkit",
-    "nat-dpo": "holds DPO rows",
-    "nat-dpo-items": "holds trajectories of DPO items",
-}
 
 
 # Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
@@ -218,48 +211,24 @@ def kind_of(source: Source) -> Kind:
         return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
     if source.kind == "journal":
         return "rollouts"
-    from gymdata.interop.nemo_gym import scan as nemo_gym
-
+    if (format := format_of(source)) is not None:
+        return "nemo" if format.read_in_place else "foreign"
     try:
-        first = _first_lines(source, 20)
-        lines = list(islice(first, 1))
-        if lines and nemo_gym.REQUEST in lines[0] and b'"response"' in lines[0]:
-            return "nemo"
-        lines += first
-        if any(key in line for line in lines for key in _FOREIGN_KEYS) and _foreign_name(source) is not None:
-            return "foreign"
-        # A file is of text, or of tasks, only as a whole.
-        of_text = set(map(_kind_of_text, lines))
-        if len(of_text) == 1 and (kind := of_text.pop()) is not None:
-            return kind
-        for line in lines:
-            if nemo_gym.recognise(line):
-                return "nemo"
-            keys = line[:4096]
-            if b'"pair_id"' in keys or (b'"chosen"' in line and b'"rejected"' in line and b'"turns"' not in line):
-                return "pairs"
-            if b'"turns"' in line or b'"rollout_id"' in line:
-                return "rollouts"
+        lines = head(source)
     except DataError:
         # Unreadable from some line on: the scan says where.
         return "rollouts"
+    # A file is of text, or of tasks, only as a whole.
+    of_text = set(map(_kind_of_text, lines))
+    if len(of_text) == 1 and (kind := of_text.pop()) is not None:
+        return kind
+    for line in lines:
+        keys = line[:4096]
+        if b'"pair_id"' in keys or (b'"chosen"' in line and b'"rejected"' in line and b'"turns"' not in line):
+            return "pairs"
+        if b'"turns"' in line or b'"rollout_id"' in line:
+            return "rollouts"
     return "rollouts"
-
-
-def _foreign_name(source: Source) -> str | None:
-    """The format of a file that is imported before it is checked; None when it is in none."""
-    from gymdata.interop import formats
-
-    try:
-        name = formats.detect([source])
-    except (DataError, UsageError):
-        return None
-    return name if name in _FOREIGN else None
-
-
-def _of_another_project(path: Path) -> str:
-    (source,) = resolve(str(path))
-    return _FOREIGN[_foreign_name(source) or ""]
 
 
 def _kind_of_text(line: bytes) -> Literal["text", "tasks"] | None:
@@ -285,10 +254,14 @@ def _kind_of_text(line: bytes) -> Literal["text", "tasks"] | None:
 
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     """Raises DataError for tasks, for text, and for what is to be imported first, naming each file once."""
-    foreign = [source.path for kind, source in split if kind == "foreign"]
+    foreign = [source for kind, source in split if kind == "foreign"]
     if foreign:
-        listed = "\n".join(f"{path}: {_of_another_project(path)}, and is checked after an import" for path in foreign)
-        files = " ".join(shlex.quote(str(path)) for path in foreign)
+        listed = "\n".join(
+            f"{file.path}: holds {format.content}, and is checked after an import"
+            for file in foreign
+            if (format := format_of(file)) is not None
+        )
+        files = " ".join(shlex.quote(str(file.path)) for file in foreign)
         raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
     for kind, source in split:
         if kind == "tasks":
@@ -298,16 +271,6 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
                 f"{source.path}: holds answers as text, without token IDs; expected rollouts or pairs",
                 hint="`gymdata docs your-data` says how text is imported, and its IDs are rendered",
             )
-
-
-def _first_lines(source: Source, count: int) -> Iterator[bytes]:
-    """Non-blank lines from the start of a file."""
-    if source.compression is None:
-        with source.path.open("rb") as file:
-            lines = (line.removeprefix(BOM) for line in file)
-            yield from islice((line for line in lines if not line.isspace()), count)
-        return
-    yield from islice((line for _, line in iter_lines(source)), count)
 
 
 def _is_pairs_parquet(path: Path) -> bool:

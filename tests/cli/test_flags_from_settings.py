@@ -21,7 +21,7 @@ from gymdata.demo.run import DemoConfig
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.filter.settings import FilterConfig
 from gymdata.finetune.settings import FinetuneFlags
-from gymdata.interop.formats import FORMATS, SOURCES
+from gymdata.interop.formats import exported, imported
 from gymdata.interop.settings import ExportConfig, ImportConfig
 from gymdata.judge.settings import JudgeConfig, ServeConfig
 from gymdata.pairs.settings import PairsConfig
@@ -159,9 +159,9 @@ def test_a_function_takes_the_settings_of_its_command(function: str, kind: type[
 
 def test_formats_are_those_that_exist() -> None:
     """The choices of import and export are the formats that are implemented."""
-    assert sorted(get_args(ExportConfig.model_fields["format"].annotation)) == sorted(FORMATS)
+    assert sorted(get_args(ExportConfig.model_fields["format"].annotation)) == sorted(exported())
     source, _ = get_args(ImportConfig.model_fields["source"].annotation)
-    assert sorted(get_args(source)) == sorted(SOURCES)
+    assert sorted(get_args(source)) == sorted(imported())
 
 
 def test_every_command_is_in_one_group_of_the_help(capsys: Capture) -> None:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.interop.run import import_rollouts
-from gymdata.interop.trajectories.atif import table_rows, trajectory_of
+from gymdata.interop.trajectories.atif import trajectory_of
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
-from gymdata.store.paths import Source
 from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,
     in_order,
     native,
+    rows_read,
     same,
     some,
     text,
@@ -40,7 +40,7 @@ def test_ours_come_back_whole(tmp_path: Path, rows: list[dict[str, Any]]) -> Non
     """Every column, message and turn is what it was, and it is written the same again."""
     made, lost = exported(rows, trajectory_of)
     file = write_lines(tmp_path / "a.jsonl", made)
-    back = as_stored(table_rows([Source(file, "jsonl")]))
+    back = as_stored(rows_read("atif", file))
     assert same(back, sorted(as_spread(rows), key=lambda row: row["rollout_id"]))
     again = [through_json(trajectory_of(row, lost)) for row in back]
     assert same(again, sorted(made, key=lambda one: one["trajectory_id"]))

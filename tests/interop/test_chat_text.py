@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.errors import DataError
 from gymdata.interop import text_export
+from gymdata.interop.formats import format_named
+from gymdata.interop.formats._text import COLUMNS, TextFormat
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import build
@@ -89,6 +91,12 @@ def written(message: dict[str, Any], *, openai: bool = False) -> dict[str, Any]:
     return made | {key: message[name] for name, key in keys.items() if message.get(name) is not None}
 
 
+def text_format(name: str) -> TextFormat:
+    made = format_named(name)
+    assert isinstance(made, TextFormat)
+    return made
+
+
 def sampled(messages: list[dict[str, Any]]) -> bool:
     return any(m.get("tool_calls") and m.get("turn") == 0 for m in messages)
 
@@ -105,7 +113,7 @@ def batch_of(chats: list[Any], tool_texts: list[str], rewards: list[float | None
         rollout("t", n, reward, [([1], [2])] if reward else [], messages=messages, tools=texts)
         for n, (messages, texts, reward) in enumerate(zip(chats, tool_texts, rewards, strict=True))
     ]
-    return build(rows, ROLLOUTS, text_export.COLUMNS, "", range(len(rows)))
+    return build(rows, ROLLOUTS, COLUMNS, "", range(len(rows)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,7 +127,7 @@ def test_conversations_are_those_of_their_rows(rows: list[tuple[Any, str, float 
     with_turns = sum(reward is not None for reward in rewards)
     for name in ("trl-messages", "trl-prompt-completion", "openai"):
         lost: Counter[str] = Counter()
-        made = parsed(text_export.WRITERS[name][0](batch, lost))
+        made = parsed(text_format(name).batch(batch, lost))
         expected: list[dict[str, Any]] = []
         for messages, texts in zip(chats, tool_texts, strict=True):
             shown = [written(m, openai=name == "openai") for m in messages]
@@ -184,7 +192,7 @@ def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
     batch = batch_of([[{"role": "assistant", "content": "x"}]], ["[]"], [None])
     batch = batch.set_column(batch.schema.get_field_index("messages"), "messages", messages)
     with pytest.raises(ValueError, match="not UTF-8"):
-        text_export.WRITERS["trl-messages"][0](batch, Counter())
+        text_format("trl-messages").batch(batch, Counter())
 
 
 @pytest.mark.parametrize("calls", [r'[{"id": "\ud800"}]', '[{"id":' + "[" * 1000 + "]" * 1000 + "}]"])
@@ -203,5 +211,5 @@ def test_calls_that_json_cannot_hold_name_their_row(calls: str, tmp_path: Path) 
 def test_each_text_of_tool_calls_is_read_by_itself(texts: list[str]) -> None:
     """Texts that are JSON only when joined, or that contain the separator, are parsed one by one."""
     chats = [[{"role": "assistant", "content": "a", "tool_calls": one} for one in texts]]
-    (row,) = parsed(text_export.WRITERS["trl-messages"][0](batch_of(chats, ["[]"], [None]), Counter()))
+    (row,) = parsed(text_format("trl-messages").batch(batch_of(chats, ["[]"], [None]), Counter()))
     assert [m.get("tool_calls", []) for m in row["messages"]] == [listed(one) for one in texts]

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
-from gymdata.interop.formats import SOURCES
+from gymdata.interop.formats import format_named
 from gymdata.interop.run import import_rollouts
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import read_table
 from gymdata.store.lines import encode_any
 from gymdata.validate.run import validate
@@ -47,7 +47,7 @@ def imported(name: str, lines: list[bytes], folder: Path) -> int:
     rejected = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
     assert len(rejected) == done.rejected
     assert all(bad["code"] and bad["reason"] and 1 <= bad["line"] <= len(lines) for bad in rejected)
-    table = PAIRS if SOURCES[name] == "pairs" else ROLLOUTS
+    table = TABLES[format_named(name).table]
     assert read_table(folder / "run", table).num_rows == done.rollouts + done.pairs
     return done.rejected
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.interop.run import import_rollouts
-from gymdata.interop.trajectories.nat import NO_REWARD, table_rows, trajectory_of
+from gymdata.interop.trajectories.nat import NO_REWARD, trajectory_of
 from gymdata.rollouts.schema import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
-from gymdata.store.paths import Source
 from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,
     in_order,
     native,
+    rows_read,
     same,
     some,
     text,
@@ -43,7 +43,7 @@ def test_ours_come_back_whole(tmp_path: Path, rows: list[dict[str, Any]]) -> Non
     made, lost = exported(rows, trajectory_of)
     assert NO_REWARD not in lost
     file = write_lines(tmp_path / "a.jsonl", made)
-    back = as_stored(table_rows([Source(file, "jsonl")]))
+    back = as_stored(rows_read("nat-trajectories", file))
     assert same(back, sorted(as_spread(rows), key=lambda row: row["rollout_id"]))
     again = [through_json(trajectory_of(row, lost)) for row in back]
     assert same(again, sorted(made, key=lambda one: one["metadata"]["gymdata"]["rollout_id"]))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.interop.formats import OF_PAIRS, SOURCES
+from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
@@ -27,6 +27,7 @@ ODD = [
     None, True, 5, -1, 0.5, 2**31, 2**70, HUGE, float("nan"), "x", "", "NaN", "\ud800", "token_id:5", [], {}, [[]],
     [[5, ["x"]], {}], [None], {"a": None}, "2026-W01-1T00:00:00+00:00",
 ]  # fmt: skip
+SOURCES = {name: form.table for name, form in imported_formats().items()}
 FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 
 
@@ -59,8 +60,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         row["messages"] = [said[0], said[1] | {"content": row["rollout_id"]}]
     gymdata.pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
     found = {}
-    for name in SOURCES:
-        gymdata.export(folder / "pairs.parquet" if name in OF_PAIRS else run, folder / f"{name}.jsonl", name)
+    for name, table in SOURCES.items():
+        gymdata.export(folder / "pairs.parquet" if table == "pairs" else run, folder / f"{name}.jsonl", name)
         found[name] = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         found[f"foreign {name}"] = [_without_ours(row) for row in found[name]]
     return found

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from gymdata.interop.run import FORMATS
+from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.text_export import CALL_TEXT, ENDS, IDS, TOOLS
 from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import sequences
@@ -115,7 +115,7 @@ def sampled_pairs(file: Path) -> list[tuple[Ids, Ids, Ids]]:
 def test_every_text_format_is_rendered_here() -> None:
     """A format that is added is added to these tests."""
     assert {*WITH_IDS, "trl-messages", "trl-prompt-completion", "openai", "trl-preference", "nat-dpo", "verl"} == set(
-        FORMATS
+        exported_formats()
     )
 
 

@@ -13,9 +13,12 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from gymdata.interop.formats import format_named
+from gymdata.interop.importing import Importing, Numbering
 from gymdata.rollouts.schema import ROLES, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.columns import build, content_hashes, to_rows
+from gymdata.store.paths import Source
 from tests.rollout_files import rollout
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -119,6 +122,12 @@ def as_stored(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     given = list(rows)
     batch = build(given, ROLLOUTS, ROLLOUTS.schema.names, "read", list(range(len(given))))
     return sorted(to_rows(batch), key=lambda row: row["rollout_id"])
+
+
+def rows_read(name: str, file: Path) -> list[dict[str, Any]]:
+    """The rollouts rows of a file in the format ``name``."""
+    importing = Importing("run", Numbering())
+    return [row for _, row in format_named(name).read([Source(file, "jsonl")], importing)]
 
 
 def through_json(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.interop.formats import FORMATS, OF_PAIRS, SUFFIXES
+from gymdata.interop.formats import exported, format_named
 from tests.forks import Forks, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.kills import differences, tell
@@ -52,8 +52,8 @@ COMMANDS = {
     "report": "report {run} -o {out}/r.html",
     "view --export": "view {run} --export {out}/v.html",
 }
-for name in FORMATS:
-    source, suffix = "{pairs}" if name in OF_PAIRS else "{run}", SUFFIXES.get(name, (".jsonl",))[0]
+for name, form in exported().items():
+    source, suffix = "{pairs}" if form.table == "pairs" else "{run}", form.suffixes[0]
     COMMANDS[f"export {name}"] = f"export {source} -o {{out}}/x{suffix} --format {name}"
 
 
@@ -171,7 +171,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     words = {"nemo": "nemo-gym", "dpo": "nat-dpo"}
     assert main(["pairs", str(run_folder), "-o", str(folder / "pairs")]) == 0
     for name, form in words.items():
-        given = folder / "pairs" if form in OF_PAIRS else run_folder
+        given = folder / "pairs" if format_named(form).table == "pairs" else run_folder
         assert main(["export", str(given), "-o", str(folder / f"{name}.jsonl"), "--format", form]) == 0
     with judge_server(Behaviour()) as url:
         files = {name: str(folder / f"{name}.jsonl") for name in words}

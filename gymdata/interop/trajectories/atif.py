@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from gymdata.errors import json_kind
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
+from gymdata.interop.importing import BadItem, Importing
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -49,42 +49,13 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.rollouts.messages import json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
-from gymdata.store.paths import Source
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 _DEEPEST = 20
 
 
-def is_atif(value: Any) -> bool:
-    """Whether a JSON value is an ATIF trajectory, or a list of them."""
-    if isinstance(value, list):
-        return any(is_atif(one) for one in value[:20])
-    return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
-
-
-def table_rows(
-    sources: list[Source], *, run_id: str | None = None, reject: Reject | None = None, check: Check | None = None
-) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of files, as the store turns them into columns. What ``check`` refuses is a bad row."""
-    run = run_id or run_id_of(sources)
-    numbering = Numbering()
-    for source in sources:
-        for line, value, text in documents(source):
-            for one in value if isinstance(value, list) else [value]:
-                try:
-                    row = _row(one, run, numbering)
-                    if check is not None:
-                        check(row)
-                except (BadItem, *ODD) as error:
-                    bad = BadItem.of(error)
-                    turn_down(bad.code, bad.reason, source, line, text, reject, "an ATIF trajectory", error)
-                else:
-                    yield row
-
-
-def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
-    if isinstance(source, BadItem):
-        raise source
+def row_of(source: Any, importing: Importing) -> dict[str, Any]:
+    """The rollouts row of a trajectory. Raises BadItem."""
     _check(source)
     content = refuse_surrogates(source)
     found = _Found()
@@ -105,7 +76,7 @@ def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
             if equal(ours, source):
                 return row
     else:
-        row = _foreign(source, messages, encoder, reward, run, numbering, content)
+        row = _foreign(source, messages, encoder, reward, importing, content)
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
@@ -131,17 +102,17 @@ def _check(source: Any) -> None:
 
 
 def _foreign(
-    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None, run: str,
-    numbering: Numbering, content: bytes,
+    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None,
+    importing: Importing, content: bytes,
 ) -> dict[str, Any]:  # fmt: skip
     agent = object_of(source.get("agent"))
     steps = [step for step in source["steps"] if isinstance(step, dict)]
     named = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
     policy = next((name for name in named if isinstance(name, str) and name), "unknown")
-    group, index = numbering.place(content, prompt_group(messages))
+    group, index = importing.numbering.place(content, prompt_group(messages))
     times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
     columns = foreign_columns(
-        run=run, group=group, index=index, policy=policy, reward=reward, task={"task_id": group},
+        run=importing.run_id, group=group, index=index, policy=policy, reward=reward, task={"task_id": group},
         started_at=times[0].isoformat() if times else None,
         duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
         finish_reason=encoder.turns[-1]["finish_reason"] if encoder.turns else None,

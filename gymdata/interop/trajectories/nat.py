@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from gymdata.interop.importing import ODD, BadItem, Check, Numbering, Reject, documents, run_id_of, turn_down
+from gymdata.interop.importing import GONE, BadItem, Importing, Shape
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -52,24 +52,19 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.rollouts.messages import json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
-from gymdata.store.paths import Source
 from gymdata.store.run_json import plain
 
 _TOKEN = "token_id:"
-#: In the sizes of a document: an element of the outer list that was rejected.
-GONE = "gone"
-#: The kind of each document, to restore nested lists.
-Shapes = list[dict[str, Any]]
 
 
-def is_nat(value: Any) -> bool:
+def is_nested(value: Any) -> bool:
     """Whether a JSON value is a collection, a trajectory, or lists of them."""
     if isinstance(value, list):
-        return any(is_nat(one) for one in value[:20])
+        return any(is_nested(one) for one in value[:20])
     return isinstance(value, dict) and ("trajectories" in value or "episode" in value)
 
 
-def is_dpo(value: Any) -> bool:
+def holds_pairs(value: Any) -> bool:
     """Whether the first step of the first trajectory of a value is a ``DPOItem``."""
     for _, trajectory in places(value):
         episode = trajectory.get("episode") if isinstance(trajectory, dict) else None
@@ -90,13 +85,13 @@ def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
             yield (g, i), one
 
 
-def shape_of(value: Any) -> dict[str, Any]:
+def shape_of(value: Any) -> Shape:
     """The data needed to restore a document from its trajectories: its kind, its other fields, the lengths of its
     lists."""
     groups = value.get("trajectories") if isinstance(value, dict) else value
     if not isinstance(groups, list):
         return {"kind": "trajectory"}
-    sizes = [len(group) if isinstance(group, list) else None for group in groups]
+    sizes: list[int | Literal["gone"] | None] = [len(group) if isinstance(group, list) else None for group in groups]
     if not isinstance(value, dict):
         return {"kind": "list", "sizes": sizes}
     rest = {key: None if key == "trajectories" else given for key, given in value.items()}
@@ -108,57 +103,8 @@ def shape_of(value: Any) -> dict[str, Any]:
     return {"kind": "collection", "rest": rest if held else json.dumps(rest), "sizes": sizes}
 
 
-def table_rows(
-    sources: list[Source],
-    *,
-    run_id: str | None = None,
-    reject: Reject | None = None,
-    shapes: Shapes | None = None,
-    check: Check | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The rollouts rows of files, as the store turns them into columns. ``shapes`` gets that of every document; what
-    ``check`` refuses is a bad row."""
-    run = run_id or run_id_of(sources)
-    numbering = Numbering()
-    for source in sources:
-        for line, value, text in documents(source):
-            if shapes is not None:
-                add_shape(shapes, {"kind": "bad"} if isinstance(value, BadItem) else shape_of(value))
-            for place, one in [((0, 0), value)] if isinstance(value, BadItem) else places(value):
-                try:
-                    row = _row(one, run, numbering)
-                    if check is not None:
-                        check(row)
-                except (BadItem, *ODD) as error:
-                    if shapes is not None:
-                        take_out(shapes[-1], place[0])
-                    bad, at = BadItem.of(error), f"trajectories[{place[0]}][{place[1]}]: " if place != (0, 0) else ""
-                    turn_down(bad.code, at + bad.reason, source, line, text, reject, "a trajectory", error)
-                else:
-                    yield row
-
-
-def add_shape(shapes: Shapes, shape: dict[str, Any]) -> None:
-    """Add the shape of the next document. Lines of one trajectory each are only counted: a file may have millions of
-    them."""
-    if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
-        shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
-        del shapes[-1]
-    shapes.append(shape)
-
-
-def take_out(shape: dict[str, Any], group: int) -> None:
-    """Remove a rejected trajectory from its document."""
-    sizes = shape.get("sizes")
-    if sizes is None:
-        shape["kind"] = "bad"
-    else:
-        sizes[group] = GONE if sizes[group] is None else sizes[group] - 1
-
-
-def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
-    if isinstance(source, BadItem):
-        raise source
+def row_of(source: Any, importing: Importing) -> dict[str, Any]:
+    """The rollouts row of a trajectory. Raises BadItem."""
     if not isinstance(source, dict) or not isinstance(source.get("episode"), list):
         raise BadItem("S103", "no trajectory: it has no list `episode`")
     if not source["episode"]:
@@ -173,23 +119,23 @@ def _row(source: Any, run: str, numbering: Numbering) -> dict[str, Any]:
         if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
             return row
     else:
-        row = _foreign(metadata, messages, encoder, reward, run, numbering, content)
+        row = _foreign(metadata, messages, encoder, reward, importing, content)
     stripped, taken = _without_lists(source, found, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
 
 
 def _foreign(
-    metadata: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float, run: str,
-    numbering: Numbering, content: bytes,
+    metadata: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float,
+    importing: Importing, content: bytes,
 ) -> dict[str, Any]:  # fmt: skip
     named = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
     group = prompt_group(messages) if named is None else named if isinstance(named, str) else json_text(named)
-    group, index = numbering.place(content, group)
+    group, index = importing.numbering.place(content, group)
     finish = encoder.turns[-1]["finish_reason"] if encoder.turns else None
     policy = metadata.get("model") if isinstance(metadata.get("model"), str) else "unknown"
     columns = foreign_columns(
-        run=run, group=group, index=index, policy=str(policy), reward=reward, task={"task_id": group},
+        run=importing.run_id, group=group, index=index, policy=str(policy), reward=reward, task={"task_id": group},
         finish_reason=finish,
     )  # fmt: skip
     return whole_row(columns, messages, encoder)
@@ -455,7 +401,7 @@ def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str,
 Made = tuple[str, str, Mapping[str, Any]]
 
 
-def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any] | None = None) -> int:
+def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Shape] = ()) -> int:
     """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
     groups: list[str] = []
     runs: set[str] = set()
@@ -467,7 +413,7 @@ def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Any
             groups.append(group)
             runs.add(run)
         one = _Reader(spill, ends)
-        known = [shape for shape in shapes or () if shape["kind"] != "bad"]
+        known = [shape for shape in shapes if shape["kind"] != "bad"]
         if sum(map(_count, known)) != len(groups):
             known = []
         if known and (lines or sum(map(_times, known)) == 1):
@@ -493,18 +439,18 @@ class _Reader:
         return self._spill.read(self._ends[number + 1] - self._ends[number])
 
 
-def _times(shape: Mapping[str, Any]) -> int:
+def _times(shape: Shape) -> int:
     """How many documents of this shape follow each other."""
-    return int(shape.get("times", 1))
+    return shape.get("times", 1)
 
 
-def _count(shape: Mapping[str, Any]) -> int:
+def _count(shape: Shape) -> int:
     if shape["kind"] == "trajectory":
         return _times(shape)
     return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
 
 
-def _restore(shapes: Sequence[Mapping[str, Any]], one: _Reader, out: IO[bytes]) -> None:
+def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
     numbers = iter(range(sum(map(_count, shapes))))
     for shape in shapes:
         if shape["kind"] == "trajectory":

@@ -12,13 +12,12 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gymdata.errors import json_kind
-from gymdata.interop.importing import ODD, BadItem, Check, Reject, documents, turn_down
+from gymdata.interop.importing import ODD, BadItem, Importing
 from gymdata.interop.text_export import TOOLS, has_tools
-from gymdata.interop.trajectories.nat import Shapes, add_shape, is_nat, places, shape_of, take_out
 from gymdata.interop.trajectories.own import (
     OWN,
     equal,
@@ -31,7 +30,6 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store.paths import Source
 
 #: In a message's ``extra``: what its source has beyond role and content.
 _KEPT = "nat_dpo"
@@ -127,49 +125,14 @@ def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
     return own | {"messages": sides}
 
 
-def table_rows(
-    sources: list[Source],
-    *,
-    run_id: str,
-    reject: Reject | None = None,
-    shapes: Shapes | None = None,
-    check: Check | None = None,
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """(row of the pairs table as in JSON, line) of files of either shape. ``shapes`` gets those of documents with
-    trajectories; what ``check`` refuses is a bad row."""
-    for source in sources:
-        for line, value, text in documents(source):
-            if shapes is not None and is_nat(value):
-                add_shape(shapes, shape_of(value))
-            for place, one in _values(value):
-                try:
-                    row = _row(one, run_id)
-                    identity = json.dumps([source.path.name, line, *place]).encode()
-                    row["pair_id"] = row["pair_id"] or hashlib.blake2b(identity, digest_size=16).hexdigest()
-                    if check is not None:
-                        check(row)
-                except (BadItem, *ODD) as error:
-                    bad = BadItem.of(error)
-                    if shapes is not None and is_nat(value):
-                        take_out(shapes[-1], place[0])
-                    turn_down(bad.code, bad.reason, source, line, text, reject, "a pair", error)
-                else:
-                    yield row, line
-
-
-def _values(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
-    """(place, pair) of a document."""
-    if isinstance(value, BadItem) or is_dpo_line(value):
-        yield (0, 0), value
-    elif isinstance(value, list) and any(map(is_dpo_line, value[:20])):
-        yield from (((0, k), one) for k, one in enumerate(value))
-    else:
-        yield from places(value)
+def row_of(value: Any, importing: Importing) -> dict[str, Any]:
+    """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
+    row = _row(value, importing.run_id)
+    identity = json.dumps(importing.origin).encode()
+    return row | {"pair_id": row["pair_id"] or hashlib.blake2b(identity, digest_size=16).hexdigest()}
 
 
 def _row(value: Any, run: str) -> dict[str, Any]:
-    if isinstance(value, BadItem):
-        raise value
     refuse_surrogates(value)
     if is_dpo_line(value):
         return _pair(value, run, value)

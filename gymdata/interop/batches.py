@@ -1,0 +1,168 @@
+"""Files of another project as batches of rollouts, read by one process or several.
+
+Invariants: rows, ids, rejections and counts do not depend on the number of processes; workers write nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from gymdata.errors import DataError
+from gymdata.interop.formats import format_named
+from gymdata.interop.importing import ODD, Importing, Numbering, Rejected, Shape, Unnumbered, rollout_id_of
+from gymdata.remote.reading import size_of
+from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
+from gymdata.store.columns import build
+from gymdata.store.tables import row_batches
+from gymdata.workers.processes import in_order
+from gymdata.workers.tuning import rare_collections
+
+if TYPE_CHECKING:
+    from gymdata.interop.nemo_gym.rebuild import NotRebuilt
+    from gymdata.store.paths import Source
+
+#: Bytes of files that are one job, so that many small files do not become many small batches.
+_JOB_BYTES = 64 << 20
+#: About the bytes of a pair, which bounds how many are in memory as Python objects.
+_PAIR_BYTES = 16_384
+
+
+@dataclass(slots=True)
+class Imported:
+    """Rows of some files in their order, and what was found between them. ``shapes``: after the last row."""
+
+    batch: pa.RecordBatch | None
+    rejected: list[Rejected]
+    shapes: list[Shape]
+    prompts_rebuilt: int
+    not_rebuilt: list[tuple[int, NotRebuilt]]
+    #: What the index of each row that was read is determined by, rejected ones as well.
+    hashes: list[tuple[bytes, str | None]]
+    #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
+    keys: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads files in ``format``; a worker. ``tokenizer``: to rebuild prompts with."""
+
+    format: str
+    run_id: str
+    tokenizer: str | None = None
+
+    def __call__(self, sources: Sequence[Source]) -> Iterator[Imported]:
+        done = 0
+        with rare_collections():
+            try:
+                for imported in self._read(sources, careful=False):
+                    yield imported
+                    done += 1
+            except ODD:
+                # Rows are turned into columns many at a time. Now each is tried alone, so that only unfit ones are lost.
+                yield from islice(self._read(sources, careful=True), done, None)
+
+    def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
+        format, numbering, rejected = format_named(self.format), Unnumbered(), list[Rejected]()
+        table = TABLES[format.table]
+        importing = Importing(self.run_id, numbering, rejected.append, None, self.tokenizer)
+        if careful:
+            importing.check = lambda row: _refuse_unfit(row, table)
+        rows = format.read(sources, importing)
+        if (first := next(rows, None)) is not None:
+            # Optional columns of pairs are there when our own pairs were exported with them.
+            columns = [c for c in table.schema.names if table is ROLLOUTS or c not in table.optional or c in first[1]]
+            sized = ((line, row, _size(row, table)) for line, row in chain([first], rows))
+            for batch in row_batches(sized, table, columns, f"imported {table.name}"):
+                yield _taken(batch, importing, numbering, rejected)
+        yield replace(_taken(None, importing, numbering, rejected), shapes=importing.shapes)
+
+
+def _taken(
+    batch: pa.RecordBatch | None, importing: Importing, numbering: Unnumbered, rejected: list[Rejected]
+) -> Imported:
+    """What was read since the last call."""
+    imported = Imported(
+        batch,
+        rejected.copy(),
+        [],
+        importing.prompts_rebuilt,
+        importing.not_rebuilt.copy(),
+        numbering.keys.copy(),
+        importing.keys.copy(),
+    )
+    for gathered in (rejected, importing.not_rebuilt, numbering.keys, importing.keys):
+        gathered.clear()
+    importing.prompts_rebuilt = 0
+    return imported
+
+
+def _size(row: Mapping[str, Any], table: Table) -> int:
+    """About the bytes of the row's JSON."""
+    return 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]) if table is ROLLOUTS else _PAIR_BYTES
+
+
+def _refuse_unfit(row: Mapping[str, Any], table: Table) -> None:
+    """Raises DataError, or what Arrow raises, for a row that cannot become columns."""
+    try:
+        build([row], table, [name for name in table.schema.names if name in row], "", [0])
+    except DataError as error:
+        # The row's file and line are reported beside the reason.
+        raise DataError(error.reason) from error
+
+
+def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterator[Imported]:
+    """What ``reader`` makes of the files, with the ids, groups and indices of all rows."""
+    numbering = Numbering()
+
+    def named(job: Sequence[Source]) -> str:
+        return ", ".join(str(source.path) for source in job)
+
+    with contextlib.closing(in_order(reader, _jobs(sources), workers, named)) as results:
+        for part in results:
+            places = [numbering.of_key(*key) for key in part.hashes]
+            if part.batch is None:
+                yield part
+                continue
+            batch = _numbered(part, places, reader.run_id)
+            ids = batch.column("rollout_id").to_pylist()
+            refused = [(number, replace(prompt, rollout_id=ids[number])) for number, prompt in part.not_rebuilt]
+            yield replace(part, batch=batch, not_rebuilt=refused)
+
+
+def _jobs(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    job: list[Source] = []
+    size = 0
+    for source in sources:
+        size += size_of(source.path)
+        job.append(source)
+        if size >= _JOB_BYTES:
+            yield job
+            job, size = [], 0
+    if job:
+        yield job
+
+
+def _numbered(part: Imported, places: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:
+    """The batch with the group and index of each row that has none of its own, and their ids."""
+    batch = part.batch
+    assert batch is not None
+    names = ("rollout_id", "task_id", "group_id", "rollout_index")
+    ids, tasks, groups, indices = (batch.column(name).to_pylist() for name in names)
+    for row, key in enumerate(part.keys):
+        if key is not None:
+            group, index = places[key]
+            if ids[row] == rollout_id_of(run_id, part.hashes[key][1] or "", -1):
+                ids[row] = rollout_id_of(run_id, group, index)
+            tasks[row], groups[row], indices[row] = group, group, index
+    numbered = dict(zip(names, (ids, tasks, groups, indices), strict=True))
+    columns = [
+        pa.array(numbered[field.name], field.type) if field.name in numbered else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -1,0 +1,170 @@
+"""Formats of other projects, one file each: ``@FORMATS.register("name")`` makes one known to import, export, validate,
+query, help and completion. Another package adds one through an entry point of the group ``gymdata.formats``.
+
+Files here are loaded when a file of unknown format is looked at, so they import heavy modules inside their functions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from gymdata.errors import DataError, UsageError
+from gymdata.store.formats import FORMATS as FORMATS
+from gymdata.store.formats import ForeignFormat, format_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.interop.exporting import Export
+    from gymdata.interop.importing import BadItem, Importing, Shape
+    from gymdata.store.paths import Source
+    from gymdata.store.stage_output import Part
+
+#: Write buffer in bytes.
+_BUFFER = 1 << 20
+#: Columns of published text data, of which ``collect`` makes tasks.
+_TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query"}
+Place = tuple[int, int]
+Row = Mapping[str, Any]
+
+
+class Format(ForeignFormat):
+    """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise`` and ``row``; one that is
+    exported has ``suffixes`` and ``write``."""
+
+    #: The table that its rows are of: "rollouts" or "pairs".
+    table: ClassVar[str] = "rollouts"
+    #: What one of them is called.
+    item: ClassVar[str] = "a row"
+    #: Whether a tokenizer can rebuild prompts that its rows lack.
+    rebuilds_prompts: ClassVar[bool] = False
+    #: Names of files that an export writes end so.
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    #: Whether its rollouts have a reward.
+    holds_reward: ClassVar[bool] = False
+    #: Whether the turns that its rows have are counted.
+    counts_turns: ClassVar[bool] = False
+    #: Columns that it is written from, None for all of them; and fields in them that are not read.
+    columns: ClassVar[Sequence[str] | None] = None
+    unread: ClassVar[tuple[str, ...]] = ()
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        """The items of a document, each of which becomes a row: those of a list, or the document itself."""
+        for number, item in enumerate(value if isinstance(value, list) else [value]):
+            yield (0, number), item
+
+    def shape(self, value: Any) -> Shape | None:  # noqa: ARG002 - only some formats nest
+        """How a document nests its items, where an export writes them so again."""
+        return None
+
+    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+        """The row of the table that an item becomes, as the store turns it into columns. Raises BadItem, or anything of
+        ``importing.ODD``."""
+        raise NotImplementedError
+
+    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(line, row) of files."""
+        from gymdata.interop.importing import ODD, BadItem, add_shape, documents, take_out, turn_down
+
+        for source in sources:
+            for line, value, text in documents(source):
+                if (shape := self.shape(value)) is not None:
+                    add_shape(importing.shapes, shape)
+                for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self.items(value):
+                    importing.origin, n_keys = (source.path.name, line, *place), importing.n_keys
+                    try:
+                        row = self._checked(item, importing)
+                    except (BadItem, *ODD) as error:
+                        if shape is not None:
+                            take_out(shape, place[0])
+                        bad = BadItem.of(error)
+                        nested = f"trajectories[{place[0]}][{place[1]}]: " if shape is not None and any(place) else ""
+                        reason = nested + bad.reason
+                        turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
+                    else:
+                        importing.keys.append(n_keys if importing.n_keys > n_keys else None)
+                        yield line, row
+
+    def _checked(self, item: Any | BadItem, importing: Importing) -> dict[str, Any]:
+        if isinstance(item, Exception):
+            raise item
+        row = self.row(item, importing)
+        if importing.check is not None:
+            importing.check(row)
+        return row
+
+    def write(self, row: Row, lost: Counter[str]) -> bytes | None:
+        """The line of a row (as ``store.columns.to_rows`` gives it), with its newline; None when the format cannot hold it.
+        ``lost`` counts rows by what the format has no place for."""
+        raise NotImplementedError
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[Any]:
+        """What ``save`` takes of each row."""
+        from gymdata.store.columns import to_rows
+
+        for row in export.rows(batches, to_rows):
+            if (line := self.write(row, export.lost)) is not None:
+                yield line
+
+    def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
+        """Write what ``convert`` gave to ``part``, and count it in ``export.written``. Raises StoreError.from_os."""
+        with part.path.open("wb", buffering=_BUFFER) as file:
+            for line in converted:
+                file.write(line)
+                export.written += 1
+
+
+def format_named(name: str) -> Format:
+    """The format of that name. Raises UsageError with the nearest name."""
+    return cast(Format, FORMATS[name].object(name))
+
+
+def imported() -> dict[str, Format]:
+    """The formats that can be imported, by name."""
+    return {entry.name: made for entry in FORMATS if (made := format_named(entry.name)).marks}
+
+
+def exported() -> dict[str, Format]:
+    """The formats that can be exported, by name."""
+    return {entry.name: made for entry in FORMATS if (made := format_named(entry.name)).suffixes}
+
+
+def detect(sources: Sequence[Source]) -> Format:
+    """The format that all of ``sources`` are in. Raises UsageError or DataError when they have no known format, or
+    several."""
+    if not sources:
+        raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
+    *others, last = (known.content for known in imported().values())
+    expected = f"{', '.join(others)} or {last}"
+    formats: dict[str, Path] = {}
+    for source in sources:
+        if source.path.stat().st_size == 0:
+            raise DataError.empty(source.path, expected)
+        if (known := format_of(source)) is None:
+            raise DataError(
+                f"{source.path}: got no row of a known format among its first lines, expected {expected}",
+                hint=_hint(source),
+            )
+        formats.setdefault(known.name, source.path)
+    if len(formats) > 1:
+        listed = ", ".join(f"{path.name} is {name}" for name, path in formats.items())
+        raise UsageError(f"files of several formats: {listed}", hint="import them one format at a time")
+    return format_named(next(iter(formats)))
+
+
+def _hint(source: Source) -> str:
+    """What to do with a file that is in none of the formats."""
+    from gymdata.interop.importing import BadItem, documents
+
+    documents_there = documents(source) if source.kind == "jsonl" else ()
+    row: Any = next((value for _, value, _ in documents_there if not isinstance(value, BadItem)), None)
+    row = row[0] if isinstance(row, list) and row else row
+    if isinstance(row, Mapping) and "rollout_id" not in row and row.keys() & _TEXTS:
+        return (
+            f"prompts and conversations are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of "
+            "them; answers that a model wrote can be imported as NeMo Gym rows, and `gymdata tokenize` renders their ids"
+        )
+    return "files of gymdata need no import; --from names a format"

@@ -1,0 +1,137 @@
+"""Formats of the NeMo Agent Toolkit: trajectories, preference pairs as JSON lines, and trajectories of pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.interop.exporting import Export
+    from gymdata.interop.importing import Importing, Shape
+    from gymdata.store.stage_output import Part
+
+
+class _Nested(Format):
+    """Trajectories in collections and lists, which an export of all of them writes as they were."""
+
+    marks = (b'"episode"', b'"trajectories"')
+    suffixes = (".json", ".jsonl")
+    #: The column by which trajectories are put into inner lists.
+    group = "group_id"
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.trajectories.nat import holds_pairs, is_nested
+
+        return is_nested(value) and holds_pairs(value) == (self.table == "pairs")
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        from gymdata.interop.trajectories.nat import places
+
+        return places(value)
+
+    def shape(self, value: Any) -> Shape | None:
+        from gymdata.interop.trajectories.nat import shape_of
+
+        return shape_of(value)
+
+    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        from gymdata.store.columns import to_rows
+
+        for row in export.rows(batches, to_rows):
+            if (trajectory := self.trajectory(row, export.lost)) is not None:
+                yield row[self.group], row["run_id"], trajectory
+
+    def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
+        from gymdata.interop.trajectories.nat import write
+        from gymdata.store import find_run_json, read_run_json
+
+        described = find_run_json(export.path)
+        facts = read_run_json(described) if described is not None else {}
+        ours = facts.get("stage") == "import" and facts.get("format") == self.name
+        shapes = (facts.get("documents") or []) if ours else []
+        export.written = write(converted, part.path, lines=part.name.endswith(".jsonl"), shapes=shapes)
+
+
+@FORMATS.register("nat-trajectories")
+class NatTrajectories(_Nested):
+    """Trajectories of the NeMo Agent Toolkit: a collection (``.json``), or a trajectory per line."""
+
+    content = "trajectories of the NeMo Agent Toolkit"
+    item = "a trajectory"
+    holds_reward = True
+
+    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+        from gymdata.interop.trajectories.nat import row_of
+
+        return row_of(item, importing)
+
+    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+        from gymdata.interop.trajectories.nat import trajectory_of
+
+        return trajectory_of(row, lost)
+
+
+class _Pairs(Format):
+    """Either shape of pairs is read, whatever the format is called."""
+
+    table = "pairs"
+    item = "a pair"
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        from gymdata.interop.trajectories.nat import places
+        from gymdata.interop.trajectories.nat_pairs import is_dpo_line
+
+        lines = any(map(is_dpo_line, value[:20])) if isinstance(value, list) else is_dpo_line(value)
+        return super().items(value) if lines else places(value)
+
+    def shape(self, value: Any) -> Shape | None:
+        from gymdata.interop.trajectories.nat import is_nested, shape_of
+
+        return shape_of(value) if is_nested(value) else None
+
+    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+        from gymdata.interop.trajectories.nat_pairs import row_of
+
+        return row_of(item, importing)
+
+
+@FORMATS.register("nat-dpo-items")
+class NatDpoItems(_Pairs, _Nested):
+    """Preference pairs as trajectories of one ``DPOItem`` each."""
+
+    content = "trajectories of DPO items"
+    group = "task_id"
+
+    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+        from gymdata.interop.trajectories.nat_pairs import dpo_trajectory
+
+        return dpo_trajectory(row, lost)
+
+
+@FORMATS.register("nat-dpo")
+class NatDpo(_Pairs):
+    """Preference pairs as JSON lines: ``prompt``, ``chosen_response`` and ``rejected_response``."""
+
+    content = "DPO rows of the NeMo Agent Toolkit"
+    marks = (b'"chosen_response"',)
+    suffixes = (".jsonl",)
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.trajectories.nat_pairs import is_dpo_line
+
+        return is_dpo_line(value[0] if isinstance(value, list) and value else value)
+
+    def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
+        from gymdata.interop.trajectories.nat_pairs import dpo_line
+        from gymdata.store.lines import encode_any
+
+        line = dpo_line(row, lost)
+        return None if line is None else encode_any(line) + b"\n"

@@ -1,0 +1,85 @@
+"""NeMo Gym rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.chat.template import TransformersChat
+    from gymdata.interop.exporting import Export
+    from gymdata.interop.importing import Importing
+    from gymdata.store.paths import Source
+
+_REQUEST = "responses_create_params"
+DIGITS = "digits of log-probabilities beyond float32"
+
+
+@FORMATS.register("nemo-gym")
+class NemoGym(Format):
+    """Rows of NeMo Gym: request, response with ids and log-probabilities on its items, reward."""
+
+    content = "NeMo Gym rows"
+    marks = (f'"{_REQUEST}"'.encode(), b'"response"')
+    read_in_place = rebuilds_prompts = holds_reward = counts_turns = True
+    suffixes = (".jsonl",)
+
+    def recognise(self, value: Any) -> bool:
+        """A row with a response; rows with a request alone are tasks."""
+        if not isinstance(value, dict) or "response" not in value:
+            return False
+        response = value["response"]
+        return _REQUEST in value or (isinstance(response, dict) and "output" in response)
+
+    def rollouts(self, source: Source) -> Iterator[Mapping[str, Any]]:
+        from gymdata.interop.nemo_gym.read import table_rows
+
+        return table_rows([source], columns=True)
+
+    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, dict[str, Any]]]:
+        from gymdata.interop.nemo_gym.read import table_rows
+        from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
+
+        rebuild = None if importing.tokenizer is None else PromptRebuilder(chat_of(importing.tokenizer))
+        rows = table_rows(
+            list(sources),
+            run_id=importing.run_id,
+            reject=importing.reject,
+            rebuild=rebuild,
+            check=importing.check,
+            numbering=importing.numbering,
+            columns=True,
+        )
+        n_refused = 0
+        for row in rows:
+            importing.keys.append(importing.n_keys - 1)
+            if rebuild is not None:
+                number, refused = len(importing.keys) - 1, rebuild.refused[n_refused:]
+                importing.not_rebuilt += ((number, prompt) for prompt in refused)
+                n_refused += len(refused)
+                importing.prompts_rebuilt = rebuild.rebuilt
+            yield 0, row
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
+        from gymdata.interop.nemo_gym.token_text import rows
+        from gymdata.interop.nemo_gym.write import nemo_gym_line
+
+        for row in export.rows(batches, rows):
+            line = nemo_gym_line(row)
+            export.turns += row["n_turns"]
+            export.turns_lost += line.lost
+            export.lost[DIGITS] += line.rounded
+            yield line.text
+
+
+@lru_cache(1)
+def chat_of(tokenizer: str) -> TransformersChat:
+    """The tokenizer and template that rebuild prompts, from the policy's folder."""
+    from gymdata.chat.template import TransformersChat
+
+    return TransformersChat.load(tokenizer, tool_parser="none")
