@@ -20,7 +20,6 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +58,7 @@ from gymdata.store.paths import (
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
-from gymdata.store.tables import read_table, rebatched, row_batches, tokens_of, write_batches
+from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
@@ -89,32 +88,10 @@ def _begin_part(rollouts: Path, index: int, suffix: str) -> Path:
     return rollouts / f"part-{index:05d}.{suffix}"
 
 
-def write_parts(
-    rows: Iterable[tuple[Mapping[str, Any], int]], rollouts: Path, suffix: str, index: int, rows_per_file: int
-) -> Iterator[dict[str, Any]]:
-    """Write rows with their tokens into ``part-index`` and following, and yield each file's entry once it is there."""
-    source = iter(rows)
-    for first in source:
-
-        def numbered(first: tuple[Mapping[str, Any], int] = first) -> Iterator[tuple[int, Any, int]]:
-            tokens = 0
-            for number, (row, size) in enumerate(chain((first,), source), 1):
-                # About the size of the row's JSON, which bounds the rows that are converted at once.
-                yield number, row, 2000 + 12 * size
-                tokens += size
-                if tokens >= PART_TOKENS or number >= rows_per_file:
-                    return
-
-        part = _begin_part(rollouts, index, suffix)
-        batches = row_batches(numbered(), ROLLOUTS, ROLLOUTS.schema.names, str(part))
-        yield describe(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
-        index += 1
-
-
 def write_batch_parts(
     batches: Iterable[pa.RecordBatch], rollouts: Path, suffix: str, index: int, rows_per_file: int
 ) -> Iterator[dict[str, Any]]:
-    """The same for batches of the rollouts table: the files have the same rows."""
+    """Write batches of rollouts into ``part-index`` and following, and yield each file's entry once it is there."""
     waiting: list[pa.RecordBatch] = []
     more = iter(batches)
 
@@ -137,14 +114,8 @@ def write_batch_parts(
     for batch in following():
         waiting.append(batch)
         part = _begin_part(rollouts, index, suffix)
-        yield describe(part, write_batches(rebatched(of_part(), _json_sizes), part, ROLLOUTS, ROLLOUTS.arrow))
+        yield describe(part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow))
         index += 1
-
-
-def _json_sizes(batch: pa.RecordBatch) -> list[int]:
-    """About the size of each row's JSON, as in ``write_parts``."""
-    sizes: list[int] = (2000 + 12 * tokens_of(batch)).tolist()
-    return sizes
 
 
 def drop_journal(journal: Path) -> None:
@@ -499,30 +470,16 @@ class Run:
         if due or journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
             self._roll()
 
-    def write(self, rows: Iterable[tuple[Mapping[str, Any], int]]) -> int:
-        """Write rows, each with about how many tokens it has, straight into sealed files; returns how many.
-
-        For rows that can be read again: they are not journaled, and a crash loses those of the file in hand. Times are
-        text (ISO 8601), otherwise rows are as for ``append``. Raises DataError for an invalid row.
-        """
-        self._before_sealed()
-        return self._seal_all(write_parts(rows, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file))
-
     def write_batches(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """The same of rows in batches of the rollouts table, none of them empty: the files are the same."""
-        self._before_sealed()
-        return self._seal_all(
-            write_batch_parts(batches, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file)
-        )
+        """Write rows in batches of the rollouts table, none of them empty, straight into sealed files; returns how many.
 
-    def _before_sealed(self) -> None:
+        For rows that can be read again: they are not journaled, and a crash loses those of the file in hand.
+        """
         self._raise_trouble()
         self._roll()
         self._sealer.wait()
-
-    def _seal_all(self, parts: Iterator[dict[str, Any]]) -> int:
         before = self.sealed_rows
-        for part in parts:
+        for part in write_batch_parts(batches, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file):
             self._name_part(part)
             drop_journal(self._rollouts / f"{self._next:05d}.journal")
             self._next += 1

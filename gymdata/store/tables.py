@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +27,6 @@ from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.workers.arrow import packed, unpacked
 from gymdata.workers.tuning import ahead
 
 T = TypeVar("T")
@@ -160,44 +158,16 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
     """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON."""
-    for chunk in _chunks(rows, lambda item: item[2]):
-        yield build([c[1] for c in chunk], table, names, where, [c[0] for c in chunk])
-
-
-def rebatched(batches: Iterable[pa.RecordBatch], size_of: Callable[[pa.RecordBatch], list[int]]) -> Iterator[Any]:
-    """The batches that ``row_batches`` makes of the same rows. ``size_of``: bytes of JSON of each row of a batch."""
-    waiting: deque[pa.RecordBatch] = deque()
-
-    def sizes() -> Iterator[int]:
-        for batch in batches:
-            waiting.append(batch)
-            yield from size_of(batch)
-
-    for chunk in _chunks(sizes(), lambda size: size):
-        left, parts = len(chunk), []
-        while left:
-            batch = waiting.popleft()
-            parts.append(batch.slice(0, left))
-            if left < batch.num_rows:
-                waiting.appendleft(batch.slice(left))
-            left -= parts[-1].num_rows
-        # Unchanged if it fits; else copied, so that buffers have the sizes of a batch that is built at once.
-        whole = len(parts) == 1 and parts[0].num_rows == batch.num_rows
-        yield from parts if whole else unpacked(packed(pa.Table.from_batches(parts).combine_chunks())).to_batches()
-
-
-def _chunks(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Items that make about 8 MB together."""
-    source = iter(items)
+    source = iter(rows)
     for first in source:
-        chunk, size = [first], size_of(first)
+        chunk, size = [first], first[2]
         while size < PARSE_BYTES and len(chunk) < _BATCH_ROWS:
             more = list(islice(source, 64 if size * 64 < PARSE_BYTES * len(chunk) else 1))
             if not more:
                 break
             chunk += more
-            size += sum(map(size_of, more))
-        yield chunk
+            size += sum(row[2] for row in more)
+        yield build([row[1] for row in chunk], table, names, where, [row[0] for row in chunk])
 
 
 class ParquetSink:

@@ -23,12 +23,11 @@ import numpy as np
 
 from gymdata.errors import json_kind
 from gymdata.interop.importing import BadItem, Importing
+from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none, refuse_surrogates
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
-    equal,
     facts_beyond,
-    foreign_columns,
     from_own,
     id_of,
     ids_of,
@@ -36,11 +35,7 @@ from gymdata.interop.trajectories.own import (
     kept_of,
     list_of,
     log_probs_of,
-    message_of,
-    number_or_none,
     own_columns,
-    prompt_group,
-    refuse_surrogates,
     sampled_by,
     shortest,
     turn_facts,
@@ -57,7 +52,7 @@ _DEEPEST = 20
 def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     """The rollouts row of a trajectory. Raises BadItem."""
     _check(source)
-    content = refuse_surrogates(source)
+    refuse_surrogates(source)
     found = _Found()
     messages = found.trajectory(source, [], None, 0)
     encoder = found.encoder()
@@ -76,7 +71,7 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
             if equal(ours, source):
                 return row
     else:
-        row = _foreign(source, messages, encoder, reward, importing, content)
+        row = _foreign(source, messages, encoder, importing)
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
@@ -102,25 +97,24 @@ def _check(source: Any) -> None:
 
 
 def _foreign(
-    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float | None,
-    importing: Importing, content: bytes,
-) -> dict[str, Any]:  # fmt: skip
+    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, importing: Importing
+) -> dict[str, Any]:
     agent = object_of(source.get("agent"))
     steps = [step for step in source["steps"] if isinstance(step, dict)]
-    named = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
-    policy = next((name for name in named if isinstance(name, str) and name), "unknown")
-    group, index = importing.numbering.place(content, prompt_group(messages))
+    names = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
     times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
-    columns = foreign_columns(
-        run=importing.run_id, group=group, index=index, policy=policy, reward=reward, task={"task_id": group},
+    tools = agent.get("tool_definitions")
+    return foreign_row(
+        source,
+        messages,
+        importing,
+        turns=encoder,
+        policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
+        reward=object_of(source.get("extra")).get("reward"),
+        tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
         started_at=times[0].isoformat() if times else None,
         duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
-        finish_reason=encoder.turns[-1]["finish_reason"] if encoder.turns else None,
-    )  # fmt: skip
-    tools = agent.get("tool_definitions")
-    if isinstance(tools, list) and tools:
-        columns["tools"] = json_text(tools)
-    return whole_row(columns, messages, encoder)
+    )
 
 
 def _time(text: Any) -> datetime | None:

@@ -27,23 +27,24 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gymdata.interop.importing import GONE, BadItem, Importing, Shape
+from gymdata.interop.rows import (
+    equal,
+    foreign_row,
+    message_of,
+    number_or_none,
+    refuse_other_name,
+    refuse_surrogates,
+)
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
-    equal,
     facts_beyond,
-    foreign_columns,
     from_own,
     ids_of,
     keep,
     kept_of,
     list_of,
-    message_of,
-    number_or_none,
     own_columns,
-    prompt_group,
-    refuse_other_name,
-    refuse_surrogates,
     sampled_by,
     shortest,
     turn_facts,
@@ -109,7 +110,7 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
         raise BadItem("S103", "no trajectory: it has no list `episode`")
     if not source["episode"]:
         raise BadItem("S103", "episode: got an empty list, expected at least one item")
-    content = refuse_surrogates(source)
+    refuse_surrogates(source)
     messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
     metadata = object_of(source.get("metadata"))
     reward = _reward(source)
@@ -119,26 +120,27 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
         if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
             return row
     else:
-        row = _foreign(metadata, messages, encoder, reward, importing, content)
+        row = _foreign(source, messages, encoder, importing)
     stripped, taken = _without_lists(source, found, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
 
 
 def _foreign(
-    metadata: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, reward: float,
-    importing: Importing, content: bytes,
-) -> dict[str, Any]:  # fmt: skip
-    named = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
-    group = prompt_group(messages) if named is None else named if isinstance(named, str) else json_text(named)
-    group, index = importing.numbering.place(content, group)
-    finish = encoder.turns[-1]["finish_reason"] if encoder.turns else None
-    policy = metadata.get("model") if isinstance(metadata.get("model"), str) else "unknown"
-    columns = foreign_columns(
-        run=importing.run_id, group=group, index=index, policy=str(policy), reward=reward, task={"task_id": group},
-        finish_reason=finish,
-    )  # fmt: skip
-    return whole_row(columns, messages, encoder)
+    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, importing: Importing
+) -> dict[str, Any]:
+    metadata = object_of(source.get("metadata"))
+    example = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
+    model = metadata.get("model")
+    return foreign_row(
+        source,
+        messages,
+        importing,
+        turns=encoder,
+        group=example if example is None or isinstance(example, str) else json_text(example),
+        policy=model if isinstance(model, str) else "unknown",
+        reward=_reward(source),
+    )
 
 
 def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:

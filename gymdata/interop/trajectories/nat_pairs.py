@@ -17,17 +17,9 @@ from typing import Any
 
 from gymdata.errors import json_kind
 from gymdata.interop.importing import ODD, BadItem, Importing
+from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.interop.text_export import TOOLS, has_tools
-from gymdata.interop.trajectories.own import (
-    OWN,
-    equal,
-    list_of,
-    message_of,
-    number_or_none,
-    refuse_other_name,
-    refuse_surrogates,
-    shortest,
-)
+from gymdata.interop.trajectories.own import OWN, list_of, shortest
 from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
 

@@ -7,19 +7,19 @@ foreign form would get wrong; a kept source comes back as it was, except for num
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from gymdata.errors import DataError, json_value
-from gymdata.interop.importing import BadItem, rollout_id_of
-from gymdata.rollouts.messages import STRICT, meant_role
-from gymdata.rollouts.schema import HASHES, MESSAGE, ROLES, ROLLOUTS
+from gymdata.interop.importing import BadItem
+from gymdata.interop.rows import MESSAGE_FIELDS, as_float
+from gymdata.rollouts.messages import STRICT
+from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
 
@@ -28,7 +28,6 @@ OWN = "gymdata"
 #: Held by other fields, or computed from the turns when a row is written.
 _ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", *HASHES)
 _COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
-_MESSAGE_FIELDS = [f.name for f in MESSAGE]
 _INT32 = 2**31
 _INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COLUMNS and str(f.type).startswith("int")}
 
@@ -84,64 +83,16 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
         raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
 
 
-def foreign_columns(
-    *,
-    run: str,
-    group: str,
-    index: int,
-    policy: str,
-    reward: float | None,
-    task: Mapping[str, Any],
-    started_at: str | None = None,
-    duration_s: float = 0.0,
-    finish_reason: str | None = None,
-) -> dict[str, Any]:
-    """The columns of a trajectory that another project wrote. Unknown columns get neutral values."""
-    return {
-        "rollout_id": rollout_id_of(run, group, index),
-        "run_id": run,
-        "task_id": group,
-        "group_id": group,
-        "rollout_index": index,
-        "policy": policy,
-        "policy_hash": f"served:{policy}",
-        "policy_version": 0,
-        "status": "completed",
-        "stop_reason": None,
-        "finish_reason": finish_reason,
-        "reward": reward,
-        "rewards": {},
-        "temperature": 1.0,
-        "tools": "[]",
-        "task": STRICT.encode(task),
-        "extra": "{}",
-        "started_at": started_at or datetime.fromtimestamp(0, UTC).isoformat(),
-        "duration_s": duration_s,
-    }
-
-
-def message_of(role: Any, content: Any, **more: Any) -> dict[str, Any]:
-    """A message with every field of the table. An unknown role is ``other``."""
-    made = dict.fromkeys(_MESSAGE_FIELDS)
-    return made | {"role": role if role in ROLES else "other", "content": content} | more
-
-
-def refuse_other_name(role: Any, where: str) -> None:
-    """Raises BadItem for a synonym of a known role, which would otherwise become ``other``."""
-    if (meant := meant_role(role)) is not None:
-        raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
-
-
 def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
-    return {name: message.get(name) for name in _MESSAGE_FIELDS if message.get(name) != read.get(name)}
+    return {name: message.get(name) for name in MESSAGE_FIELDS if message.get(name) != read.get(name)}
 
 
 def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
     """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
     if not isinstance(facts, dict):
         return read
-    made = read | {name: facts[name] for name in _MESSAGE_FIELDS if name in facts}
+    made = read | {name: facts[name] for name in MESSAGE_FIELDS if name in facts}
     for name, value in made.items():
         wanted = "number" if name == "turn" else "text"
         if type(value) is not (int if name == "turn" else str) and not (value is None and name != "role"):
@@ -204,7 +155,7 @@ def log_probs_of(values: Any, length: int) -> np.ndarray:
         numbers: list[Any] = [words.get(v, v) if isinstance(v, str) else v for v in values]
         if all(type(v) in (int, float) for v in numbers):
             with np.errstate(over="ignore"):
-                return np.array([_as_float(v) for v in numbers], np.float32)
+                return np.array([as_float(v) for v in numbers], np.float32)
     return np.full(length, np.nan, np.float32)
 
 
@@ -228,29 +179,6 @@ def list_of(values: Any) -> list[Any]:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def number_or_none(value: Any) -> float | None:
-    """A JSON number; a whole one that no float can hold is infinite."""
-    return _as_float(value) if type(value) in (int, float) else None
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def prompt_group(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Trajectories of one prompt are a group: a hash of all messages before the first answer."""
-    before = list(messages)
-    for k, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = before[:k]
-            break
-    text = json.dumps([[m["role"], m["content"]] for m in before], ensure_ascii=False)
-    return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
 def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
     """``extra`` with what must come back when the row is exported as ``name`` again."""
     value = json.loads(extra)
@@ -268,20 +196,3 @@ def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     if isinstance(kept, dict) and list(kept) == ["text"]:
         kept = json.loads(kept["text"])
     return kept if isinstance(kept, dict) and len(kept.get("turns", ())) == len(row["turns"]) else None
-
-
-def refuse_surrogates(value: Any) -> bytes:
-    """``value`` as JSON. Raises BadItem for text that no output file can hold."""
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise BadItem("S101", "text with a lone surrogate, which is not Unicode") from None
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Equality of JSON values in which 1, 1.0 and true differ, and NaN equals NaN."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -1,0 +1,113 @@
+"""Rows of the rollouts table for formats that are imported: messages, and the columns of what another project wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gymdata.interop.importing import BadItem, Importing, rollout_id_of
+from gymdata.rollouts.messages import STRICT, meant_role
+from gymdata.rollouts.schema import MESSAGE, ROLES
+from gymdata.rollouts.turns import TurnEncoder
+
+MESSAGE_FIELDS = [f.name for f in MESSAGE]
+Message = dict[str, Any]
+
+
+def message_of(role: Any, content: Any, **more: Any) -> Message:
+    """A message with every field of the table. An unknown role is ``other``."""
+    message = dict.fromkeys(MESSAGE_FIELDS)
+    return message | {"role": role if role in ROLES else "other", "content": content} | more
+
+
+def refuse_other_name(role: Any, where: str) -> None:
+    """Raises BadItem for a synonym of a known role, which would otherwise become ``other``."""
+    if (meant := meant_role(role)) is not None:
+        raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
+
+
+def foreign_row(
+    item: Any,
+    messages: Sequence[Message],
+    importing: Importing,
+    *,
+    turns: TurnEncoder | None = None,
+    group: str | None = None,
+    policy: str = "unknown",
+    reward: Any = None,
+    tools: str = "[]",
+    started_at: str | None = None,
+    duration_s: float = 0.0,
+) -> dict[str, Any]:
+    """The row of ``item``, which another project wrote; unknown columns get neutral values. ``group``: rows of one are
+    attempts at one task, by default those with the same messages before the first answer; ``reward``: a JSON number, or it
+    is not known; ``turns``: its token data, none by default."""
+    group, index = importing.numbering.place(refuse_surrogates(item), group or prompt_group(messages))
+    turns = turns or TurnEncoder()
+    return {
+        "rollout_id": rollout_id_of(importing.run_id, group, index),
+        "run_id": importing.run_id,
+        "task_id": group,
+        "group_id": group,
+        "rollout_index": index,
+        "policy": policy,
+        "policy_hash": f"served:{policy}",
+        "policy_version": 0,
+        "status": "completed",
+        "stop_reason": None,
+        "finish_reason": turns.turns[-1]["finish_reason"] if turns.turns else None,
+        "reward": number_or_none(reward),
+        "rewards": {},
+        "temperature": 1.0,
+        "tools": tools,
+        "task": STRICT.encode({"task_id": group}),
+        "extra": "{}",
+        "started_at": started_at or datetime.fromtimestamp(0, UTC).isoformat(),
+        "duration_s": duration_s,
+        "messages": messages,
+        **turns.columns(),
+    }
+
+
+def prompt_group(messages: Sequence[Message]) -> str:
+    """Trajectories of one prompt are a group: a hash of all messages before the first answer."""
+    before = list(messages)
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = before[:k]
+            break
+    text = json.dumps([[m["role"], m["content"]] for m in before], ensure_ascii=False)
+    return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def refuse_surrogates(value: Any) -> bytes:
+    """``value`` as JSON. Raises BadItem for text that no output file can hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadItem("S101", "text with a lone surrogate, which is not Unicode") from None
+
+
+def number_or_none(value: Any) -> float | None:
+    """A JSON number; a whole one that no float can hold is infinite."""
+    return as_float(value) if type(value) in (int, float) else None
+
+
+def as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equality of JSON values in which 1, 1.0 and true differ, and NaN equals NaN."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -1,0 +1,16 @@
+"""A loss: REINFORCE with a scale."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gymdata.train.losses import Result, Tokens, loss
+
+
+@loss("−scale·A·ℓ", "this example", "token")
+def advantage_only(
+    at: Tokens, *, scale: Annotated[float, Field(gt=0, description="Factor of the advantages.")] = 1.0
+) -> Result:
+    return -scale * at.advantages * at.logprobs, at.unlimited
