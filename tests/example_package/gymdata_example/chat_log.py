@@ -32,7 +32,7 @@ class ChatLog(Format):
         if not isinstance(item.get("answered"), str):
             raise BadItem("S102", f"answered: got {item.get('answered')!r}, expected text")
         messages = [message_of("user", item["asked"]), message_of("assistant", item["answered"])]
-        return foreign_row(messages, importing, reward=item.get("stars"))
+        return foreign_row(item, messages, importing, reward=item.get("stars"))
 
     def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
         from gymdata.store.lines import encode_any
