@@ -44,7 +44,7 @@ class Export:
     @property
     def key(self) -> str:
         """The column that names a row."""
-        return "rollout_id" if self.table is ROLLOUTS else "pair_id"
+        return "rollout_id" if self.table.name == ROLLOUTS.name else "pair_id"
 
     def add(self, other: Export) -> None:
         """Count what ``other`` has seen, too."""

@@ -416,7 +416,7 @@ class _Converter:
 
 def _unwritable(export: Export, error: Exception) -> DataError:
     """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
-    kind = "pair" if export.table is PAIRS else "rollout"
+    kind = "pair" if export.table.name == PAIRS.name else "rollout"
     return DataError.unwritable_row(f"{export.path}: {kind} {export.current}", export.format, reason_of(error))
 
 

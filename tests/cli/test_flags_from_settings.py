@@ -100,14 +100,14 @@ def test_choices_are_shown_in_the_help() -> None:
     assert "--truncated <keep|drop>" in help_of("pairs")
     said = " ".join(help_of("export").split())
     assert "--format FORMAT" in said
-    assert "trl-preference" in said
+    assert "trl-messages" in said
 
 
 def test_a_choice_that_is_left_out_is_named_with_its_values(capsys: Capture) -> None:
     """The hint for a setting without a default has what it may be."""
     assert main(["export", "run", "-o", "x.jsonl"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "format is missing → give --format, one of nemo-gym, nat-trajectories," in said
+    assert "format is missing → give --format, one of atif, nat-dpo, nat-dpo-items," in said
 
 
 def test_a_number_out_of_range_names_the_flag_or_the_key(capsys: Capture) -> None:
