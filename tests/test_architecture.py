@@ -29,7 +29,7 @@ PLUG_EDGES = {
 }  # fmt: skip
 #: A command's folder may use these modules of another command's folder, and no more. ``*``: any.
 EDGES = {
-    ("validate", "interop"): {"formats", "nemo_gym"},
+    ("validate", "interop"): {"nemo_gym"},
     **{
         (command, "scores"): {"chosen"}
         for command in ("pairs", "experience", "filter", "train", "show", "report", "view", "interop")
