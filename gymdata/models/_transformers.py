@@ -126,23 +126,27 @@ def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[
     neither is there. It loads the tokenizer when it is first used, or its vocabulary where the tokenizer's library is not
     installed. Raises UsageError or DataError then."""
     folder = tokenizer if tokenizer is not None else find_tokenizer(run)
-    return None if folder is None else functools.cache(lambda: _texts(folder))
+    if folder is None:
+        return None
 
+    def reader() -> Reading:
+        try:
+            return load_reader(folder)
+        except MissingExtraError:
+            if (words := load_vocabulary(folder)) is None:
+                raise
+            return Reading(words.decode, words.special)
 
-def _texts(folder: str | Path) -> Reading:
-    try:
-        return load_reader(folder)
-    except MissingExtraError:
-        if (words := load_vocabulary(folder)) is None:
-            raise
-        return Reading(words.decode, words.special)
+    return functools.cache(reader)
 
 
 def load_reader(folder: str | Path) -> Reading:
     """A reader of ids for the tokenizer in ``folder`` (or of a tokenizer.json, or a model's name)."""
     file = Path(folder, "tokenizer.json") if Path(folder).is_dir() else Path(folder)
     if not file.is_file():
-        return _by_transformers(str(folder))
+        loaded = load_tokenizer(str(folder))
+        decode = functools.partial(loaded.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return Reading(_careful(decode, range(len(loaded)).__contains__), frozenset(loaded.all_special_ids))
     with needs("collect"):
         from tokenizers import Tokenizer
 
@@ -150,23 +154,14 @@ def load_reader(folder: str | Path) -> Reading:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises bare Exception for a file that it cannot read.
         raise UsageError.bad_value("--tokenizer", str(folder), f"a folder with a tokenizer ({error})") from error
-    special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-    return Reading(_careful(functools.partial(backend.decode, skip_special_tokens=False), _known(backend)), special)
-
-
-def _by_transformers(name: str) -> Reading:
-    loaded = load_tokenizer(name)
-
-    def decode(ids: list[int]) -> str:
-        return str(loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    return Reading(_careful(decode, range(len(loaded)).__contains__), frozenset(loaded.all_special_ids))
-
-
-def _known(backend: Any) -> Callable[[int], bool]:
     size = backend.get_vocab_size(with_added_tokens=True)
-    # Ids can have gaps; looking each up is slow, so only those beyond the size are looked up.
-    return lambda i: 0 <= i < size or (0 <= i < 2**32 and backend.id_to_token(i) is not None)
+
+    def known(i: int) -> bool:
+        # Ids can have gaps; looking each up is slow, so only those beyond the size are looked up.
+        return 0 <= i < size or (0 <= i < 2**32 and backend.id_to_token(i) is not None)
+
+    special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+    return Reading(_careful(functools.partial(backend.decode, skip_special_tokens=False), known), special)
 
 
 def _careful(decode: Callable[[list[int]], str], known: Callable[[int], bool]) -> Callable[[Sequence[int]], str]:

@@ -61,8 +61,7 @@ def _load(file: Path, _changed: int, _size: int) -> Vocabulary | None:
         named = content["model"]["vocab"]
         ids = named.items() if isinstance(named, dict) else ((piece, i) for i, (piece, *_) in enumerate(named))
         kinds = set(_kinds([content.get("decoder"), content.get("pre_tokenizer")]))
-        to_bytes = _byte_level if "ByteLevel" in kinds else _plain
-        pieces = {int(i): to_bytes(piece) for piece, i in ids}
+        pieces = {int(i): _bytes_of(piece, byte_level="ByteLevel" in kinds) for piece, i in ids}
         added = content.get("added_tokens") or []
         pieces |= {int(token["id"]): str(token["content"]).encode() for token in added}
         return Vocabulary(pieces, frozenset(int(token["id"]) for token in added if token.get("special")))
@@ -86,13 +85,11 @@ def _byte_of() -> dict[str, int]:
     return {chr(b): b for b in kept} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-def _byte_level(piece: str) -> bytes:
-    table = _byte_of()
-    return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
-
-
-def _plain(piece: str) -> bytes:
-    """A piece of SentencePiece or WordPiece: a mark for the space, or one byte as ``<0x0A>``."""
+def _bytes_of(piece: str, *, byte_level: bool) -> bytes:
+    """Of byte-level BPE; else of SentencePiece or WordPiece: a mark for the space, or one byte as ``<0x0A>``."""
+    if byte_level:
+        table = _byte_of()
+        return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -253,11 +253,8 @@ def publish(output: Path, run: Path, command: Sequence[str]) -> dict[str, Any]:
         "parents": [parent_of(run), {"path": str(output.resolve()), "run_id": None, "run_json_xxh3": None}],
     }
     with StageOutput(folder / RUN_JSON, FOLDER, [FILE], overwrite=True) as out:
-        part = out.batches(FILE, _batches(output / FOLDER), ANNOTATIONS, ANNOTATIONS.schema)
+        files = parts(output / FOLDER)
+        batches = (batch for file in files for batch in scan_batches(file, ANNOTATIONS, batch_size=4_096))
+        part = out.batches(FILE, batches, ANNOTATIONS, ANNOTATIONS.schema)
         out.finish(facts)
     return {"file": str(folder / FILE), "rows": part.rows}
-
-
-def _batches(folder: Path) -> Iterator[pa.RecordBatch]:
-    for file in parts(folder):
-        yield from scan_batches(file, ANNOTATIONS, batch_size=4_096)

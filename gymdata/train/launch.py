@@ -103,21 +103,15 @@ def machine_rank(config: TrainConfig) -> int:
     if config.launcher == "torchrun":
         given = os.environ.get(place) or "0"
     elif config.accelerate_config is not None:
-        place, given = f"machine_rank in {config.accelerate_config}", str(_accelerate(config).get("machine_rank", 0))
+        file = config.accelerate_config
+        if not (accelerate := read_yaml(file)):
+            raise errors.UsageError(
+                f"{file} holds no settings of accelerate", hint="`accelerate config --config_file FILE` writes them"
+            )
+        place, given = f"machine_rank in {file}", str(accelerate.get("machine_rank", 0))
     if not given.isdecimal():
         raise errors.UsageError.bad_value(place, given, "a number from 0")
     return int(given)
-
-
-def _accelerate(config: TrainConfig) -> dict[str, Any]:
-    assert config.accelerate_config is not None
-    found = read_yaml(config.accelerate_config)
-    if not found:
-        raise errors.UsageError(
-            f"{config.accelerate_config} holds no settings of accelerate",
-            hint="`accelerate config --config_file FILE` writes them",
-        )
-    return found
 
 
 def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:

@@ -272,17 +272,12 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class TrainingLabels(TrainingExperiences):
-    """Sequences with one ``label`` each: True for a desirable one. ``first``: where their completion begins."""
+    """Sequences with one ``label`` each: True for a desirable one."""
 
     label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
 
     def take(self, rows: np.ndarray) -> Self:
         return replace(super().take(rows), label=self.label[rows])
-
-    @property
-    def first(self) -> np.ndarray:
-        """int64 (n,): index in its sequence of each one's first trained token."""
-        return self.sequences.first_trained
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:

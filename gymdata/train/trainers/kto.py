@@ -96,7 +96,8 @@ class LabelCollator:
 
     def _crossed(self, x: int, y: int) -> tuple[np.ndarray, np.ndarray]:
         """x's prompt with y's completion: (ids, mask)."""
-        sequences, first = self.data.sequences, self.data.first
+        sequences = self.data.sequences
+        first = sequences.first_trained
         prompt = sequences.token_ids[x][: first[x]]
         limit = int(sequences.lengths.max())
         ids = np.concatenate([prompt, sequences.token_ids[y][first[y] :]])

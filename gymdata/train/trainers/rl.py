@@ -337,7 +337,7 @@ class BatchRLTrainer(Exact, Trainer):
             mine = self.data.of_policy(rows[part])
             ratios.add(part_of(found, part).values[mine], sequences.logprobs.take(rows[part]).values[mine])
         if known is not None or needed:
-            self.collator.reference = self._as_floats(found) if known is None else known
+            self.collator.reference = found if known is None else known
         if not ratios.tokens:
             return {}
         facts = ratios.facts()
@@ -365,7 +365,7 @@ class BatchRLTrainer(Exact, Trainer):
         order = sequences.scoring_order(rows)
         size = self.args.per_device_train_batch_size
         offsets = offsets_of(lengths)
-        found = scratch(int(offsets[-1]), "<f8", self._folder)
+        found = scratch(int(offsets[-1]), "<f8", Path(self.args.output_dir).parent)
 
         def collate(examples: Examples) -> Batch:
             return collator([{"row": int(rows[example["row"]])} for example in examples])
@@ -381,18 +381,6 @@ class BatchRLTrainer(Exact, Trainer):
                 found[start : start + CHUNK] = self.on_every_process(torch.from_numpy(found[start : start + CHUNK]))
                 release()
         return Ragged(found, offsets)
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.args.output_dir).parent
-
-    def _as_floats(self, lists: Ragged) -> Ragged:
-        """float32 in place of float64."""
-        found = scratch(len(lists.values), "<f4", self._folder)
-        for start in range(0, len(found), CHUNK):
-            found[start : start + CHUNK] = lists.values[start : start + CHUNK]
-            release()
-        return lists.like(found)
 
 
 def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:

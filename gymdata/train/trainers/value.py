@@ -158,7 +158,9 @@ class ExactValueTrainer(BatchRLTrainer):
             return
         self.before = self._heldout()
         if self.is_world_process_zero():
-            event("note", text=f"before training, on held-out tasks: {_text(self.before)}")
+            explained, error = self.before["explained_variance"], self.before["mse"]
+            figures = f"explained variance {explained:.3g}, mean squared error {error:.3g}"
+            event("note", text=f"before training, on held-out tasks: {figures}")
 
     def _heldout(self) -> dict[str, float]:
         """``explained_variance``: 1 − Var(returns − values)/Var(returns); ``mse``: the mean of (values − returns)²."""
@@ -194,7 +196,3 @@ class ExactValueTrainer(BatchRLTrainer):
 def moments(numbers: np.ndarray) -> Moments:
     mean = float(numbers.mean()) if len(numbers) else 0.0
     return Moments(len(numbers), mean, float(np.square(numbers - mean).sum()))
-
-
-def _text(found: dict[str, float]) -> str:
-    return f"explained variance {found['explained_variance']:.3g}, mean squared error {found['mse']:.3g}"

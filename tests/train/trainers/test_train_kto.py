@@ -56,7 +56,8 @@ def test_what_is_left_out_is_counted() -> None:
         "left_out_duplicate": 0, "sequences": 3,
     }  # fmt: skip
     assert dict(zip(data.rollout_ids, data.label.tolist(), strict=True)) == {"a-1": True, "a-2": False}
-    assert [int(i) for i in data.first] == [data.sequences.loss_mask[i].tolist().index(1) for i in range(3)]
+    masks = [data.sequences.loss_mask[i].tolist() for i in range(3)]
+    assert data.sequences.first_trained.tolist() == [mask.index(1) for mask in masks]
 
 
 def test_labels_of_very_large_rewards() -> None:
@@ -118,8 +119,11 @@ def test_the_loss_is_that_by_hand(policy: Path, tmp_path: Path) -> None:
         own = [log_ratio(s.token_ids[i], s.loss_mask[i]) for i in lines]
         crossed = []
         for x, y in zip(lines, [lines[-1], *lines[:-1]], strict=True):
-            ids = [*s.token_ids[x][: data.first[x]], *s.token_ids[y][data.first[y] :]]
-            mask = [*[0] * int(data.first[x]), *s.loss_mask[y][data.first[y] :]]
+            ids = [
+                *s.token_ids[x][: data.sequences.first_trained[x]],
+                *s.token_ids[y][data.sequences.first_trained[y] :],
+            ]
+            mask = [*[0] * int(data.sequences.first_trained[x]), *s.loss_mask[y][data.sequences.first_trained[y] :]]
             crossed.append(log_ratio(np.array(ids), np.array(mask)))
         kl = max(0.0, float(np.mean(crossed)))
         losses = [
