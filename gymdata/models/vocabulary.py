@@ -36,8 +36,15 @@ class Vocabulary:
 def find_tokenizer(facts: Mapping[str, Any]) -> Path | None:
     """The tokenizer.json of the model that a run.json names, when that is a folder here."""
     identity, config, model, engine = (facts.get(key) or {} for key in ("identity", "config", "model", "engine"))
-    named = [config.get("tokenizer"), identity.get("tokenizer"), identity.get("model"), config.get("model"),
-             model.get("policy"), facts.get("policy"), engine.get("served_from")]  # fmt: skip
+    named = [
+        config.get("tokenizer"),
+        identity.get("tokenizer"),
+        identity.get("model"),
+        config.get("model"),
+        model.get("policy"),
+        facts.get("policy"),
+        engine.get("served_from"),
+    ]
     for folder in named:
         if isinstance(folder, str) and folder and (file := Path(folder, _FILE)).is_file():
             return file

@@ -13,17 +13,45 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gymdata import errors
 from gymdata.progress import Progress
 from gymdata.settings import read_yaml
 from gymdata.store.reading import child_environment
+from gymdata.train.token_checksum import TokenFacts
 from gymdata.train.trainer_settings import reported_to
 from gymdata.workers.signals import OWN_GROUP, interruptions_passed_to, send
 
 if TYPE_CHECKING:
     from gymdata.train.settings import TrainConfig
+
+
+class Job(TypedDict, total=False):
+    """A job file, besides the settings of its trainer, which lie beside these."""
+
+    trainer: str
+    data: str
+    data_xxh3: list[str]
+    model: str
+    policy_hash: str
+    output: str
+    #: Keys of the library's trainer.
+    settings: dict[str, object]
+    own_keys: list[str]
+    trained_tokens: TokenFacts
+    dry_run: bool
+    #: Of another machine's training.
+    helps: bool
+    #: The run beside which annotations go, where ``annotate`` is set.
+    annotate: bool | None
+    rollouts: str
+    num_processes: int
+    launcher: str
+    accelerate_config: str | None
+    machine_rank: int | None
+    shard_model: bool
+
 
 #: The process is offline and reports to its parent only.
 _ENVIRONMENT = {
@@ -117,8 +145,12 @@ def machine_rank(config: TrainConfig) -> int:
 def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:
     """Environment variables of the reporting services: their files go beside the model, unless set otherwise.
     TensorBoard's default is beside the checkpoints, with which its events would be removed."""
-    wanted = {"TENSORBOARD_LOGGING_DIR": str(logs), "WANDB_DIR": str(logs), "TRACKIO_DIR": str(logs / "trackio"),
-              "WANDB_PROJECT": "gymdata"}  # fmt: skip
+    wanted = {
+        "TENSORBOARD_LOGGING_DIR": str(logs),
+        "WANDB_DIR": str(logs),
+        "TRACKIO_DIR": str(logs / "trackio"),
+        "WANDB_PROJECT": "gymdata",
+    }
     found = {name: value for name, value in wanted.items() if name not in os.environ}
     services = reported_to(settings)
     if not {"wandb", "all"} & services:

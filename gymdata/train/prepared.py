@@ -109,7 +109,7 @@ class _Tree:
             self.columns["siblings"] = _append(folder / f"{self.path}siblings", siblings)
             prompts.unlink()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         inner = {name: tree.as_json() for name, tree in self.inner.items()}
         facts = {
             name: sorted(value) if isinstance(value, frozenset) else value
@@ -156,8 +156,14 @@ def _columns(part: Any) -> dict[str, Array | Ragged | Sequence[str]]:
             columns[name] = value
     if isinstance(part, NamedSequences):
         counts, sums = part.by_sequence
-        columns |= {"keys": part.keys, "counts": counts, "checksums": sums, "first_trained": part.first_trained,
-                    "extent": part.extent.ravel(), "prompts": part.prompts}  # fmt: skip
+        columns |= {
+            "keys": part.keys,
+            "counts": counts,
+            "checksums": sums,
+            "first_trained": part.first_trained,
+            "extent": part.extent.ravel(),
+            "prompts": part.prompts,
+        }
     return columns
 
 

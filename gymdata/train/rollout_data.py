@@ -232,8 +232,12 @@ def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rende
         found = found.restricted(found.sampled.of_agents(agents))
     of, n = pa.array(found.rollout), len(found)
     advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
-    lists = {"input_ids": found.token_ids, "loss_mask": found.loss_mask, "logprobs": found.logprobs,
-             "advantages": advantages}  # fmt: skip
+    lists = {
+        "input_ids": found.token_ids,
+        "loss_mask": found.loss_mask,
+        "logprobs": found.logprobs,
+        "advantages": advantages,
+    }
     temperature = pa.array(np.ones(n, np.float32))
     if k:
         lists |= _top_lists(turns, found, k)

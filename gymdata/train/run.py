@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
@@ -35,6 +35,7 @@ from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
+from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
     LAUNCHING,
@@ -278,7 +279,7 @@ class _Training:
     out: Path
     run_job: Runner
     progress: Progress
-    job: dict[str, Any] = field(default_factory=dict)
+    job: Job = field(default_factory=Job)
     begun: dict[str, Any] = field(default_factory=dict)
 
     def run(self, command: list[str], *, overwrite: bool, dry_run: bool) -> dict[str, Any]:
@@ -333,7 +334,7 @@ class _Training:
     def describe(self, command: list[str], *, dry_run: bool) -> None:
         """``job`` and ``begun`` as far as they are known without the data."""
         config, loss = self.config, self.config.facts()
-        annotated: dict[str, Any] = {}
+        annotated: dict[str, object] = {}
         if isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate:
             run = run_behind(self.source)
             place_of(run, self.out)
@@ -343,7 +344,7 @@ class _Training:
             *resolve(self.source, config.table),
             *(file for folder in scored_by for file in resolve(folder, SCORES)),
         ]
-        self.job = {
+        job: dict[str, object] = {
             **config.own(),
             **annotated,
             **({"loss_facts": loss["loss"]} if loss else {}),
@@ -358,6 +359,7 @@ class _Training:
             "own_keys": sorted(type(config).model_fields),
             "dry_run": dry_run,
         }
+        self.job = cast("Job", job)
         # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
         # with it.
         parents = [{k: v for k, v in parent_of(path).items() if k != "files"} for path in (self.source, *scored_by)]
@@ -421,7 +423,7 @@ def _drop_prepared(out: Path) -> None:
         (out / JOB).rmdir()
 
 
-def _tidy(out: Path, job: dict[str, Any]) -> None:
+def _tidy(out: Path, job: Job) -> None:
     """Remove what only a resume needs, for a training that was killed after SUCCESS; not while another process works
     there."""
     with contextlib.suppress(StoreError):
@@ -432,7 +434,7 @@ def _tidy(out: Path, job: dict[str, Any]) -> None:
             lock.remove()
 
 
-def _drop_what_resumes(out: Path, job: dict[str, Any]) -> None:
+def _drop_what_resumes(out: Path, job: Job) -> None:
     shutil.rmtree(out / FOLDER, ignore_errors=True)
     _drop_prepared(out)
     if "save_total_limit" not in job["settings"]:
@@ -460,7 +462,7 @@ def _is_training(out: Path) -> bool:
 
 
 def _state(
-    out: Path, job: dict[str, Any], defaults: Mapping[str, Any], *, overwrite: bool
+    out: Path, job: Job, defaults: Mapping[str, Any], *, overwrite: bool
 ) -> Literal["nothing", "resumable", "finished"]:
     """The existing state of this training in ``out``. Raises StoreError when it holds another one.
 
@@ -470,7 +472,7 @@ def _state(
     if overwrite or not (finished or _checkpoints(out)):
         return "nothing"
     try:
-        was: dict[str, Any] = json.loads((out / JOB / "job.json").read_text())
+        was: Job = json.loads((out / JOB / "job.json").read_text())
     except (FileNotFoundError, ValueError) as error:
         why = "is not JSON" if isinstance(error, ValueError) else "is missing"
         raise StoreError(

@@ -23,9 +23,20 @@ from gymdata.train.pair_data import LengthCost, NamedSequences, check_numbers, n
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
 EXPERIENCE_COLUMNS: tuple[str, ...] = (
-    "rollout_id", "sequence_index", "input_ids", "loss_mask", "logprobs", "advantages", "weight", "temperature",
-    "policy_hash", "reward", "ref_logprobs", *WEIGHTS, "optimal_value",
-)  # fmt: skip
+    "rollout_id",
+    "sequence_index",
+    "input_ids",
+    "loss_mask",
+    "logprobs",
+    "advantages",
+    "weight",
+    "temperature",
+    "policy_hash",
+    "reward",
+    "ref_logprobs",
+    *WEIGHTS,
+    "optimal_value",
+)
 
 
 @dataclass(frozen=True)

@@ -114,16 +114,16 @@ class TrainConfig(Config):
         one before is used up. Raises DataError and RefusedError."""
         raise NotImplementedError
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
         not there."""
         return {}
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, object]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
         return self.model_dump(mode="json", exclude={"model", "output", "trainer", *LAUNCHING})
 
-    def launching(self) -> dict[str, Any]:
+    def launching(self) -> dict[str, object]:
         """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
         found = self.model_dump(mode="json", include=set(LAUNCHING))
         if self.accelerate_config is not None:
@@ -140,7 +140,7 @@ class TrainConfig(Config):
         return super().called(below if below in self._names else key)
 
     @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> Self:
+    def of_job(cls, job: Mapping[str, object]) -> Self:
         """The settings that a job file holds."""
         own = {name: job[name] for name in cls.model_fields if name in job and name != "trainer"}
         return cls.model_validate({**own, "trainer": job["settings"]})
@@ -268,16 +268,16 @@ class TrainRlConfig(TrainConfig):
     annotate: bool | None = _annotate()
 
     @property
-    def own_settings(self) -> Mapping[str, Any]:
+    def own_settings(self) -> Mapping[str, object]:
         """The settings that the loss has, with its own defaults; none for a user's function."""
         return LOSSES[self.loss].settings if self.loss in LOSSES else {}
 
     @property
-    def loss_settings(self) -> dict[str, Any]:
+    def loss_settings(self) -> dict[str, object]:
         chosen = {name: getattr(self, name) for name in self.own_settings}
         return {name: self.own_settings[name] if value is None else value for name, value in chosen.items()}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         code = {} if self.loss in LOSSES else {"code": load_symbol(self.loss, "--loss")[1]}
         return {"loss": {"name": self.loss, **self.loss_settings, **code}}
 

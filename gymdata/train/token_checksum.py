@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import xxhash
@@ -28,6 +28,13 @@ _PRIME_MX1 = _U64(0x165667919E3779F9)
 _CHUNK = 1 << 15
 
 
+class TokenFacts(TypedDict):
+    """The checksum in hexadecimal: 64 bits do not survive every JSON reader."""
+
+    count: int
+    checksum: str
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
     """How many tokens are trained, and which. Adds up: the sum over parts is that of the whole."""
@@ -38,12 +45,11 @@ class TrainedTokens:
     def __add__(self, other: TrainedTokens) -> TrainedTokens:
         return TrainedTokens(self.count + other.count, (self.checksum + other.checksum) % 2**64)
 
-    def as_json(self) -> dict[str, Any]:
-        """The checksum in hexadecimal: 64 bits do not survive every JSON reader."""
+    def as_json(self) -> TokenFacts:
         return {"count": self.count, "checksum": f"{self.checksum:016x}"}
 
     @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> TrainedTokens:
+    def from_json(cls, facts: TokenFacts) -> TrainedTokens:
         return cls(int(facts["count"]), int(facts["checksum"], 16))
 
     def __str__(self) -> str:

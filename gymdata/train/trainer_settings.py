@@ -42,32 +42,30 @@ RESERVED = {
     "do_train": "it always trains",
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
+_FROM_0 = (
+    "learning_rate num_train_epochs warmup_steps weight_decay adam_epsilon max_grad_norm beta logging_steps save_steps "
+    "dataloader_num_workers neftune_noise_alpha router_aux_loss_coef center_rewards_coefficient"
+)
+_FROM_1 = (
+    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps lora_r lora_alpha "
+    "dataloader_prefetch_factor pad_to_multiple_of precompute_ref_batch_size ref_model_sync_steps torch_empty_cache_steps "
+    "ddp_timeout ddp_bucket_cap_mb"
+)
+_SHARES = "label_smoothing_factor label_smoothing ld_alpha lora_dropout ref_model_mixup_alpha"
 #: Bounds of the trainers' numbers: invalid below the first, above the second, or from the third on.
 LIMITS: dict[str, tuple[float, float | None, float | None]] = {
-    **dict.fromkeys(
-        ("learning_rate", "num_train_epochs", "warmup_steps", "weight_decay", "adam_epsilon", "max_grad_norm", "beta",
-         "logging_steps", "save_steps", "dataloader_num_workers", "neftune_noise_alpha", "router_aux_loss_coef",
-         "center_rewards_coefficient"), (0, None, None)
-    ),
-    **dict.fromkeys(
-        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "lora_r", "lora_alpha",
-         "dataloader_prefetch_factor", "pad_to_multiple_of", "precompute_ref_batch_size", "ref_model_sync_steps",
-         "torch_empty_cache_steps", "ddp_timeout", "ddp_bucket_cap_mb"), (1, None, None)
-    ),
-    **dict.fromkeys(
-        ("label_smoothing_factor", "label_smoothing", "ld_alpha", "lora_dropout", "ref_model_mixup_alpha"), (0, 1, None)
-    ),
+    **dict.fromkeys(_FROM_0.split(), (0, None, None)),
+    **dict.fromkeys(_FROM_1.split(), (1, None, None)),
+    **dict.fromkeys(_SHARES.split(), (0, 1, None)),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, None, 1)),
     **dict.fromkeys(("seed", "data_seed"), (0, None, 2**32)),
     "max_steps": (-1, None, None),
-}  # fmt: skip
-
-
+}
+_SERVICES = (
+    "tensorboard wandb trackio mlflow comet_ml swanlab clearml dvclive codecarbon neptune azure_ml dagshub flyte"
+)
 #: The values of ``report_to`` besides none, and the module and the package of those that are called otherwise.
-SERVICES = (
-    "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab", "clearml", "dvclive", "codecarbon", "neptune",
-    "azure_ml", "dagshub", "flyte", "kubeflow", "all",
-)  # fmt: skip
+SERVICES = (*_SERVICES.split(), "kubeflow", "all")
 _MODULES = {"azure_ml": "azureml", "flyte": "flytekit"}
 _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit", "comet_ml": "comet-ml"}
 #: The modules that a training process imports first.
@@ -79,7 +77,7 @@ def _of_settings(key: str) -> str:
 
 
 def check_settings(
-    algorithm: str, values: Mapping[str, Any], own: Iterable[str] = (), called: Callable[[str], str] = _of_settings
+    algorithm: str, values: Mapping[str, object], own: Iterable[str] = (), called: Callable[[str], str] = _of_settings
 ) -> None:
     """Check the trainer's keys without loading it. Raises UsageError naming all that is wrong, or what is not installed.
 
@@ -130,7 +128,7 @@ def _check_services(services: Iterable[str], called: str) -> None:
 
 
 def sort_settings(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     classes: Mapping[str, Fields],
     own: Iterable[str] = (),
     called: Callable[[str], str] = _of_settings,

@@ -123,9 +123,13 @@ def loss(formula: str, source: str, aggregation: Aggregation, **more: Any) -> Ca
     def register(function: LossFunction) -> LossFunction:
         @functools.wraps(function)
         def masked(
-            logprobs: Tensor, saved: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor | None = None,
+            logprobs: Tensor,
+            saved: Tensor,
+            advantages: Tensor,
+            mask: Tensor,
+            reference: Tensor | None = None,
             **settings: Any,
-        ) -> Result:  # fmt: skip
+        ) -> Result:
             logprobs, saved, advantages = (each.masked_fill(~mask, 0.0) for each in (logprobs, saved, advantages))
             reference = None if reference is None else reference.masked_fill(~mask, 0.0)
             tokens, limited = function(Tokens(logprobs, saved, advantages, mask, reference), **settings)

@@ -18,6 +18,7 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from gymdata.errors import UsageError
+from gymdata.train.launch import Job
 from gymdata.train.pair_data import TrainingPairs
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
@@ -28,7 +29,7 @@ CONFIG = DPOConfig
 WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PAIR_LOSSES)
 
 
-def build(config: TrainDpoConfig, data: TrainingPairs, _job: dict[str, Any], **trainer: Any) -> ExactDPOTrainer:
+def build(config: TrainDpoConfig, data: TrainingPairs, _job: Job, **trainer: Any) -> ExactDPOTrainer:
     """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` and ``token_checksum`` among
     them."""
     saved = data.sequences.logprob_sums().reshape(-1, 2) if config.ref == "saved" else None

@@ -360,7 +360,7 @@ class Exact:
         changed = torch.tensor([weight_sums(self.model) != self.weights_before], device=self.accelerator.device)
         return bool(self.accelerator.gather(changed.int()).any())
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, object]:
         """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
         return {}
 

@@ -18,6 +18,7 @@ from trl.trainer.kto_trainer import KTOTrainer
 
 from gymdata.errors import UsageError
 from gymdata.models._shared_prefixes import Mode
+from gymdata.train.launch import Job
 from gymdata.train.rollout_data import TrainingLabels
 from gymdata.train.settings import TrainKtoConfig
 from gymdata.train.trainers.batches import (
@@ -41,7 +42,7 @@ _CROSSED = "crossed"
 _REFERENCE = ("ref_logps", "ref_KL_logps")
 
 
-def build(config: TrainKtoConfig, data: TrainingLabels, _job: dict[str, Any], **trainer: Any) -> ExactKTOTrainer:
+def build(config: TrainKtoConfig, data: TrainingLabels, _job: Job, **trainer: Any) -> ExactKTOTrainer:
     """The trainer for a job (see ``run``); ``trainer`` are KTOTrainer's own arguments, ``args`` and ``token_checksum`` among
     them."""
     args = trainer["args"]

@@ -160,9 +160,13 @@ def draw_curve(folder: Path) -> None:
 
     rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or _held_out(row)]
     panels = [
-        ("loss",), ("rewards/chosen", "rewards/rejected", "rewards/margins"), ("rewards/accuracies",),
-        ("accuracy", "heldout/accuracy"), ("explained_variance", "heldout/explained_variance"), ("ratio/mean",),
-    ]  # fmt: skip
+        ("loss",),
+        ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+        ("rewards/accuracies",),
+        ("accuracy", "heldout/accuracy"),
+        ("explained_variance", "heldout/explained_variance"),
+        ("ratio/mean",),
+    ]
     panels = [names for names in panels if any(name in row for row in rows for name in names)] or [("loss",)]
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.2), squeeze=False)
     for axis, names in zip(axes[0], panels, strict=True):

@@ -23,7 +23,7 @@ class PolicyLoss:
     ``constant``: what each sequence's sum is divided by where ``aggregation`` is constant."""
 
     function: Any = LOSSES[DEFAULT].function
-    settings: Mapping[str, Any] = field(default_factory=lambda: LOSSES[DEFAULT].settings)
+    settings: Mapping[str, object] = field(default_factory=lambda: LOSSES[DEFAULT].settings)
     aggregation: Aggregation = LOSSES[DEFAULT].aggregation
     sequence_mask: float | None = None
     needs_reference: bool = False

@@ -20,6 +20,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
+from gymdata.train.launch import Job
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
@@ -28,7 +29,7 @@ from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut, save_merg
 CONFIG = RewardConfig
 
 
-def build(config: TrainRewardConfig, data: RewardPairs, _job: dict[str, Any], **trainer: Any) -> ExactRewardTrainer:
+def build(config: TrainRewardConfig, data: RewardPairs, _job: Job, **trainer: Any) -> ExactRewardTrainer:
     """The trainer for a job (see ``run``); ``trainer`` are RewardTrainer's own arguments, with ``args`` and
     ``token_checksum``."""
     if not isinstance(trainer["model"], str):
@@ -147,7 +148,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
     def heldout_figures(self) -> dict[str, float]:
         return {"heldout/accuracy": float(np.mean(np.diff(self.heldout_scores(), axis=1) < 0))}
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, object]:
         """How often the chosen side of held-out pairs scores higher, with a 95 % interval over tasks."""
         if self.data.heldout is None:
             return {}
@@ -170,6 +171,9 @@ def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, Any]:
     right = np.where(apart > 0, 1.0, np.where(apart == 0, 0.5, 0.0))
     accuracy, low, high = mean_ci(right, tasks)
     return {
-        "pairs": len(right), "tasks": len(set(tasks)), "accuracy": accuracy, "ci95": [low, high],
+        "pairs": len(right),
+        "tasks": len(set(tasks)),
+        "accuracy": accuracy,
+        "ci95": [low, high],
         "mean_margin": float(apart.mean()),
-    }  # fmt: skip
+    }

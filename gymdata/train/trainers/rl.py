@@ -24,6 +24,7 @@ from gymdata.models._shared_prefixes import Mode
 from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.train.annotations import AnnotationWriter
+from gymdata.train.launch import Job
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
@@ -56,7 +57,7 @@ CONFIG = RLConfig
 def build(
     config: TrainRlConfig,
     data: TrainingExperiences,
-    job: dict[str, Any],
+    job: Job,
     *,
     model: Any,
     peft_config: Any,
@@ -306,9 +307,14 @@ class BatchRLTrainer(Exact, Trainer):
         assert self.limited is not None
         mask, limited = weighed(inputs, "rl") != 0, self.limited
         ratio = torch.exp(logps - inputs["saved"])
-        sums = torch.stack([
-            mask.sum(), ratio[mask].sum(), limited[mask].sum(), (inputs["saved"] - logps)[mask].sum(),
-        ]).tolist()  # fmt: skip
+        sums = torch.stack(
+            [
+                mask.sum(),
+                ratio[mask].sum(),
+                limited[mask].sum(),
+                (inputs["saved"] - logps)[mask].sum(),
+            ]
+        ).tolist()
         for name, value in zip(("tokens", "ratio", "clipped", "kl"), sums, strict=True):
             self._metrics[name] += value
 

@@ -33,6 +33,7 @@ from gymdata.models.model_identity import tokenizer_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
+from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, opened
 from gymdata.train.settings import TRAINERS
 from gymdata.train.token_checksum import TrainedTokens
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
         return failure.exit_code
 
 
-def train(job: dict[str, Any]) -> int:
+def train(job: Job) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
     trainer, token_checksum, stopper = assemble(job)
@@ -141,7 +142,7 @@ def train(job: dict[str, Any]) -> int:
     return 0
 
 
-def assemble(job: dict[str, Any]) -> tuple[Any, Any, StopOnSignal]:
+def assemble(job: Job) -> tuple[Any, Any, StopOnSignal]:
     """(trainer, its token checksum, the Ctrl-C handler), everything loaded and nothing trained yet."""
     from transformers import set_seed
     from transformers.trainer_callback import PrinterCallback
@@ -195,7 +196,7 @@ def last_checkpoint(folder: Path, note: Callable[[str], None] = lambda _: None) 
     return None
 
 
-def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
+def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
     """(the trainer's arguments, LoRA configuration or None) from our defaults and the user's settings."""
     import torch
     from trl.trainer.model_config import ModelConfig
@@ -244,7 +245,7 @@ def _arguments(job: dict[str, Any], config: Any, out: Path) -> tuple[Any, Any]:
     return args, get_peft_config(model)
 
 
-def run_name(job: dict[str, Any]) -> str:
+def run_name(job: Job) -> str:
     """The name of a training in reports: the model, the stage and the data, as ``policy-train-dpo-x-pairs``."""
     data = Path(job["data"])
     folder = data.parent if data.stem == TRAINERS[job["trainer"]].table.name else data
@@ -253,7 +254,7 @@ def run_name(job: dict[str, Any]) -> str:
     return "-".join([Path(job["model"]).name, f"train-{job['trainer']}", *run, folder.name])
 
 
-def _model(job: dict[str, Any], args: Any) -> Any:
+def _model(job: Job, args: Any) -> Any:
     """The model's folder, which TRL loads; of a LoRA folder the loaded base with its adapter ready to be trained on."""
     folder = local_folder(job["model"])
     if not (folder / "adapter_config.json").is_file():
@@ -266,7 +267,7 @@ def _model(job: dict[str, Any], args: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
 
 
-def save_model(trainer: Any, job: dict[str, Any], out: Path) -> None:
+def save_model(trainer: Any, job: Job, out: Path) -> None:
     """The model into ``out``, with the tokenizer files of the model that it came from."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "ref" in getattr(model, "peft_config", {}):
@@ -306,7 +307,7 @@ def _default(args: Any, name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def launcher(job: dict[str, Any]) -> list[str]:
+def launcher(job: Job) -> list[str]:
     """The module that starts the processes of a job and its arguments; nothing for a single process."""
     processes, rank, file = job["num_processes"], job.get("machine_rank"), job.get("accelerate_config")
     if job.get("launcher") == "torchrun":

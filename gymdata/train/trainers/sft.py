@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gymdata.train.launch import Job
 from gymdata.train.rollout_data import TeacherDistributions, pack
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainSftConfig
@@ -129,7 +130,7 @@ class DistillTrainer(ExactSFTTrainer):
 def build(
     config: TrainSftConfig,
     data: TrainingExperiences,
-    _job: dict[str, Any],
+    _job: Job,
     *,
     model: Any,
     peft_config: Any,

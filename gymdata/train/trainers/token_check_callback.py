@@ -21,12 +21,20 @@ from transformers import TrainerCallback
 from gymdata.errors import OutsideError, counted
 from gymdata.store import hash_file
 from gymdata.train.pair_data import NamedSequences
-from gymdata.train.token_checksum import TrainedTokens, trained_tokens
+from gymdata.train.token_checksum import TokenFacts, TrainedTokens, trained_tokens
 from gymdata.train.trainers.batches import ROWS, SEGMENTS, Batch
 
 #: Written last into a checkpoint: a checkpoint without it was interrupted while being saved. It has the hash of every
 #: file, and of itself.
 MARKER = "gymdata_proof.json"
+
+
+class EpochFacts(TokenFacts):
+    """What one epoch trained, ``whole`` or broken off."""
+
+    rows: int
+    whole: bool
+    equal: bool
 
 
 class TokenChecksumCallback(TrainerCallback):
@@ -41,7 +49,7 @@ class TokenChecksumCallback(TrainerCallback):
         self.expected = expected
         self.rows = len(sequences) // sides
         self.before: TrainedTokens | None = None
-        self.epochs: list[dict[str, Any]] = []
+        self.epochs: list[EpochFacts] = []
         #: Tokens of all batches that were trained on, padding left out, for the speed.
         self.tokens_fed = 0
         self._forget()

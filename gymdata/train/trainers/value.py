@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from gymdata.credit.adaptive import Moments
 from gymdata.errors import DataError, UsageError
+from gymdata.train.launch import Job
 from gymdata.train.mapped import chunks, part_of
 from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
@@ -41,7 +42,7 @@ _HEAD = "score.weight"
 def build(
     config: TrainValueConfig,
     data: TrainingReturns,
-    _job: dict[str, Any],
+    _job: Job,
     *,
     model: Any,
     peft_config: Any,
@@ -181,7 +182,7 @@ class ExactValueTrainer(BatchRLTrainer):
     def heldout_figures(self) -> dict[str, float]:
         return {f"heldout/{name}": value for name, value in self._heldout().items() if np.isfinite(value)}
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, object]:
         """How near the values are to the returns of held-out tasks, before and after the training."""
         if self.data.heldout is None:
             return {}
