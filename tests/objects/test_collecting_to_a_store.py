@@ -140,4 +140,4 @@ def test_what_only_a_store_needs_is_refused_without_one(
     assert main(words("http://127.0.0.1:9", str(tmp_path / "run"), *flag)) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {flag[0]}")
-    assert "has no effect without -o with a URL" in err
+    assert "has no effect without --output with a URL" in err

@@ -163,7 +163,7 @@ def test_split_is_by_task_and_repeatable() -> None:
     assert held == split_tasks(tasks[::-1] * 2, 0.1, seed=1)
     assert held != split_tasks(tasks, 0.1, seed=2)
     assert len(split_tasks(["a", "b"], 0.01)) == 1
-    with pytest.raises(UsageError, match=r"got 1 task, expected at least 2, .*\n.*`--split 0` in training"):
+    with pytest.raises(UsageError, match=r"got 1 task, expected at least 2, .*\n.*split=0 in training"):
         split_tasks(["a"], 0.1)
     with pytest.raises(UsageError):
         split_tasks(tasks, 1.0)

@@ -181,7 +181,7 @@ def test_trainers_take_rendered_ids_only_when_allowed(run: Path, tmp_path: Path)
         with pytest.raises(RefusedError, match="not sampled") as refused:
             list(kind(**given).parts(str(source)))
         assert refused.value.code == "T213"
-        assert "--allow-rendered" in str(refused.value.hint)
+        assert "allow_rendered=True" in str(refused.value.hint)
         (data,) = kind(**given, allow_rendered=True).parts(str(source))
         assert data.sequences.trained().count > 0
 
