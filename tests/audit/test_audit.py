@@ -345,7 +345,7 @@ def test_without_a_model_the_runs_own_is_taken(clean_rows: Rows, tmp_path: Path)
     write_run_json(run, read_run_json(run) | {"policy": "served:x"})
     with pytest.raises(UsageError, match="which model"):
         audit(run)
-    with pytest.raises(UsageError, match="--output is required"):
+    with pytest.raises(UsageError, match="output= is required"):
         audit(run / "rollouts" / "part-00000.parquet", str(POLICY), write_as="ref_logprobs")
 
 

@@ -57,7 +57,7 @@ def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings:
     assert watcher.then == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (4 * TASKS, 0, 0)
     told = [text for text in watcher.said if "reachable" in text]
-    assert told[0] == "server unreachable, retrying for 10 min (--wait-for-server)"
+    assert told[0] == "server unreachable, retrying for 10 min (wait_for_server=)"
     assert told[1].startswith("server reachable again after ")
     assert len(told) == 2
 
@@ -110,7 +110,7 @@ def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(
     assert caught.value.hint == f"{len(there):,} rollouts are safe; rerun the same command to resume"
     assert 10 <= len(there) < 4 * TASKS
     assert all(not failure["counts"] for failure in failures_of(settings["output"]))
-    assert watcher.said.count("server unreachable, retrying for 0.5 s (--wait-for-server)") == 1
+    assert watcher.said.count("server unreachable, retrying for 0.5 s (wait_for_server=)") == 1
     server.start()
     summary = gymdata.collect(endpoint=server.url, wait_for_server=0.5, **settings)
     assert (summary.rollouts, summary.new_rollouts) == (4 * TASKS, 4 * TASKS - len(there))

@@ -351,7 +351,7 @@ def test_the_environments_errors_have_a_place_and_a_next_step(file: Path) -> Non
     ):
         with pytest.raises(OutsideError, match=where) as caught:
             step(file, {"role": "assistant", "content": "hi"}, name=name)
-        assert (caught.value.exit_code, "--overwrite" in str(caught.value.hint)) == (1, True)
+        assert (caught.value.exit_code, "overwrite=True" in str(caught.value.hint)) == (1, True)
 
 
 def test_an_environment_may_only_reset(file: Path) -> None:

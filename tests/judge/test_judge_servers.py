@@ -146,7 +146,7 @@ def test_one_server_that_stops_answering_is_waited_for(up: Callable[..., ServerP
     """As with several: killed and started again, with no retries left for it, nothing is missing."""
     a = up(*PACED)
     watch = Watcher((20, a.kill))
-    watch.on("server unreachable, retrying for 10 min (--wait-for-server)", a.start)
+    watch.on("server unreachable, retrying for 10 min (wait_for_server=)", a.start)
     watch.on("server reachable again after", lambda: None)
     summary = judged(run, a.url, progress=watch, retries=1)
     assert watch.expected == []
