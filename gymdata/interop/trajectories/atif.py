@@ -61,7 +61,7 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     reward = number_or_none(extra.get("reward"))
     if columns is not None:
         given = columns["reward"]
-        unsaid = reward is None and (given is None or not _is_finite(given))
+        unsaid = reward is None and not (type(given) in (int, float) and given - given == 0)
         row = whole_row(columns if unsaid else columns | {"reward": reward}, messages, encoder)
         if row["messages"]:
             ours = made_trajectory(row, expand_prompts(row["turns"]), Counter())
@@ -75,10 +75,6 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and value - value == 0
 
 
 def _check(source: Any) -> None:

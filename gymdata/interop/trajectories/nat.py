@@ -368,7 +368,7 @@ def _item(message: Mapping[str, Any]) -> dict[str, Any]:
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
     """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
-        item["metadata"][OWN]["evidence"].get("reward") if _has_evidence(item) else None for item in episode
+        object_of(object_of(object_of(item["metadata"]).get(OWN)).get("evidence")).get("reward") for item in episode
     ]
     answers = [reward for item, reward in zip(episode, given, strict=True) if item["role"] == "assistant"]
     if not any(turn.get("reward") is not None for turn in row["turns"]):
@@ -377,11 +377,6 @@ def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: 
         lost[STEP_REWARDS] += 1
         return None
     return [0.0 if reward is None else float(reward) for reward in given]
-
-
-def _has_evidence(item: Mapping[str, Any]) -> bool:
-    metadata = item["metadata"]
-    return bool(metadata) and "evidence" in metadata.get(OWN, {})
 
 
 def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,7 +413,7 @@ def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Sha
         known = [shape for shape in shapes if shape["kind"] != "bad"]
         if sum(map(_count, known)) != len(groups):
             known = []
-        if known and (lines or sum(map(_times, known)) == 1):
+        if known and (lines or sum(shape.get("times", 1) for shape in known) == 1):
             _restore(known, one, out)
         elif lines:
             out.writelines(one(k) + b"\n" for k in range(len(groups)))
@@ -441,14 +436,9 @@ class _Reader:
         return self._spill.read(self._ends[number + 1] - self._ends[number])
 
 
-def _times(shape: Shape) -> int:
-    """How many documents of this shape follow each other."""
-    return shape.get("times", 1)
-
-
 def _count(shape: Shape) -> int:
     if shape["kind"] == "trajectory":
-        return _times(shape)
+        return shape.get("times", 1)
     return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
 
 
@@ -456,7 +446,7 @@ def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
     numbers = iter(range(sum(map(_count, shapes))))
     for shape in shapes:
         if shape["kind"] == "trajectory":
-            out.write(b"\n".join(map(one, islice(numbers, _times(shape)))))
+            out.write(b"\n".join(map(one, islice(numbers, _count(shape)))))
         else:
             groups = _lists(shape["sizes"], numbers)
             if shape["kind"] == "collection":
@@ -487,15 +477,13 @@ def _collection(rest: Mapping[str, Any], groups: Iterable[list[int] | int], one:
     out.write(b"}")
 
 
-def _nested(groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+def _nested(numbers: Iterable[list[int] | int] | int, one: _Reader, out: IO[bytes]) -> None:
+    """Trajectories by their numbers, in lists as these are."""
+    if isinstance(numbers, int):
+        out.write(one(numbers))
+        return
     out.write(b"[")
-    for k, group in enumerate(groups):
+    for k, inner in enumerate(numbers):
         out.write(b", " if k else b"")
-        if isinstance(group, int):
-            out.write(one(group))
-            continue
-        out.write(b"[")
-        for n, number in enumerate(group):
-            out.write((b", " if n else b"") + one(number))
-        out.write(b"]")
+        _nested(inner, one, out)
     out.write(b"]")
