@@ -472,7 +472,7 @@ def source_fields(module: str, name: str) -> Fields | None:
 
 def _fields_of(node: ast.ClassDef, module: str) -> Fields | None:
     fields: dict[str, Set[type]] = {}
-    for base in reversed(node.bases):
+    for base in reversed([base for base in node.bases if ast.unparse(base) != "msgspec.Struct"]):
         inherited = source_fields(module, base.id) if isinstance(base, ast.Name) else None
         if inherited is None:
             return None

@@ -286,7 +286,7 @@ async def _play(
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
-                sampling=config.sampling() | limits,
+                sampling=config.sampling_parameters() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows

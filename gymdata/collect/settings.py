@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
+from gymdata.rollouts.logprobs import BIASES
 from gymdata.settings import Config, OnlyWith, ServerUrls, one_or_list
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
@@ -33,6 +34,17 @@ _ENGINE_IDENTITY = (
 )
 
 
+#: Marks the settings that are sampling parameters of vLLM, by its names.
+SAMPLED = "sampled"
+#: Those that the identity of a run holds beside its other settings, whatever their values; newer ones are in ``sampling``.
+_RECORDED = ("temperature", *BIASES, "top_logprobs")
+#: vLLM's names of what other settings decide, and of what an engine is asked in gymdata's own way.
+_DECIDED = {"max_tokens": "--max-tokens", "seed": "--seed", "n": "-r/--num-rollouts", "logprobs": "--top-logprobs"}
+_OURS = frozenset(("model", "prompt", "messages", "tools", "stream", "best_of", "echo", "detokenize", "output_kind")) | {
+    "prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids", "request_id",
+}  # fmt: skip
+
+
 class CollectConfig(Config):
     """``gymdata collect``. Times are seconds, lengths are tokens."""
 
@@ -43,7 +55,16 @@ class CollectConfig(Config):
     ) | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
-    ) | {"allow_raw_logprobs", "engine", "replica", "env_args", "result_json_path", "user_sampling", "user_stop"}
+    ) | {
+        "allow_raw_logprobs",
+        "engine",
+        "sampling",
+        "replica",
+        "env_args",
+        "result_json_path",
+        "user_sampling",
+        "user_stop",
+    }
 
     sections: ClassVar[Mapping[str, str]] = {
         "tasks": "Tasks",
@@ -110,18 +131,32 @@ class CollectConfig(Config):
         "parts) and resources, Ray's own by name.",
     )
 
-    temperature: float = pydantic.Field(
+    temperature: Annotated[float, SAMPLED] = pydantic.Field(
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature; 0 is greedy."
     )
-    top_p: float = pydantic.Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; below 1, logprobs are biased.")
-    top_k: int = pydantic.Field(0, ge=-1, description="Top-k sampling; above 0, logprobs are biased.")
-    min_p: float = pydantic.Field(0.0, ge=0.0, le=1.0, description="Min-p sampling; above 0, logprobs are biased.")
-    repetition_penalty: float = pydantic.Field(
+    top_p: Annotated[float, SAMPLED] = pydantic.Field(
+        1.0, gt=0.0, le=1.0, description="Nucleus sampling; below 1, logprobs are biased."
+    )
+    top_k: Annotated[int, SAMPLED] = pydantic.Field(
+        0, ge=-1, description="Top-k sampling; above 0, logprobs are biased."
+    )
+    min_p: Annotated[float, SAMPLED] = pydantic.Field(
+        0.0, ge=0.0, le=1.0, description="Min-p sampling; above 0, logprobs are biased."
+    )
+    repetition_penalty: Annotated[float, SAMPLED] = pydantic.Field(
         1.0, gt=0.0, description="Repetition penalty; other than 1, logprobs are biased."
     )
-    presence_penalty: float = pydantic.Field(0.0, description="Presence penalty; other than 0, logprobs are biased.")
-    frequency_penalty: float = pydantic.Field(0.0, description="Frequency penalty; other than 0, logprobs are biased.")
-    top_logprobs: int = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
+    presence_penalty: Annotated[float, SAMPLED] = pydantic.Field(
+        0.0, description="Presence penalty; other than 0, logprobs are biased."
+    )
+    frequency_penalty: Annotated[float, SAMPLED] = pydantic.Field(
+        0.0, description="Frequency penalty; other than 0, logprobs are biased."
+    )
+    top_logprobs: Annotated[int, SAMPLED] = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
+    sampling: dict[str, Any] = pydantic.Field(
+        default_factory=dict,
+        description="Other sampling parameters of vLLM, such as stop or logit_bias; most bias the logprobs (L304).",
+    )
     allow_raw_logprobs: bool = pydantic.Field(
         False, description="Collect although the server's logprobs ignore the sampling settings (L304)."
     )
@@ -197,6 +232,15 @@ class CollectConfig(Config):
     def _fields_of_tasks(cls, value: Any) -> Any:
         return checked(value)
 
+    @pydantic.field_validator("sampling")
+    @classmethod
+    def _only_others(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            flag = f"--{key.replace('_', '-')}" if key in cls.model_fields else _DECIDED.get(key)
+            if flag is not None or key in _OURS:
+                raise ValueError(f"no {key}: " + (f"{flag} gives it" if flag else "gymdata decides it"))
+        return value
+
     @pydantic.field_validator("shard")
     @classmethod
     def _part(cls, value: str | None) -> str | None:
@@ -238,19 +282,10 @@ class CollectConfig(Config):
         """Name → what is to be loaded; the name of a single environment may be None."""
         return dict(map(_split, self.env))
 
-    def sampling(self) -> dict[str, Any]:
-        """The settings that determine the distribution of tokens."""
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "top_logprobs",
-        )
-        return {name: getattr(self, name) for name in names} | {"top_k": max(0, self.top_k)}
+    def sampling_parameters(self) -> dict[str, Any]:
+        """What determines the distribution of tokens and the end of a generation, by vLLM's names."""
+        names = [name for name, field in type(self).model_fields.items() if SAMPLED in field.metadata]
+        return {**{name: getattr(self, name) for name in names}, "top_k": max(0, self.top_k), **self.sampling}
 
     def limits(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
@@ -264,8 +299,13 @@ class CollectConfig(Config):
         }
         # A chat server may render other prompts from the messages, so the two are never one run.
         protocol = {"protocol": "chat"} if self.chat_endpoint is not None else {}
+        parameters = self.sampling_parameters()
+        recorded = {name: parameters.pop(name) for name in _RECORDED}
+        fields = type(self).model_fields
+        newer = {key: value for key, value in parameters.items() if key not in fields or value != fields[key].default}
         return {
-            **self.sampling(),
+            **recorded,
+            **({"sampling": newer} if newer else {}),
             **self.limits(),
             **modes,
             **protocol,

@@ -545,7 +545,8 @@ def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
 
 def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
-    sampling = {**config.sampling(), "stop_token_ids": tokenizer_chat.stop_token_ids}
+    sampling = config.sampling_parameters()
+    sampling["stop_token_ids"] = (*tokenizer_chat.stop_token_ids, *sampling.get("stop_token_ids", ()))
     if not config.endpoint and config.chat_endpoint is None:
         assert config.model is not None
         if config.replicas is not None:

@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
+from gymdata.engines.sampling import Sampling, best_alternatives, check_generation, refuse_unknown_parameters
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
@@ -101,6 +101,7 @@ class VllmSampler:
         self.sampling = Sampling.of(sampling or {})
         self.engine_args = dict(engine_args or {})
         refuse_unknown_arguments(self.engine_args)
+        refuse_unknown_parameters(self.sampling.more)
         self.seed = seed
         self._runs_at_once(int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS))
         self._engine: Any = None
@@ -292,7 +293,7 @@ class VllmSampler:
                 seed=seed,
                 logprobs=sampling.top_logprobs if log_probs else None,
                 flat_logprobs=log_probs,
-                detokenize=False,
+                detokenize=sampling.reads_text,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 # These are never changed, so vLLM need not copy them deeply.
                 skip_clone=True,

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
 
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, truncations
+from gymdata.settings import source_fields
 
 #: Engines write impossible tokens as -inf or as this, depending on the transport; neither is an alternative.
 _IMPOSSIBLE = -9999.0
@@ -25,7 +27,8 @@ _IMPOSSIBLE = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The defaults sample the policy itself: log-probabilities are then unbiased."""
+    """How tokens are drawn. The defaults sample the policy itself: log-probabilities are then unbiased. ``more``: any other
+    parameters of vLLM's, by its names."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -38,32 +41,53 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    more: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Sampling:
-        """From a mapping of the field names above; None means the default. Raises UsageError on an unknown name."""
-        known = [f.name for f in fields(cls)]
+        """From a mapping of vLLM's names; None means the default. Raises UsageError for a name that is nearly one of those
+        above: a server would pass over it."""
         for key in settings:
-            if key not in known:
-                raise UsageError.unknown_key(key, known, "sampling")
+            if key not in _NAMES and get_close_matches(key, _NAMES, cutoff=0.8):
+                raise UsageError.unknown_key(key, _NAMES, "sampling")
         given = {key: value for key, value in settings.items() if value is not None}
-        if "stop_token_ids" in given:
-            given["stop_token_ids"] = tuple(given["stop_token_ids"])
-        if given.get("top_k", 0) < 0:  # vLLM also spells "off" as -1
-            given["top_k"] = 0
-        return cls(**given)
+        own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given}
+        if "stop_token_ids" in own:
+            own["stop_token_ids"] = tuple(own["stop_token_ids"])
+        if own.get("top_k", 0) < 0:  # vLLM also spells "off" as -1
+            own["top_k"] = 0
+        return cls(**own, more=given)
 
     @property
     def processing_matters(self) -> bool:
         """True when the distribution that is sampled differs from the model's own softmax."""
-        truncated = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-        penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-        return self.temperature not in (0.0, 1.0) or truncated or penalised
+        changed = {key: value for key, value in self.request_fields().items() if value != _NEUTRAL.get(key)}
+        return self.temperature not in (0.0, 1.0) or bool(truncations({"sampling": changed}))
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the engine must write tokens out while it samples, to find texts that end a generation."""
+        return bool(self.more.get("stop"))
 
     def request_fields(self) -> dict[str, Any]:
         """The settings under the names that vLLM's SamplingParams and its HTTP request share, without log-probs."""
-        names = [f.name for f in fields(self) if f.name not in ("top_logprobs", "stop_token_ids")]
-        return {**{name: getattr(self, name) for name in names}, "stop_token_ids": list(self.stop_token_ids)}
+        names = [f.name for f in fields(self) if f.name not in ("top_logprobs", "more")]
+        return {
+            **{name: getattr(self, name) for name in names},
+            "stop_token_ids": list(self.stop_token_ids),
+            **self.more,
+        }
+
+
+_NEUTRAL = Sampling().request_fields()
+_NAMES = [f.name for f in fields(Sampling) if f.name != "more"]
+
+
+def refuse_unknown_parameters(given: Iterable[str]) -> None:
+    """Raises UsageError for sampling parameters that the vLLM of this machine has not."""
+    known = source_fields("vllm.sampling_params", "SamplingParams") or {}
+    if faults := [UsageError.unknown_key(key, known, "--set sampling") for key in given if known and key not in known]:
+        raise UsageError.several(faults)
 
 
 def best_alternatives(entries: Iterable[tuple[int, float]], k: int) -> list[tuple[int, float]]:

@@ -18,7 +18,7 @@ POSITIVE_TOLERANCE = 1e-6
 
 _LOGPROBS = ("processed_logprobs", "raw_logprobs")
 #: Setting → whether a value of it takes tokens out of the distribution, or changes it.
-_CHANGES: dict[str, Callable[[float], bool]] = {
+BIASES: dict[str, Callable[[float], bool]] = {
     "top_p": lambda value: value < 1,
     "top_k": lambda value: value > 0,
     "min_p": lambda value: value > 0,
@@ -26,6 +26,30 @@ _CHANGES: dict[str, Callable[[float], bool]] = {
     "presence_penalty": lambda value: value != 0,
     "frequency_penalty": lambda value: value != 0,
 }
+#: Other sampling parameters that end or describe a generation, and leave the distribution of its tokens alone.
+_HARMLESS = frozenset(
+    (
+        "temperature",
+        "max_tokens",
+        "max_turns",
+        "max_context",
+        "time_limit",
+        "seed",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "repetition_detection",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "detokenize",
+        "skip_reading_prefix_cache",
+        "priority",
+    )
+)
 
 
 def sampling_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
@@ -49,16 +73,17 @@ def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float
 
 
 def truncations(settings: Mapping[str, Any]) -> list[str]:
-    """The part of ``sampling_biases`` under which log-probabilities are not those of the whole distribution."""
-    flat = dict(settings)
+    """The part of ``sampling_biases`` under which log-probabilities are not those of the whole distribution. A parameter of
+    ``sampling`` that is not known is taken to change it."""
+    flat, others = dict(settings), dict[str, Any]()
     for inner in ("penalties", "sampling"):
         if isinstance(more := settings.get(inner), Mapping):
             flat |= more
+            others |= more
     reasons = [
-        f"{name} {flat[name]}"
-        for name, changes in _CHANGES.items()
-        if _is_number(flat.get(name)) and changes(flat[name])
+        f"{name} {flat[name]}" for name, changes in BIASES.items() if _is_number(flat.get(name)) and changes(flat[name])
     ]
+    reasons += [f"{name} {others[name]}" for name in others if name not in BIASES and name not in _HARMLESS]
     mode = flat.get("logprobs_mode")
     return reasons + ([f"logprobs_mode {mode}"] if isinstance(mode, str) and mode not in _LOGPROBS else [])
 

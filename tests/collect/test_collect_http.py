@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 import gymdata
 from gymdata.collect.run import collect
+from gymdata.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import OutsideError, StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.engines.faulty_answers import FAULTS
@@ -58,6 +59,60 @@ def test_a_setting_that_is_newer_than_the_run_had_its_default(server: Any, setti
     with pytest.raises(StoreError, match=r"min_p: run has 0\.0, now 0\.5"):
         collect(endpoint=url, min_p=0.5, **settings)
     assert collect(endpoint=url, **settings).rollouts == 12
+
+
+def test_any_sampling_parameter_of_vllm_reaches_it_and_is_part_of_the_run(
+    server: Any, settings: dict[str, Any]
+) -> None:
+    """``sampling.KEY`` is in each request and in the identity; what may change the distribution of tokens is L304."""
+    at = Settings()
+    url = server(at)
+    collect(endpoint=url, **settings, sampling={"stop": ["."], "stop_token_ids": [7]})
+    assert [r["stop"] for r in at.requests if r.get("n") == 3] == [["."]] * 4
+    assert all(7 in r["stop_token_ids"] for r in at.requests if r.get("n") == 3)
+    identity = json.loads((settings["output"] / "run.json").read_text())["identity"]
+    assert identity["sampling"] == {"stop": ["."], "stop_token_ids": [7]}
+    assert "L304" not in gymdata.validate(settings["output"]).by_code
+    with pytest.raises(StoreError, match=r"sampling\.min_tokens: run has None, now 2"):
+        collect(endpoint=url, **settings, sampling={"stop": ["."], "stop_token_ids": [7], "min_tokens": 2})
+    settings["output"] = settings["output"].with_name("biased")
+    collect(endpoint=url, **settings, sampling={"min_tokens": 2})
+    assert gymdata.validate(settings["output"]).by_code["L304"]
+
+
+def test_a_new_sampling_parameter_is_one_field(server: Any, settings: dict[str, Any]) -> None:
+    """Marked as one, it is in the requests and the identity; a run that is older than the field had its default."""
+
+    class Newer(CollectConfig):
+        xtc_probability: Annotated[float, SAMPLED] = 0.0
+
+    at = Settings()
+    url = server(at)
+    collect(endpoint=url, **{**settings, "num_rollouts": 2})
+    with pytest.raises(StoreError, match=r"sampling\.xtc_probability: run has None, now 0\.5"):
+        collect(config=Newer(endpoint=[url], xtc_probability=0.5, **settings))
+    assert collect(config=Newer(endpoint=[url], **settings)).rollouts == 12
+    other = Newer(endpoint=[url], xtc_probability=0.5, **{**settings, "output": settings["output"].with_name("other")})
+    collect(config=other)
+    assert at.requests[-1]["xtc_probability"] == 0.5
+    assert gymdata.validate(str(other.output)).by_code["L304"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("top_p", "--top-p gives it"), ("max_tokens", "--max-tokens gives it"), ("prompt", "gymdata")]
+)
+def test_a_sampling_parameter_that_has_its_own_setting_is_refused(
+    settings: dict[str, Any], key: str, words: str
+) -> None:
+    """One name for one thing: the flag is named."""
+    with pytest.raises(UsageError, match=words):
+        collect(**settings, sampling={key: 1})
+
+
+def test_a_parameter_that_vllm_has_not_is_refused_before_it_starts(settings: dict[str, Any], policy: str) -> None:
+    """In process the parameters are known; a server may have others."""
+    with pytest.raises(UsageError, match=r"unknown key 'logit_bais'"):
+        collect(**{**settings, "model": policy}, sampling={"logit_bais": {}})
 
 
 def test_passing_faults_are_retried(server: Any, settings: dict[str, Any]) -> None:

@@ -521,7 +521,7 @@ def _generate_body(body: Mapping[str, Any]) -> dict[str, Any]:
     of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}
     sampling = {name: value for name, value in body.items() if name not in {*apart, *of_text}}
     return {theirs: body[ours] for ours, theirs in apart.items() if ours in body} | {
-        "sampling_params": {**sampling, "detokenize": False}
+        "sampling_params": {**sampling, "detokenize": bool(body.get("stop"))}
     }
 
 
