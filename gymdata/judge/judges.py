@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import UsageError
-from gymdata.judge.pairwise import VerdictParser
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
 
@@ -64,15 +63,3 @@ def _served(config: GenrmConfig, form: Form) -> Judge:
 
     where = Endpoints(config.endpoint, judge_address)
     return HttpJudges(where, lambda url: made(url, 0), retries=config.retries, pause_s=config.retry_pause)
-
-
-def reading_of(config: GenrmConfig, *, retry_unparsed: bool) -> VerdictParser:
-    """How the judge's answers are read."""
-    return VerdictParser(
-        strict=config.verdicts == "strict",
-        default_score=config.default_score,
-        default_ranking=config.default_ranking,
-        retries=config.genrm_parse_retries,
-        retry_sleep_s=config.genrm_parse_retry_sleep_s,
-        retry_unparsed=retry_unparsed,
-    )

@@ -11,31 +11,24 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gymdata import genrm
 from gymdata.errors import OutsideError, counted
 from gymdata.genrm.aggregate import Sizes
-from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.genrm.verdict import Verdict
 from gymdata.judge.port import Judge
+from gymdata.judge.settings import GenrmConfig
+from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.rollouts.messages import Message
 from gymdata.workers.signals import together
 
 STATUSES = ("judged", "unparsed", "refused", "failed")
-
-
-class Verdicts(Protocol):
-    """Where verdicts are kept: ``gymdata.judge.verdict_cache.VerdictCache``."""
-
-    def get(self, key: str) -> Any: ...
-
-    def put(self, key: str, value: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +66,6 @@ class Judged:
     cached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictParser:
-    """How answers are read and requested again. Published reading fills in the defaults."""
-
-    strict: bool = True
-    default_score: float = 3.0
-    default_ranking: float = 3.5
-    retries: int = 3
-    retry_sleep_s: float = 0.2
-    #: Retry matches whose saved answer is unparsed.
-    retry_unparsed: bool = False
-
-    def read(self, text: str) -> Verdict | None:
-        return _read(self, text)
-
-
-@lru_cache(maxsize=1024)
-def _read(reading: VerdictParser, text: str) -> Verdict | None:
-    """Cached, because each answer is parsed on arrival and when it is counted, and judges give few distinct answers."""
-    if reading.strict:
-        return genrm.parse_strict(text)
-    return genrm.parse_published(text, reading.default_score, reading.default_ranking)
-
-
 @dataclass(slots=True)
 class Tally:
     """Running totals. ``asked`` counts calls of the judge, ``cached`` matches with a saved verdict."""
@@ -108,43 +77,71 @@ class Tally:
 
 
 class PairwiseJudge:
-    """Judges matches: from kept verdicts, else by the judge, at most ``concurrency`` calls at a time.
+    """Judges comparisons by the schedule of ``config``, for files and for the server: each match from kept verdicts, else by
+    the judge, at most ``concurrency`` calls at a time. The judge is started with the first call, so that nothing to judge
+    starts no engine; ``facts``: what it says of itself, once it has started.
 
-    ``stop_when_gone``: a judge that cannot be reached at all ends everything (OutsideError); without it, the match fails.
+    ``retry_unparsed``: also matches whose kept answer has no verdict. ``stop_when_gone``: a judge that cannot be reached at
+    all ends everything (OutsideError); without it, the match fails.
     """
 
     def __init__(
-        self,
-        judge: Judge,
-        kept: Verdicts,
-        reading: VerdictParser,
-        *,
-        seed: int = 0,
-        concurrency: int | None = None,
-        stop_when_gone: bool = True,
+        self, config: GenrmConfig, judge: Judge, kept: VerdictCache, *, retry_unparsed: bool, stop_when_gone: bool
     ) -> None:
-        self.judge, self.kept, self.reading, self.seed = judge, kept, reading, seed
-        self.stop_when_gone = stop_when_gone
+        self.config, self.judge, self.kept = config, judge, kept
+        self.retry_unparsed, self.stop_when_gone = retry_unparsed, stop_when_gone
         self.tally = Tally()
-        self._room = asyncio.Semaphore(concurrency or judge.default_concurrency)
+        self.concurrency = config.concurrency or judge.default_concurrency
+        self.facts: Mapping[str, Any] = {}
+        published = partial(
+            genrm.parse_published, default_score=config.default_score, default_ranking=config.default_ranking
+        )
+        # Each answer is parsed on arrival and when it is counted, and judges give few distinct answers.
+        self._parse = lru_cache(maxsize=1024)(genrm.parse_strict if config.verdicts == "strict" else published)
+        self._room = asyncio.Semaphore(self.concurrency)
         self._under_way: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._starting: asyncio.Future[Mapping[str, Any]] | None = None
 
     @property
     def judge_name(self) -> str:
-        """The judge as comparisons name it."""
-        return judge_name(self.judge.identity)
+        """The judge as comparisons name it: model and a hash of everything that makes its verdicts its own."""
+        identity = self.judge.identity
+        return f"{identity.get('model')}@{digest(_canonical(identity))[:12]}"
 
-    async def compare(self, comparison: Comparison, matches: Sequence[Match]) -> list[Judged]:
-        """Every match, in order."""
+    async def start(self) -> None:
+        """Start the judge, if that was not done before."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self.judge.start())
+        self.facts = await asyncio.shield(self._starting)
+
+    def plan(self, comparison: Comparison) -> list[Match]:
+        """The matches of a comparison. Raises UsageError for fewer than two candidates."""
+        config, n = self.config, len(comparison.candidates)
+        return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
+
+    async def compare_all(self, comparisons: Sequence[Comparison], done: Callable[[int, list[Judged]], None]) -> None:
+        """``compare`` each; ``done`` gets the results with their comparison's number, in the order in which they end."""
+        numbers = iter(range(len(comparisons)))
+
+        async def worker() -> None:
+            for number in numbers:
+                done(number, await self.compare(comparisons[number]))
+
+        # More comparisons at once than calls, so that those waiting for a last answer leave no slot empty.
+        size = max([len(self.plan(comparison)) for comparison in comparisons[:1]], default=1)
+        await together(worker() for _ in range(min(len(comparisons), 2 + 2 * self.concurrency // max(size, 1))))
+
+    async def compare(self, comparison: Comparison) -> list[Judged]:
+        """Every match of its schedule, in order."""
         shown = [tidy(genrm.shown(e.answer)) for e in comparison.candidates]
         conversation = [{**m, "content": tidy(genrm.plain_text(m.get("content")))} for m in comparison.conversation]
         principle = None if comparison.principle is None else tidy(comparison.principle)
         # Read here, because a served judge knows its model only once it has started.
-        identity = _canonical({**self.judge.identity, "seed": self.seed})
+        identity = _canonical({**self.judge.identity, "seed": self.config.seed})
         context = digest(identity, _canonical(conversation), principle or "")
         seen: Counter[str] = Counter()
         work = []
-        for match in matches:
+        for match in self.plan(comparison):
             one, two = shown[match.response_i], shown[match.response_j]
             content = digest(context, one, two)
             key = f"{content}-{seen[content]}"
@@ -154,7 +151,7 @@ class PairwiseJudge:
 
     async def _judged(self, match: Match, key: str, question: tuple[Any, ...]) -> Judged:
         record = self.kept.get(key)
-        cached = record is not None and not (self.reading.retry_unparsed and self._verdict(record) is None)
+        cached = record is not None and not (self.retry_unparsed and self._verdict(record) is None)
         if not cached:
             try:
                 record = await self._shared(key, question)
@@ -181,7 +178,7 @@ class PairwiseJudge:
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
     def _verdict(self, record: Mapping[str, Any]) -> Verdict | None:
-        verdict = self.reading.read(record["raw"])
+        verdict = self._parse(record["raw"])
         finite = verdict is not None and all(
             v is None or np.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking)
         )
@@ -205,16 +202,16 @@ class PairwiseJudge:
     async def _ask(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
         conversation, one, two, principle = question
         record: dict[str, Any] = {}
-        for attempt in range(self.reading.retries + 1):
+        await self.start()
+        for attempt in range(self.config.genrm_parse_retries + 1):
             if attempt:
-                await asyncio.sleep(self.reading.retry_sleep_s)
+                await asyncio.sleep(self.config.genrm_parse_retry_sleep_s)
             async with self._room:
                 self.tally.asked += 1
                 self.tally.in_flight += 1
                 try:
-                    seed = (
-                        int.from_bytes(blake2b(f"{self.seed}:{key}:{attempt}".encode(), digest_size=8).digest()) >> 33
-                    )
+                    drawn = blake2b(f"{self.config.seed}:{key}:{attempt}".encode(), digest_size=8).digest()
+                    seed = int.from_bytes(drawn) >> 33
                     answer = await self.judge.compare(conversation, one, two, principle, seed)
                 finally:
                     self.tally.in_flight -= 1
@@ -228,68 +225,50 @@ class PairwiseJudge:
         return record
 
     async def close(self) -> None:
-        """Cancel the calls in flight."""
+        """Cancel the calls in flight, and end the judge if it was started."""
         for task in list(self._under_way.values()):
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+            await self.judge.close()
 
-
-async def judge_all(
-    comparisons: Sequence[Comparison],
-    plan: Callable[[int], list[Match]],
-    pairwise_judge: PairwiseJudge,
-    done: Callable[[int, list[Judged]], None],
-    *,
-    concurrency: int,
-) -> None:
-    """Judge every comparison by its ``plan``; ``done`` gets each with its place, in the order in which they end."""
-    places = iter(range(len(comparisons)))
-    size = max((len(plan(len(c.candidates))) for c in comparisons[:1]), default=1)
-
-    async def worker() -> None:
-        for place in places:
-            comparison = comparisons[place]
-            done(place, await pairwise_judge.compare(comparison, plan(len(comparison.candidates))))
-
-    # More comparisons at once than calls, so that those waiting for a last answer leave no slot empty.
-    await together(worker() for _ in range(min(len(comparisons), 2 + 2 * concurrency // max(size, 1))))
-
-
-def comparison_rows(comparison: Comparison, judged: Sequence[Judged], judge: str) -> list[dict[str, Any]]:
-    """Rows of the comparisons table."""
-    return [
-        {
-            "comparison_id": comparison_id(comparison, j.match),
-            "group_id": comparison.group_id,
-            "task_id": comparison.task_id,
-            "rollout_i": comparison.candidates[j.match.response_i].rollout_id,
-            "rollout_j": comparison.candidates[j.match.response_j].rollout_id,
-            "response_i": comparison.candidates[j.match.response_i].index,
-            "response_j": comparison.candidates[j.match.response_j].index,
-            "judge_idx": j.match.judge_idx,
-            "score_1": j.verdict.score_1 if j.verdict else None,
-            "score_2": j.verdict.score_2 if j.verdict else None,
-            "ranking": j.verdict.ranking if j.verdict else None,
-            "status": j.status,
-            "raw": j.raw if j.raw is not None else j.reason,
-            "principle": comparison.principle,
-            "judge": judge,
-            "usage": json.dumps(j.usage) if j.usage else None,
-            "run_id": comparison.run_id,
-        }
-        for j in judged
-    ]
+    def rows(self, comparison: Comparison, judged: Sequence[Judged]) -> list[dict[str, Any]]:
+        """Rows of the comparisons table."""
+        name = self.judge_name
+        rows = []
+        for result in judged:
+            i, j, judge_idx = result.match
+            one, two = comparison.candidates[i], comparison.candidates[j]
+            verdict = result.verdict or Verdict(None, None, None)
+            rows.append(
+                {
+                    "comparison_id": comparison_id(comparison, result.match),
+                    "group_id": comparison.group_id,
+                    "task_id": comparison.task_id,
+                    "rollout_i": one.rollout_id,
+                    "rollout_j": two.rollout_id,
+                    "response_i": one.index,
+                    "response_j": two.index,
+                    "judge_idx": judge_idx,
+                    "score_1": verdict.score_1,
+                    "score_2": verdict.score_2,
+                    "ranking": verdict.ranking,
+                    "status": result.status,
+                    "raw": result.raw if result.raw is not None else result.reason,
+                    "principle": comparison.principle,
+                    "judge": name,
+                    "usage": json.dumps(result.usage) if result.usage else None,
+                    "run_id": comparison.run_id,
+                }
+            )
+        return rows
 
 
 def comparison_id(comparison: Comparison, match: Match) -> str:
     """hash(run_id, group_id, i, j, judge_idx), i and j being the responses' indices."""
     i, j = comparison.candidates[match.response_i].index, comparison.candidates[match.response_j].index
     return digest(comparison.run_id, comparison.group_id, str(i), str(j), str(match.judge_idx))
-
-
-def matches_of(judged: Sequence[Judged]) -> Matches:
-    """The columns of one comparison's matches."""
-    return Matches.of([(j.match, j.verdict) for j in judged])
 
 
 def sizes_of(candidates: Sequence[Candidate]) -> Sizes:
@@ -299,11 +278,6 @@ def sizes_of(candidates: Sequence[Candidate]) -> Sizes:
         np.array([len(e.answer.strip()) for e in candidates], np.int64),
         np.array([genrm.style_density(e.answer) for e in candidates], np.float64),
     )
-
-
-def judge_name(identity: Mapping[str, Any]) -> str:
-    """The judge as comparisons name it: model and a hash of everything that makes its verdicts its own."""
-    return f"{identity.get('model')}@{digest(_canonical(identity))[:12]}"
 
 
 def tidy(text: str) -> str:

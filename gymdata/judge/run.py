@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata import genrm
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
@@ -29,15 +28,14 @@ from gymdata.judge.groups import (
     rewards_of,
     score_table,
 )
-from gymdata.judge.judges import load_judge, reading_of
-from gymdata.judge.pairwise import STATUSES, Comparison, Judged, PairwiseJudge, comparison_rows, judge_all
-from gymdata.judge.port import Judge, JudgeAnswer, Served
+from gymdata.judge.judges import load_judge
+from gymdata.judge.pairwise import STATUSES, Judged, PairwiseJudge
+from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
-from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
@@ -139,22 +137,18 @@ def judge(
             "parents": [parent_of(config.path)],
         }
         out.begin({**facts, "finished": False})
-        lazy = _StartedWhenAsked(the_judge)
-        if isinstance(the_judge, Served):
-            the_judge.wait_for_server(config.wait_for_server, progress.message)
-        judged, pairwise_judge = asyncio.run(_judge_field(config, field, lazy, kept, progress))
-        rows = [
-            row
-            for comparison, results in zip(field.comparisons, judged, strict=True)
-            for row in comparison_rows(comparison, results, pairwise_judge.judge_name)
-        ]
-        comparisons = pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
-        if lazy.facts and isinstance(the_judge, Served):
-            lazy.facts = the_judge.facts()  # with what each server did
-            for text in the_judge.remarks():
+        served = the_judge if isinstance(the_judge, Served) else None
+        if served is not None:
+            served.wait_for_server(config.wait_for_server, progress.message)
+        pairwise = PairwiseJudge(config, the_judge, kept, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
+        comparisons = asyncio.run(_judge_groups(pairwise, field, progress))
+        engine = pairwise.facts
+        if engine and served is not None:
+            engine = served.facts()  # with what each server did
+            for text in served.remarks():
                 progress.message(text)
-        facts |= {"judge": pairwise_judge.judge_name, "engine": dict(lazy.facts), "asked": pairwise_judge.tally.asked}
-        return _finish(out, config, field, how, comparisons, facts, pairwise_judge.tally.cached)
+        facts |= {"judge": pairwise.judge_name, "engine": dict(engine), "asked": pairwise.tally.asked}
+        return _finish(out, config, field, how, comparisons, facts, pairwise.tally.cached)
 
 
 def _config(config: JudgeConfig | None, settings: Mapping[str, Any]) -> JudgeConfig:
@@ -162,72 +156,24 @@ def _config(config: JudgeConfig | None, settings: Mapping[str, Any]) -> JudgeCon
     return JudgeConfig.called_with(judge, config, settings)
 
 
-class _StartedWhenAsked:
-    """A judge that starts with its first call, so that a run with nothing to judge starts no engine."""
+async def _judge_groups(pairwise: PairwiseJudge, groups: JudgeGroups, progress: Progress) -> pa.Table:
+    """The comparisons of all groups as a table, in the order of the groups."""
+    results: list[list[Judged]] = [[] for _ in groups.comparisons]
+    total, done = sum(len(pairwise.plan(comparison)) for comparison in groups.comparisons), 0
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self._starting: asyncio.Task[Mapping[str, Any]] | None = None
-        self.facts: Mapping[str, Any] = {}
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self._judge.identity
-
-    @property
-    def default_concurrency(self) -> int:
-        return self._judge.default_concurrency
-
-    async def start(self) -> Mapping[str, Any]:
-        if self._starting is None:
-            self._starting = asyncio.ensure_future(self._judge.start())
-        self.facts = await asyncio.shield(self._starting)
-        return self.facts
-
-    async def compare(
-        self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
-    ) -> JudgeAnswer:
-        if not self.facts:
-            await self.start()
-        return await self._judge.compare(conversation, response_1, response_2, principle, seed)
-
-    async def close(self) -> None:
-        if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)
-            await self._judge.close()
-
-
-async def _judge_field(
-    config: JudgeConfig, field: JudgeGroups, judge: Judge, kept: VerdictCache, progress: Progress
-) -> tuple[list[list[Judged]], PairwiseJudge]:
-    pairwise_judge = PairwiseJudge(
-        judge,
-        kept,
-        reading_of(config, retry_unparsed=config.retry_unparsed),
-        seed=config.seed,
-        concurrency=config.concurrency,
-    )
-    results: list[list[Judged]] = [[] for _ in field.comparisons]
-
-    def plan(n: int) -> list[genrm.Match]:
-        return genrm.schedule(config.comparison_strategy, n, config.num_judges_per_comparison)
-
-    total, done = sum(len(plan(len(c.candidates))) for c in field.comparisons), 0
-
-    def finished(place: int, judged: list[Judged]) -> None:
+    def finished(number: int, judged: list[Judged]) -> None:
         nonlocal done
-        results[place] = judged
+        results[number] = judged
         done += len(judged)
-        missing = sum(n for status, n in pairwise_judge.tally.by_status.items() if status != "judged")
+        missing = sum(n for status, n in pairwise.tally.by_status.items() if status != "judged")
         progress.update(done=done, total=total, failures=missing)
 
     try:
-        concurrency = config.concurrency or judge.default_concurrency
-        await judge_all(field.comparisons, plan, pairwise_judge, finished, concurrency=concurrency)
+        await pairwise.compare_all(groups.comparisons, finished)
     finally:
-        await pairwise_judge.close()
-        await judge.close()
-    return results, pairwise_judge
+        await pairwise.close()
+    rows = [row for compared in zip(groups.comparisons, results, strict=True) for row in pairwise.rows(*compared)]
+    return pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
 
 
 def _aggregate_again(
@@ -328,4 +274,4 @@ def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
     }
 
 
-__all__ = ["Comparison", "JudgeSummary", "judge"]
+__all__ = ["JudgeSummary", "judge"]

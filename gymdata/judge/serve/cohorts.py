@@ -19,16 +19,8 @@ from typing import Any
 
 from gymdata import genrm
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.pairwise import (
-    Candidate,
-    Comparison,
-    Judged,
-    PairwiseJudge,
-    comparison_rows,
-    digest,
-    matches_of,
-    sizes_of,
-)
+from gymdata.genrm.matches import Matches
+from gymdata.judge.pairwise import Candidate, Comparison, Judged, PairwiseJudge, digest, sizes_of
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 
@@ -74,17 +66,15 @@ class RequestQueue:
 
     async def decide(self, comparison: Comparison) -> Outcome:
         """Judge a comparison of two or more. Raises UsageError for fewer."""
-        config = self.config
-        plan = genrm.schedule(config.comparison_strategy, len(comparison.candidates), config.num_judges_per_comparison)
-        judged = await self.pairwise_judge.compare(comparison, plan)
-        for row in comparison_rows(comparison, judged, self.pairwise_judge.judge_name):
+        judged = await self.pairwise_judge.compare(comparison)
+        for row in self.pairwise_judge.rows(comparison, judged):
             # A failed comparison may be judged later under the same id, so only final results are saved.
             if row["status"] != "failed":
                 self.comparisons.add(row)
         rewards = genrm.aggregate(
-            matches_of(judged),
+            Matches.of([(j.match, j.verdict) for j in judged]),
             len(comparison.candidates),
-            config.aggregator_method,
+            self.config.aggregator_method,
             adjust=self._adjust,
             sizes=sizes_of(comparison.candidates),
             empty_is_longest=False,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError, needs
-from gymdata.judge.judges import load_judge, reading_of
+from gymdata.judge.judges import load_judge
 from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import ServeConfig
@@ -62,19 +62,11 @@ def serve_genrm(
             stack.callback(file.close)
             for repair in file.repairs:
                 say(f"repaired after a crash: {repair}")
-        pairwise_judge = PairwiseJudge(
-            judge,
-            kept,
-            reading_of(config, retry_unparsed=True),
-            seed=config.seed,
-            concurrency=config.concurrency,
-            stop_when_gone=False,
-        )
+        pairwise_judge = PairwiseJudge(config, judge, kept, retry_unparsed=True, stop_when_gone=False)
         service = Service(config, RequestQueue(config, pairwise_judge, comparisons), answers, run_id, say)
 
         async def stop() -> None:
             await pairwise_judge.close()
-            await judge.close()
             if isinstance(judge, Served):
                 for text in judge.remarks():
                     say(text)
@@ -85,7 +77,7 @@ def serve_genrm(
 
         async def start() -> None:
             try:
-                await judge.start()
+                await pairwise_judge.start()
             except Exception as error:  # uvicorn would only print it; it is raised to the caller below
                 trouble.append(error)
                 raise
