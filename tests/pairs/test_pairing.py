@@ -224,7 +224,7 @@ def test_a_run_without_variance_writes_nothing(tmp_path: Path) -> None:
 def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:
     """A file has no folder of its own to write to; -o names a .jsonl with its run.json beside it."""
     part = run / "rollouts" / "*.parquet"
-    with pytest.raises(UsageError, match="-o"):
+    with pytest.raises(UsageError, match="output= is required"):
         gymdata.pairs(part)
     out = tmp_path / "mine.jsonl"
     gymdata.pairs(part, output=out)
