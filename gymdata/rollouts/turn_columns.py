@@ -7,7 +7,7 @@ need it are skipped. The loops are over turns, never over tokens. Importing this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -158,8 +158,8 @@ class TurnColumns:
             {
                 "parent": int(self.parent[k]),
                 "prefix_length": int(self.prefix[k]),
-                "prompt_delta_ids": self.delta[k],
-                "generation_token_ids": self.generation[k],
+                "prompt_delta_ids": self.delta[k].astype(np.int32, copy=False),
+                "generation_token_ids": self.generation[k].astype(np.int32, copy=False),
                 "generation_log_probs": self.logprobs[k],
                 "digest": int(self.digest[k]),
                 "agent": self.agent[k] if self.agent is not None else None,
@@ -274,6 +274,14 @@ class Messages:
     fails: npt.NDArray[np.bool_]
     #: Finds where an assistant's text contains a tool call; only called where that matters.
     spelled_calls: Callable[[], npt.NDArray[np.bool_]]
+    #: Of messages that were made of items: the number of the first one, by which the message is named.
+    items: Ints | None = None
+    #: The id, as JSON, of a tool's result that answers no call, where it is known.
+    unanswered: Mapping[int, str] = field(default_factory=dict)
+
+    def named(self, i: int, rollout: int) -> str:
+        """What message ``i``, of that rollout, is called."""
+        return f"message {i - self.offsets[rollout]}" if self.items is None else f"item {self.items[i]}"
 
     @property
     def from_assistant(self) -> npt.NDArray[np.bool_]:
@@ -303,8 +311,15 @@ class Evidence:
     reward_null: npt.NDArray[np.bool_] | None = None
     #: Named reward parts: (n,), NaN where a rollout has none.
     parts: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    #: (T,) whether a limit cut the generation.
+    #: (T,) whether a limit cut the generation, and where that is known; None: everywhere.
     cut: npt.NDArray[np.bool_] | None = None
+    tells_cut: npt.NDArray[np.bool_] | None = None
+    #: Rows of another project: turns have no digests, and what a turn lacks was lost.
+    foreign: bool = False
+    #: A key of the content of each row that has no id.
+    row_keys: Sequence[bytes | None] | None = None
+    #: The settings of sampling that each row names.
+    settings: Sequence[Mapping[str, Any]] = ()
     #: (n,) when a rollout began, in microseconds; ``UNKNOWN`` where that is not known.
     started: Ints | None = None
     #: Whether any rollout of the batch was given tools.

@@ -30,11 +30,11 @@ from gymdata.checks.violations import (
     rows_with_errors,
 )
 from gymdata.errors import UsageError
+from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.store.paths import Source, resolve, sealed_twin
-from gymdata.user_code import load_symbol
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.json_columns import UnknownKey
 from gymdata.workers.processes import in_order
@@ -50,20 +50,21 @@ def validate_rollouts(
     reader: Reader | None = None,
     workers: int = 1,
     own: Sequence[OwnCheck] = (),
+    nemo_gym: bool = False,
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
 
     ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
-    files; ``own``: checks of the user.
+    files; ``own``: checks of the user; ``nemo_gym``: the files have NeMo Gym rows.
     """
-    report = ValidationReport(files=[str(source.path) for source in sources])
+    report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
     settings = CheckSettings(
         vocab_size if vocab_size is not None else vocabulary(run or {}),
         names_reward(run or {}),
         selection.wants("T209"),
         reader,
     )
-    make = _MakeChecks(settings, selection, tuple(own))
+    make = _MakeChecks(settings, selection, tuple(own), nemo_gym)
     checks = make()
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
@@ -73,7 +74,8 @@ def validate_rollouts(
     for file, of_file in itertools.groupby(checked, lambda one: one.file):
         here: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
-        before = report.tokens
+        has_ids = logged = False
+        sampled: dict[str, tuple[int, Mapping[str, Any]]] = {}
         for one in of_file:
             report.rollouts += one.rollouts
             report.turns += one.turns
@@ -81,17 +83,21 @@ def validate_rollouts(
             sampled_greedily = sampled_greedily or one.greedy
             any_log_prob = any_log_prob or one.log_probs
             with_ids.setdefault(file, []).append(one.with_ids)
+            has_ids = has_ids or one.has_ids
+            logged = logged or one.log_probs
+            for row, row_settings in one.sampled:
+                sampled.setdefault(repr(row_settings), (row, row_settings))
             here += one.found
             for key, seen in one.strange.items():
                 strange.setdefault(key, UnknownKey(seen.first)).rows += seen.rows
         here += validate_rows.unknown_keys(strange)
-        found += (
-            v if v.file else v._replace(file=file)
-            for v in downgrade_t205(sorted(here, key=place), report.tokens > before)
-        )
+        found += (v if v.file else v._replace(file=file) for v in downgrade_t205(sorted(here, key=place), has_ids))
+        # Without a single log-probability none is biased.
+        for row, row_settings in sampled.values() if logged else ():
+            if biases := sampling_biases(row_settings):
+                found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += checks.finish()
     sampling = (run or {}).get("identity") or {}
-    # Without a single log-probability none is biased.
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **sampling})):
         found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
     report.trainable = _without_errors(with_ids, found)
@@ -117,18 +123,22 @@ class _Checked:
     log_probs: bool = False
     with_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     found: list[Violation] = field(default_factory=list)
+    #: Whether there are token ids, so that a turn without lacks them; and the settings that rows name.
+    has_ids: bool = False
+    sampled: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     strange: dict[str, UnknownKey] = field(default_factory=dict)
 
 
-def _checked(checks: Checks, source: Source) -> Iterator[_Checked]:
+def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checked]:
     """The findings in a file or a part of one, batch by batch."""
     file = str(source.path)
     rest = _Checked(file)
-    for batch in _scan(source, checks.texts, rest.strange):
+    for batch in nemo_rows.scan(source) if nemo_gym else _scan(source, checks.texts, rest.strange):
         if isinstance(batch, Violation):
             yield _Checked(file, found=[batch])
             continue
         batch.file = file
+        with_ids = batch.rows[batch.turns.has_ids()]
         yield _Checked(
             file,
             batch.n,
@@ -136,8 +146,10 @@ def _checked(checks: Checks, source: Source) -> Iterator[_Checked]:
             batch.n_tokens,
             batch.temperature is not None and bool((batch.temperature == 0).any()),
             bool(np.isfinite(batch.turns.logprobs.values).any()),
-            batch.rows[batch.turns.has_ids()],
+            with_ids,
             checks.find(batch),
+            len(with_ids) > 0 if batch.foreign else batch.n_tokens > 0,
+            [(row, given) for row, given in zip(batch.rows.tolist(), batch.settings, strict=False) if given],
         )
         # It would grow with the number of batches.
         give_back()
@@ -151,15 +163,18 @@ class _MakeChecks:
     settings: CheckSettings
     selection: Selection
     own: tuple[OwnCheck, ...]
+    nemo_gym: bool
 
     def __call__(self) -> Checks:
         return Checks(self.settings, self.selection, own_checks(self.own))
 
 
-def own_checks(own: Iterable[OwnCheck]) -> list[type[Check]]:
+def own_checks(own: Sequence[OwnCheck]) -> list[type[Check]]:
     """The checks that a user gives, as ``path.py:Class`` or the class itself; their codes are known from then on. Raises
     UsageError."""
     checks = []
+    if own:
+        from gymdata.user_code import load_symbol
     for check in own:
         kind = load_symbol(check, "--check")[0] if isinstance(check, str) else check
         if not (isinstance(kind, type) and issubclass(kind, Check) and kind.codes):
@@ -174,16 +189,18 @@ def own_checks(own: Iterable[OwnCheck]) -> list[type[Check]]:
 def _checked_apart(make: _MakeChecks, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
     """All of a file, in a worker."""
     checks = make()
-    yield list(_checked(checks, source)), checks
+    yield list(_checked(checks, source, make.nemo_gym)), checks
 
 
 def _checked_in_order(make: _MakeChecks, checks: Checks, sources: Sequence[Source], workers: int) -> Iterator[_Checked]:
     if workers == 1:
         for source in sources:
-            yield from _checked(checks, source)
+            yield from _checked(checks, source, make.nemo_gym)
         return
     work = partial(_checked_apart, make)
-    with contextlib.closing(in_order(work, sources, workers, lambda source: str(source.path))) as done:
+    with contextlib.closing(
+        in_order(work, sources, workers, lambda source: str(source.path), light=make.nemo_gym)
+    ) as done:
         for parts, apart in done:
             checks.append(apart)
             yield from parts

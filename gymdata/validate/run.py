@@ -10,17 +10,17 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
+from gymdata.checks.violations import Selection, ValidationReport, Violation
 from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.store.formats import format_of, head
 from gymdata.store.lines import decode
-from gymdata.store.paths import Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import Part, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -28,7 +28,6 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reader
     from gymdata.checks.repair import Choice, FixReport
-    from gymdata.interop.nemo_gym import scan as nemo_gym
     from gymdata.store import StageOutput
     from gymdata.validate.rollouts import OwnCheck
 
@@ -37,6 +36,8 @@ __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "text", "foreign"]
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
+#: Bytes of a file of NeMo Gym rows below which a second process costs more than it gives.
+WORTH_SPLITTING = 24 << 20
 
 
 # Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
@@ -62,7 +63,7 @@ def validate(
     the model folder that run.json names). Generations of a run are compared with their messages' text where its tokenizer is
     here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``:
     processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one
-    large JSONL file where there is one worker (default 2; forks only where that is safe). ``check``: checks of your own,
+    large JSONL file where there is one worker (default 2). ``check``: checks of your own,
     as ``path.py:Class`` or as classes of ``gymdata.checks.violations.Check``. Raises DataError when nothing
     can be read there, UsageError for an unknown code.
     """
@@ -89,7 +90,21 @@ def validate(
         )
         _merge(report, found)
     if nemo:
-        _merge(report, _nemo(nemo, selection, vocab_size, reader, workers, 2 if processes is None else processes))
+        from gymdata.validate.rollouts import validate_rollouts
+
+        if workers == 1 and len(nemo) == 1:
+            nemo = _halves(nemo[0], 2 if processes is None else processes)
+            workers = len(nemo)
+        found = validate_rollouts(
+            nemo,
+            selection=selection,
+            vocab_size=vocab_size,
+            reader=reader,
+            workers=workers,
+            own=check,
+            nemo_gym=True,
+        )
+        _merge(report, found)
     if pairs:
         from gymdata.validate.pairs import validate_pairs
 
@@ -350,68 +365,21 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.violations += more.violations
 
 
-def _scanned(
-    vocab: int | None, reader: Reader | None, behaves: bool, processes: int, source: Source
-) -> list[tuple[str, nemo_gym.Part]]:
-    """The scan of a file of NeMo Gym rows, with its name."""
-    from gymdata.checks.codes.behavior import loops, storm
-    from gymdata.interop.nemo_gym import scan as nemo_gym
-    from gymdata.interop.nemo_gym.acts import Odd
-
-    more = (vocab, processes, reader, Odd(loops, storm) if behaves else None, source.part)
-    return [(str(source.path), nemo_gym.scan(source.path, source.compression, *more))]
-
-
-def _nemo(
-    sources: list[Source],
-    selection: Selection,
-    vocab: int | None,
-    reader: Reader | None,
-    workers: int,
-    processes: int,
-) -> ValidationReport:
-    from gymdata.interop.nemo_gym.across import across_rows
-    from gymdata.validate.nemo_behavior import behavior
-
-    behaves = any(code.startswith("B") for code in selection.select - selection.ignore)
-    report = ValidationReport()
-    parts: list[tuple[str, nemo_gym.Part]] = []
-    found: list[Violation] = []
-    scan = partial(_scanned, vocab, reader, behaves, processes if workers == 1 else 1)
-    done: Iterable[tuple[str, nemo_gym.Part]] = chain.from_iterable(map(scan, sources))
-    if workers != 1:
-        from gymdata.workers.processes import in_order
-
-        done = in_order(scan, sources, workers, lambda source: str(source.path))
-    for file, part in done:
-        if parts and parts[-1][0] == file:
-            parts[-1][1].append(part)
-        else:
-            parts.append((file, part))
-    for file, part in parts:
-        report.rollouts += part.rollouts
-        report.turns += part.turns
-        report.tokens += part.tokens
-        without_ids = part.turns_with_ids == 0
-        for v in part.violations:
-            severity: Any = "warning" if without_ids and v.code == "T205" else v.severity
-            found.append(v._replace(file=file, severity=severity))
-        # Without a single log-probability none is biased.
-        if part.turns_with_log_probs:
-            from gymdata.rollouts.logprobs import sampling_biases
-
-            for row, settings in part.settings:
-                if biases := sampling_biases(settings):
-                    found.append(Violation("L304", row, detail=", ".join(biases), file=file))
-    found += across_rows([(file, part.across) for file, part in parts])
-    found += behavior(parts) if behaves else ()
-    kept = {file: part.across for file, part in parts}
-    bad = sum(kept[file or ""].has_ids(row) for file, row in rows_with_errors(found))
-    report.trainable = sum(one.with_ids for one in kept.values()) - bad
-    order = {file: index for index, (file, _) in enumerate(parts)}
-    found.sort(key=lambda v: (order[v.file or ""], v.row, -1 if v.turn is None else v.turn))
-    report.violations = selection.apply(found)
-    return report
+def _halves(source: Source, processes: int) -> list[Source]:
+    """A large file in ``processes`` parts that begin with a line; else the file."""
+    if source.kind != "jsonl" or source.compression is not None or processes < 2:
+        return [source]
+    size = source.path.stat().st_size
+    if size < WORTH_SPLITTING:
+        return [source]
+    bounds = [0]
+    with source.path.open("rb") as file:
+        for k in range(1, processes):
+            file.seek(size * k // processes)
+            file.readline()
+            bounds.append(file.tell())
+    parts = [Part(start, end, 0, 0) for start, end in pairwise([*bounds, size]) if start < end]
+    return [replace(source, part=part) for part in parts]
 
 
 def _decode(

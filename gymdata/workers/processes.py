@@ -28,13 +28,20 @@ R = TypeVar("R")
 
 
 def in_order(
-    work: Callable[[T], Iterable[R]], jobs: Iterable[T], workers: int, named: Callable[[T], str]
+    work: Callable[[T], Iterable[R]],
+    jobs: Iterable[T],
+    workers: int,
+    named: Callable[[T], str],
+    *,
+    light: bool = False,
 ) -> Generator[R]:
     """The results of ``work`` of each job, in the order of ``jobs``, with up to ``workers`` processes at it.
 
     ``work``, jobs and results are sent by pickle. One worker, or a single job, is this process itself, where results are
     not collected. What ``work`` raises is raised in its place, and what it reports of data is reported here. ``named``:
-    the name of a job, for the OutsideError when a worker was killed. A caller that stops ends the workers at once.
+    the name of a job, for the OutsideError when a worker was killed. ``light``: the work needs no library with threads of
+    its own, so that where none is loaded workers are forked, which takes no time. A caller that stops ends the workers at
+    once.
     """
     if workers < 1:
         raise UsageError.bad_value("workers", workers, "at least 1")
@@ -46,8 +53,12 @@ def in_order(
         return
     others = set(multiprocessing.active_children())
     pending: deque[tuple[str, Future[_Answer]]] = deque()
+    fork = light and _may_fork()
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _begin, (work, reading.current().allow_changed)
+        workers,
+        multiprocessing.get_context("fork" if fork else "spawn"),
+        _begin,
+        (work, reading.current().allow_changed),
     )
     try:
         for job in chain(first, source):
@@ -64,6 +75,16 @@ def in_order(
         for process in set(multiprocessing.active_children()) - others:
             process.kill()
             process.join()
+
+
+#: Modules that start threads of their own: forking beside them is not safe.
+_THREADED = ("pyarrow", "polars", "torch", "duckdb", "ray")
+
+
+def _may_fork() -> bool:
+    return (
+        sys.platform == "linux" and threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
+    )
 
 
 @contextmanager

@@ -14,15 +14,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gymdata.checks.violations import Selection
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.cut import CutRow, cut, cut_row
 from gymdata.interop.nemo_gym.read import table_rows
-from gymdata.interop.nemo_gym.scan import Scanner
-from gymdata.rollouts.ragged import Runs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import resolve
 from gymdata.store.columns import build, to_rows
+from gymdata.validate.rollouts import validate_rollouts
 from tests.interop.trajectories import same
 
 _SETTINGS = settings(
@@ -83,22 +82,29 @@ def read(folder: Path, line: str) -> Any:
         return re.sub(r": line 1 column .*?\)", "", str(error))
 
 
-def uncut(found: CutRow) -> nemo_rows.Row:
-    """The row with its calls and whole prompts."""
-    first = sum(found.new)
-    new, sampled, log_probs = (
-        [part.tobytes() for part in Runs(values, sizes)]
-        for values, sizes in (
-            (found.ids[:first], found.new),
-            (found.ids[first:], found.sampled),
-            (found.log_probs, found.sampled),
+def of(row: nemo_rows.Row) -> Any:
+    """All of a row but its value."""
+    calls = [
+        call
+        and (
+            call.prompt.whole().tolist(),
+            call.generation.whole().tolist(),
+            None if call.log_probs is None else repr(call.log_probs.tolist()),
         )
-    )
-    held, calls = b"", []
-    for call in zip(new, sampled, log_probs, strict=True):
-        calls.append((held + call[0], *call[1:]))
-        held += call[0] + call[1]
-    return replace(found.row, calls=calls)
+        for call in row.calls
+    ]
+    return replace(row, value={}, calls=[], cut_lists=None), calls
+
+
+def read_both(line: bytes) -> tuple[Any, Any]:
+    """What both readers find, or why they do not."""
+    found = []
+    for reader in (nemo_rows.read_row, nemo_rows.read_carefully):
+        try:
+            found.append(of(reader(line)))
+        except nemo_rows.BadRow as bad:
+            found.append((bad.code, bad.detail, bad.more))
+    return found[0], found[1]
 
 
 def whole(line: str) -> str:
@@ -127,31 +133,34 @@ def test_cut_lines_are_read_as_whole_ones(
 
 
 @_SETTINGS
-@given(outputs(), value, st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]), st.booleans())
+@given(outputs(), value, st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]))
 def test_rows_read_by_their_new_ids_are_those_that_json_reads(
-    output: list[Any], beside: Any, separators: tuple[str, str], acts: bool
+    output: list[Any], beside: Any, separators: tuple[str, str]
 ) -> None:
-    """The ids, log-probabilities, faults and acts for checks are those of the general readers, or the result is None."""
+    """The ids, log-probabilities and messages for checks are those that Python's json gives."""
     row = {"responses_create_params": {"input": "q", "metadata": beside}, "response": {"output": output}, "reward": 1.0}
-    line = json.dumps(row, separators=separators).encode()
-    quick = cut_row(line, pytest.importorskip("simdjson").Parser(), acts)
-    assert quick is None or uncut(quick) == nemo_rows.slow(line, acts)
+    quick, careful = read_both(json.dumps(row, separators=separators).encode())
+    assert quick == careful
 
 
+@pytest.mark.parametrize("parser", ["simdjson", "orjson"])
 @_SETTINGS
-@given(outputs(), st.sampled_from([100, 9, 3]))
-def test_a_scan_by_new_ids_finds_what_a_scan_of_whole_prompts_finds(output: list[Any], vocab_size: int) -> None:
-    """The same findings, each at its turn and position, and the same counts."""
+@given(output=outputs(), vocab_size=st.sampled_from([100, 9, 3]))
+def test_a_scan_by_new_ids_finds_what_a_scan_of_whole_prompts_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: str, output: list[Any], vocab_size: int
+) -> None:
+    """The same findings, each at its turn and position, and the same counts, with and without the fast parser."""
+    if parser == "orjson":
+        monkeypatch.setattr(nemo_rows, "_parser", lambda: None)
     line = json.dumps({"responses_create_params": {"input": "q"}, "response": {"output": output}, "rollout_id": "r"})
     found = []
     for spelt in (line, whole(line)):
-        scanner = Scanner(vocab_size)
-        scanner.line(spelt.encode())
-        part = scanner.finish()
-        counts = (part.rollouts, part.turns, part.tokens, part.turns_with_ids, part.turns_with_log_probs)
+        (tmp_path / "rows.jsonl").write_text(spelt + "\n", encoding="utf-8")
+        sources = list(resolve(tmp_path / "rows.jsonl", ROLLOUTS))
+        report = validate_rollouts(sources, selection=Selection(), vocab_size=vocab_size, nemo_gym=True)
         # Another spelling of a key moves what stands behind it in the line.
-        findings = [v if v.code != "S101" else v._replace(detail=None) for v in part.violations]
-        found.append((counts, findings, bytes(part.across.records)))
+        findings = [v if v.code != "S101" else v._replace(detail=None) for v in report.violations]
+        found.append((report.rollouts, report.turns, report.tokens, report.trainable, repr(findings)))
     assert found[0] == found[1]
 
 
@@ -159,19 +168,17 @@ ITEM = '"prompt_token_ids":[1,2],"generation_token_ids":[3],"generation_log_prob
 PLAIN = '{"type":"reasoning",' + ITEM + "}"
 
 
-def test_only_rows_that_are_one_chain_are_cut() -> None:
-    """A prompt that begins with the call before is cut to its new ids; others are left to those that read them whole."""
-    simdjson = pytest.importorskip("simdjson")
+def test_only_the_new_ids_of_a_prompt_are_parsed() -> None:
+    """A prompt that begins with the call before is that and its new ids; any other is parsed as a whole."""
     after = PLAIN.replace("[1,2]", "[1,2,3,8,9]")
     line = f'{{"responses_create_params":{{}},"response":{{"output":[{PLAIN},{after}]}}}}'.encode()
-    found = cut(line, simdjson.Parser())
-    assert found is not None
-    assert [ids.tolist() for ids in found.delta] == [[1, 2], [8, 9]]
-    row = cut_row(line, simdjson.Parser())
-    assert row is not None
-    assert uncut(row) == nemo_rows.slow(line)
-    assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,4,8,9]"), simdjson.Parser()) is None
-    assert cut(line.replace(b"[1,2,3,8,9]", b"[1,2,38,9]"), simdjson.Parser()) is None
+    for text, new in ((line, [8, 9]), (line.replace(b"3,8,9", b"4,8,9"), [1, 2, 4, 8, 9]),
+                      (line.replace(b"3,8,9", b"38,9"), [1, 2, 38, 9])):  # fmt: skip
+        first, second = nemo_rows.read_row(text).calls
+        assert first is not None
+        assert second is not None
+        assert (first.prompt.values.tolist(), second.prompt.values.tolist()) == ([1, 2], new)
+        assert of(nemo_rows.read_row(text)) == of(nemo_rows.read_carefully(text))
 
 
 ODD = {
@@ -199,5 +206,5 @@ def test_odd_lists_are_read_as_whole_ones(tmp_path: Path, what: str) -> None:
     """What is no list of ids is no list of ids in any way of reading."""
     line = f'{{"responses_create_params":{{}},"response":{{"output":[{{"type":"reasoning",{ITEM}}},{ODD[what]}]}}}}'
     assert same(read(tmp_path, line), read(tmp_path, whole(line)))
-    quick = cut_row(line.encode(), pytest.importorskip("simdjson").Parser())
-    assert quick is None or uncut(quick) == nemo_rows.slow(line.encode())
+    quick, careful = read_both(line.encode())
+    assert quick == careful

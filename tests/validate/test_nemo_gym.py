@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import copy
 import gzip
-import hashlib
 import json
-import os
-import signal
-import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.checks.codes.behavior import loops, storm
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym import scan as nemo_gym
-from gymdata.interop.nemo_gym.across import Names, across_rows
-from gymdata.interop.nemo_gym.acts import Odd
-from gymdata.rollouts.ragged import Ragged
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
@@ -52,14 +42,14 @@ def test_a_line_that_breaks_off_is_told_as_import_tells_it(tmp_path: Path, end: 
     assert "line 1 column 9 " in reason
 
 
-@pytest.mark.parametrize("way", ["simdjson", "json"])
+@pytest.mark.parametrize("way", ["simdjson", "orjson"])
 @pytest.mark.parametrize("fault", PLANTS, ids=lambda f: f.name)
 def test_planted_fault_is_found_at_its_place(
     tmp_path: Path, fault: Plant, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One fault in one row is found in that row, turn and position, alone, with and without the fast parser."""
-    if way == "json":
-        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
+    if way == "orjson":
+        monkeypatch.setattr(nemo_rows, "_parser", lambda: None)
     report = validate(write_lines(tmp_path / "a.jsonl", plant(clean_rows(), fault, 3)))
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [
         (fault.code, 3, fault.turn, fault.position)
@@ -140,49 +130,23 @@ def test_sampling_settings_and_vocabulary(tmp_path: Path) -> None:
     assert all(int(i or 0) >= 900 for i in ids)
 
 
-def kept(part: nemo_gym.Part) -> tuple[bytearray, list[str | None]]:
-    names = Names(part.across)
-    return part.across.records, [names[row] for row in range(len(part.across))]
-
-
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stretches that begin anywhere, joined, give what one scan gives; so does a second process, and gzip."""
+    """Parts that begin anywhere, in processes of their own, give what one process gives; so does gzip."""
     rows = clean_rows(n=9)
     put(rows[4], 3, "generation_token_ids", 0, -1)
     put(rows[8], 2, "generation_log_probs", 0, 0.5)
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(["", json.dumps(rows[0]), "", *map(json.dumps, rows[1:])]) + end)
-    size = path.stat().st_size
-    whole = nemo_gym.scan(path)
+    whole = validate(path)
     assert [(v.code, v.row) for v in whole.violations] == [("T206", 4), ("L303", 8)]
-    assert whole.rows == 9
-    for cut in [1, 2, *np.linspace(3, size - 1, 60).astype(int).tolist(), size]:
-        first = nemo_gym.scan_stretch(path, 0, cut, nemo_gym.Scanner())
-        first.append(nemo_gym.scan_stretch(path, cut, size, nemo_gym.Scanner()))
-        assert (first.rows, first.violations, kept(first)) == (9, whole.violations, kept(whole))
-    monkeypatch.setattr(nemo_gym, "WORTH_SPLITTING", 1)
-    monkeypatch.setattr(nemo_gym, "may_fork", lambda: True)
-    forked = nemo_gym.scan(path, processes=2)
-    assert (forked.violations, kept(forked), forked.tokens) == (whole.violations, kept(whole), whole.tokens)
+    assert (whole.rollouts, whole.trainable) == (9, 7)
+    monkeypatch.setattr("gymdata.validate.run.WORTH_SPLITTING", 1)
+    for processes in (2, 3, 5):
+        parts = validate(path, processes=processes)
+        assert parts.to_dict() == whole.to_dict()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert validate(tmp_path / "a.jsonl.gz").by_code == {"L303": 1, "T206": 1}
-
-
-def test_a_killed_process_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a second process dies of hides nothing: its rows are looked at again."""
-    parent = os.getpid()
-
-    def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
-        if os.getpid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return []
-
-    monkeypatch.setattr(nemo_gym, "WORTH_SPLITTING", 1)
-    monkeypatch.setattr(nemo_gym, "may_fork", lambda: True)
-    path = write_lines(tmp_path / "a.jsonl", clean_rows(n=8))
-    part = nemo_gym.scan(path, processes=2, odd=Odd(loops, lambda bad, every: None))
-    assert (part.rows, part.across.with_ids, part.violations) == (8, 8, [])
 
 
 def test_what_is_seen_across_rows_and_files(tmp_path: Path) -> None:
@@ -205,38 +169,6 @@ def test_what_is_seen_across_rows_and_files(tmp_path: Path) -> None:
             ("b.jsonl", 0, None, "D701", f"first seen at {a} row 5"),
             ("b.jsonl", 1, "y", "D701", f"first seen at {a} row 8"),
         ]
-
-
-def test_few_bytes_of_a_row_are_kept(tmp_path: Path) -> None:
-    """A row takes less than 80 bytes, its id of 32 included, and less than 40 more while rows are compared."""
-    rows = [
-        nemo_row([([n, 1], [n, 2])], f"q{n // 8}", n / 7, n) | {"rollout_id": hashlib.md5(b"%d" % n).hexdigest()}
-        for n in range(30_000)
-    ]
-    path = write_lines(tmp_path / "a.jsonl", rows)
-    del rows
-    tracemalloc.start()
-    try:
-        part = nemo_gym.scan(path, odd=Odd(loops, storm))
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        assert [v.code for v in across_rows([(str(path), part.across)])] == []
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert (part.rows, part.violations) == (30_000, [])
-    assert held < 80 * 30_000
-    assert most - held < 40 * 30_000
-
-
-def test_both_parsers_agree_on_rows(tmp_path: Path) -> None:
-    """simdjson and json bring every plantable row into the same shape, or the fast one leaves it to the slow one."""
-    simdjson = pytest.importorskip("simdjson")
-    for fault in PLANTS:
-        line = json.dumps(plant(clean_rows(n=1), fault, 0)[0]).encode()
-        fast = nemo_rows.fast_document(simdjson.Parser(), line)
-        if fast is not None:
-            assert fast[0] == nemo_rows.slow(line)
 
 
 def test_other_shapes_of_real_files(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Behavior(Check):
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
         self._calls = self._cut = self._spelled = 0
-        self._parsed = self._offered = False
+        self._parsed = self._offered = self._foreign = False
         self._first_cut: Violation | None = None
         self._first_spelled: Violation | None = None
         self._first: Violation | None = None
@@ -147,7 +147,8 @@ class Behavior(Check):
             for k, period, start, end in loops(turns.generation)
         ]
         if e.cut is not None:
-            self._calls += len(turns)
+            self._calls += len(turns) if e.tells_cut is None else int(e.tells_cut.sum())
+            self._foreign = e.foreign
             self._cut += int(e.cut.sum())
             if self._first_cut is None and e.cut.any():
                 self._first_cut = self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802")
@@ -167,7 +168,11 @@ class Behavior(Check):
             k = int(offsets[r]) + turn
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
                 yield self.at_rollout(
-                    e, r, "B803", turn=turn, detail=f"message {i - m.offsets[r]}; {empty_turn(int(generated[k]))}"
+                    e,
+                    r,
+                    "B803",
+                    turn=turn,
+                    detail=("" if e.foreign else f"{m.named(i, r)}; ") + empty_turn(int(generated[k])),
                 )
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
@@ -206,6 +211,7 @@ class Behavior(Check):
             self._calls + other._calls, self._cut + other._cut, self._spelled + other._spelled
         )  # fmt: skip
         self._parsed, self._offered = self._parsed or other._parsed, self._offered or other._offered
+        self._foreign = self._foreign or other._foreign
         self._first_cut = self._first_cut or other._first_cut
         self._first_spelled = self._first_spelled or other._first_spelled
         self._first = self._first or other._first
@@ -220,7 +226,8 @@ class Behavior(Check):
     def finish(self) -> list[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""
         found = []
-        cut = runaway(self._cut, self._calls, "model calls were cut")
+        what = "rollouts end in a model call that was cut" if self._foreign else "model calls were cut"
+        cut = runaway(self._cut, self._calls, what)
         if self._first_cut is not None and cut is not None:
             found.append(self._first_cut._replace(detail=cut))
         spelled = unparsed(self._spelled, parsed=self._parsed, offered=self._offered)

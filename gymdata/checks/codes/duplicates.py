@@ -59,7 +59,7 @@ class Duplicates(Check):
         file = e.file or ""
         if file not in self._files[-1:]:
             self._files.append(file)
-        self._ids.add(e.rollout_id)
+        self._ids.add(e.rollout_id, e.row_keys)
         self._groups.add(e.group_id if e.group_id is not None else [None] * e.n)
         generated = e.turns.by_rollout(e.turns.generation)
         known = np.zeros(e.n, np.bool_) if e.reward is None or e.reward_null is None else ~e.reward_null
@@ -121,14 +121,17 @@ class _Names:
     def __init__(self) -> None:
         self._texts: list[tuple[bytes, npt.NDArray[np.int32]]] = []
         self._keys: list[Array] = []
+        self._known: list[npt.NDArray[np.bool_]] = []
         self._begin = [0]
 
-    def add(self, texts: Iterable[str | None]) -> None:
-        """The names of the next rows."""
+    def add(self, texts: Iterable[str | None], keys: Iterable[bytes | None] | None = None) -> None:
+        """The names of the next rows; ``keys``: of those without a name, 16 bytes that no other has."""
         encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
         lengths = np.fromiter((-1 if text is None else len(text) for text in encoded), np.int32, len(encoded))
         self._texts.append((b"".join(text or b"" for text in encoded), lengths))
-        digests = b"".join(xxhash.xxh3_128_digest(text or b"") for text in encoded)
+        known = [None] * len(encoded) if keys is None else list(keys)
+        digests = b"".join(key or xxhash.xxh3_128_digest(text or b"") for text, key in zip(encoded, known, strict=True))
+        self._known.append((lengths >= 0) | np.asarray([key is not None for key in known], np.bool_))
         self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
         self._begin.append(self._begin[-1] + len(encoded))
 
@@ -136,6 +139,7 @@ class _Names:
         """The names of the rows that follow."""
         self._texts += other._texts
         self._keys += other._keys
+        self._known += other._known
         last = self._begin[-1]
         self._begin += (last + begin for begin in other._begin[1:])
 
@@ -148,7 +152,7 @@ class _Names:
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
-        return np.concatenate([lengths for _, lengths in self._texts]) < 0
+        return ~np.concatenate(self._known)
 
     def __getitem__(self, row: int) -> str | None:
         part = bisect_right(self._begin, row) - 1

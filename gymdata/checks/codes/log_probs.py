@@ -63,8 +63,9 @@ class LogProbs(Check):
         t = e.turns
         generated, given = t.generation.lengths, t.logprobs.lengths
         for k in np.flatnonzero(generated != given):
+            got = "none" if e.foreign and not given[k] else str(given[k])
             yield self.at_turn(
-                e, k, "L301", expected=str(generated[k]), got=str(given[k]), detail="one logprob per generated token"
+                e, k, "L301", expected=str(generated[k]), got=got, detail="one logprob per generated token"
             )
         for place, code in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values):
             k, position = t.logprobs.locate(place)

@@ -64,7 +64,7 @@ class ChatMessages(Check):
         before = np.concatenate((m.role[:1], m.role[:-1]))
 
         def place(i: int, code: str, **more: object) -> Violation:
-            return self.at_rollout(e, int(owner[i]), code, detail=f"message {i - m.offsets[owner[i]]}", **more)
+            return self.at_rollout(e, int(owner[i]), code, detail=m.named(i, int(owner[i])), **more)
 
         for i in np.flatnonzero(follows & (m.role == SYSTEM) & (before != SYSTEM)):
             yield place(i, "M401")
@@ -76,7 +76,8 @@ class ChatMessages(Check):
         for r in np.flatnonzero((speaks == 0) & ~cut_short):
             yield self.at_rollout(e, int(r), "M404")
         for i in _unanswered(m, owner):
-            yield place(i, "M403")
+            more = {"expected": "the call_id of an earlier call", "got": m.unanswered[i]} if i in m.unanswered else {}
+            yield place(i, "M403", **more)
         assistant = np.flatnonzero(m.from_assistant & (m.turn >= 0))
         if len(assistant):
             falls = np.zeros(len(assistant), np.bool_)

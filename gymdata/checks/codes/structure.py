@@ -69,5 +69,5 @@ class Structure(Check):
                     got=str(recorded[r]),
                     detail=f"{name} disagrees with turns",
                 )
-        for r in np.flatnonzero(per_rollout == 0):
+        for r in np.flatnonzero(per_rollout == 0) if not e.foreign else ():
             yield self.at_rollout(e, int(r), "T205", detail="the rollout has no turns")

@@ -65,10 +65,16 @@ class Tokens(Check):
         t = e.turns
         generated = t.generation.lengths
         prompt = t.prefix + t.delta.lengths
-        for k in np.flatnonzero(prompt <= 0):
+        if e.foreign:
+            for k in np.flatnonzero((prompt <= 0) | (generated == 0)):
+                lost = "generation" if prompt[k] > 0 else "prompt"
+                none = prompt[k] <= 0 and generated[k] == 0
+                detail = "the model call has no ids" if none else f"{lost} ids missing, null or empty"
+                yield self.at_turn(e, k, "T205", detail=detail)
+        for k in np.flatnonzero(prompt <= 0) if not e.foreign else ():
             what = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
             yield self.at_turn(e, k, "T205", detail=f"no {what}")
-        for k in np.flatnonzero((generated == 0) & (prompt > 0)):
+        for k in np.flatnonzero((generated == 0) & (prompt > 0)) if not e.foreign else ():
             yield self.at_turn(e, k, "T212")
         for k in np.flatnonzero(t.rendered) if t.rendered is not None else ():
             yield self.at_turn(e, k, "T213")

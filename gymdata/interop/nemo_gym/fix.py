@@ -56,8 +56,8 @@ def _row(line: bytes, faults: list[Violation], choice: repair.Choice, account: r
     for code, n in Counter(v.code for v in faults).items():
         account.by_code[code] = account.by_code.get(code, 0) + n
     value = nemo_rows.load(line)
-    row = nemo_rows.slow(line)
-    sizes = [len(call[1]) // 8 if call is not None else 0 for call in row.calls]
+    row = nemo_rows.read_carefully(line)
+    sizes = [len(call.generation) if call is not None else 0 for call in row.calls]
     roots = _roots(row.calls)
     plans = {c: repair.plan(len(sizes), roots, faults, c) for c in repair.CHOICES}
     for name, keep in plans.items():
@@ -71,22 +71,23 @@ def _row(line: bytes, faults: list[Violation], choice: repair.Choice, account: r
         yield json.dumps(made, ensure_ascii=False).encode()
 
 
-def _roots(calls: Sequence[nemo_rows.CallBytes | None]) -> list[int] | None:
+def _roots(calls: Sequence[nemo_rows.Call | None]) -> list[int] | None:
     """Where each call's unbroken chain began; None when some call has no prompt ids."""
-    whole = [c for c in calls if c is not None and c[0]]
+    whole = [c for c in calls if c is not None and c.prompt]
     if len(whole) != len(calls):
         return None
     encoded = tokens.encode_turns(
         [
-            tokens.Call(_ids(prompt), _ids(generation), np.empty(0, np.float32), "stop")
-            for prompt, generation, _ in whole
+            tokens.Call(
+                call.prompt.whole().astype(np.int32),
+                call.generation.whole().astype(np.int32),
+                np.empty(0, np.float32),
+                "stop",
+            )
+            for call in whole
         ]
     )
     return repair.chain_roots(encoded)
-
-
-def _ids(data: bytes) -> tokens.Ids:
-    return np.frombuffer(data, np.int64).astype(np.int32)
 
 
 def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, Any]:

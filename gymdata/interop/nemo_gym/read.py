@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from gymdata.interop.importing import (
@@ -31,7 +31,7 @@ from gymdata.interop.importing import (
     turn_down,
 )
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.interop.nemo_gym.cut import MESSAGE_FIELDS, Cut, cut
+from gymdata.interop.nemo_gym.batches import encoded
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
 from gymdata.rollouts.messages import (
     STRICT,
@@ -44,9 +44,8 @@ from gymdata.rollouts.messages import (
     walk,
     written_by_model,
 )
-from gymdata.rollouts.ragged import Columns
+from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.turns import Call, TurnEncoder, continuing
-from gymdata.store.journal import python_value
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import Source
 
@@ -54,8 +53,6 @@ from gymdata.store.paths import Source
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
-#: Exceptions by which simdjson refuses a line; Python's reader then names the fault.
-_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
 
 
 def table_rows(
@@ -73,16 +70,15 @@ def table_rows(
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
     that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
     rows, and those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering``
-    gives rows their indices. With ``columns`` messages and turns may be ``Columns``, which only ``store.columns.build``
+    gives rows their indices. With ``columns`` turns may be ``Columns``, which only ``store.columns.build``
     takes.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
-    read = _Reader(rebuild, columns)
     for source in sources:
         for number, line in iter_lines(source):
             try:
-                found = read(line)
+                found = _read(line, rebuild, columns)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
                 made = _rollout(found, run, *numbering.place(line.strip(), found.row.group))
                 if check is not None:
@@ -105,183 +101,137 @@ def _reason(bad: nemo_rows.BadRow) -> str:
 
 @dataclass(slots=True)
 class _Parsed:
-    """A row: what checks need of it, and its Python value without the token lists that become turns."""
+    """A row, its value without the token lists that became turns."""
 
     row: nemo_rows.Row
-    value: dict[str, Any]
-    messages: list[dict[str, Any]] | Columns
-    turns: Sequence[Mapping[str, Any]] | Columns
-    finish_reason: str | None
-    n_breaks: int
-    n_context_tokens: int
-    n_generated_tokens: int
+    messages: list[dict[str, Any]]
+    turns: _Turns
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
     places: list[list[Any]]
     #: Turns whose prompt was rebuilt, now or before.
     rebuilt: list[int]
     outcome: Outcome
-    #: Whether orjson writes the value as Python's json does.
-    plain: bool = False
 
 
-class _Reader:
-    """Parses lines: by simdjson straight into buffers, and by Python's json what that refuses."""
-
-    def __init__(self, rebuild: PromptRebuilder | None = None, columns: bool = False) -> None:
-        self._rebuild, self._columns = rebuild, columns
-        self._read = nemo_rows.RowReader()
-        self._parser = nemo_rows.fast_parser()
-
-    def __call__(self, line: bytes) -> _Parsed:
-        """Raises BadRow."""
-        if self._parser is not None:
-            found_fast = cut(line, self._parser)
-            if found_fast is not None and (made := _of_cut(found_fast, self._columns)) is not None:
-                return made
-        try:
-            if found := self._read.document(line):
-                return _parsed(*found, python_value, self._fill(found[0], line))
-        except (*_REFUSALS, nemo_rows.BadRow):
-            pass
-        row = nemo_rows.slow(line)
-        try:
-            return _parsed(row, nemo_rows.load(line), _same, self._fill(row, line))
-        except RecursionError as error:
-            raise nemo_rows.BadRow("S101", "nested too deeply") from error
-
-    def _fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
-        return self._rebuild.fill(row, line) if self._rebuild is not None else Outcome()
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _parsed(row: nemo_rows.Row, document: Any, plain: Callable[[Any], Any], outcome: Outcome) -> _Parsed:
-    encoder, turn_of, moved = _turns(row, document["response"])
-    value = {key: plain(document[key]) for key in document if key != "response"}
-    given = document["response"]
-    response = {key: plain(given[key]) for key in given if key != "output"}
-    strip = _Strip(plain, moved)
-    response["output"] = strip.items(given["output"], [])
-    value["response"] = response
-    # Keys in the order of the source.
-    value = {key: value[key] for key in document}
-    value["response"] = {key: response[key] for key in given}
-    for turn in strip.rendered:
-        encoder.turns[turn]["rendered"] = True
-    rebuilt = sorted({*strip.marked, *(turn_of[call] for call in outcome.prompts)})
+def _read(line: bytes, rebuild: PromptRebuilder | None, columns: bool) -> _Parsed:
+    """Raises BadRow."""
+    row = nemo_rows.read_row(line)
+    lists = len(TOKEN_KEYS) * len(row.calls)
+    if row.cut_lists is not None and not (row.cut_lists == lists and all(map(_is_complete, row.calls))):
+        # Lists that no turn holds stay in the row as they are.
+        row = nemo_rows.read_carefully(line)
+    outcome = rebuild.fill(row, line) if rebuild is not None else Outcome()
+    output = row.value["response"]["output"]
+    items = list(_with_ids(output, []))
+    held = {id(item) for _, item in items}
+    turns = _turns(row, [item for _, item in items])
     # An item whose lists were taken out still ends its call.
-    walked = list(walk(response["output"], lambda item: id(item) in strip.held or holds_ids(item)))
-    messages = list(messages_of(_given(value), walked, turn_of))
-    last = encoder.turns[-1]["finish_reason"] if encoder.turns else None
-    counts = encoder.n_breaks, encoder.n_context_tokens, encoder.n_generated_tokens
-    return _Parsed(row, value, messages, encoder.turns, last, *counts, strip.places, rebuilt, outcome)
+    messages = list(messages_of(_given(row.value), walk(output, lambda item: id(item) in held), turns.of_call))
+    marked = {turns.of_call[call] for call in outcome.prompts}
+    places: list[list[Any]] = []
+    for (path, item), taken in zip(items, turns.taken, strict=True):
+        if taken:
+            if item.get(MARK) is True:
+                marked.add(len(places))
+            places.append([*path, taken])
+        for name, letter in zip(TOKEN_KEYS, "pgl", strict=True):
+            if letter in taken:
+                item.pop(name, None)
+    if not columns and isinstance(turns.rows, Columns):
+        turns.rows = turns.rows.rows()
+    return _Parsed(row, messages, turns, places, sorted(marked), outcome)
 
 
-def _of_cut(found: Cut, columns: bool) -> _Parsed | None:
-    """None where log-probabilities are beyond float32, or a call has ids twice."""
-    given, output = found.log_probs, found.value["response"]["output"]
+def _is_complete(call: nemo_rows.Call | None) -> bool:
+    if call is None or not (call.prompt and call.generation) or call.log_probs is None:
+        return False
+    return len(call.log_probs) == len(call.generation) and _in_float32(call.log_probs)
+
+
+def _in_float32(log_probs: Any) -> bool:
     with np.errstate(over="ignore"):
-        narrow = given.astype(np.float32)
-    if not np.isfinite(narrow).all():
-        return None
-    generation = found.generation.lengths
-    rounded = digits_lost(given, narrow, list(accumulate(generation)))
-    turns, messages, ended = found.output.turns, found.output.messages, found.output.ended
-    given_messages = _given(found.value)
-    made: list[dict[str, Any]] | Columns
-    if messages is None or not columns:
-        held = {id(output[index]) for index in turns}
-        walked = list(walk(output, lambda item: id(item) in held))
-        calls = [call for call, item in walked if id(item) in held]
-        if len(set(calls)) < len(calls):
-            return None
-        ended = calls[-1] == max(call for call, _ in walked)
-        made = list(messages_of(given_messages, walked, {call: turn for turn, call in enumerate(calls)}))
-    else:
-        before = [tuple(map(message.get, MESSAGE_FIELDS)) for message in messages_of(given_messages, (), {})]
-        every = zip(*before, *messages, strict=True)
-        made = Columns(len(before) + len(messages), dict(zip(MESSAGE_FIELDS, every, strict=True)))
-    reasons = ["stop"] * len(turns)
-    if ended and _status(found.value["response"])[0] == "truncated":
-        reasons[-1] = "length"
-    rendered: list[bool | None] = [output[index].get(RENDERED) is True or None for index in turns]
-    encoded = continuing(found.delta, found.generation, narrow, reasons, rendered)
-    marked = [turn for turn, index in enumerate(turns) if output[index].get(MARK) is True]
-    places = [[index, "pgl" + ROUNDED * lost] for index, lost in zip(turns, rounded, strict=True)]
-    counts = 0, len(found.delta.values), len(narrow)
-    turn_rows = encoded if columns else encoded.rows()
-    return _Parsed(found.row, found.value, made, turn_rows, reasons[-1], *counts, places, marked, Outcome(), plain=True)
+        return bool((np.isfinite(log_probs.astype(np.float32)) == np.isfinite(log_probs)).all())
+
+
+def _with_ids(items: Any, path: list[int]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """The items with ids that the model wrote, and where each is in lists of lists."""
+    for index, item in enumerate(items):
+        if isinstance(item, list):
+            yield from _with_ids(item, [*path, index])
+        elif written_by_model(item) and holds_ids(item):
+            yield [*path, index], item
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The encoded turns of a row."""
+
+    #: For each model call with ids, the turn that it became.
+    of_call: dict[int, int] = field(default_factory=dict)
+    #: For each item with token lists, in order, which of them (``p``, ``g``, ``l``) its turn holds, and whether
+    #: log-probabilities lost digits (``ROUNDED``).
+    taken: list[str] = field(default_factory=list)
+    rows: Columns | list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    n_breaks: int = 0
+    n_context_tokens: int = 0
+    n_generated_tokens: int = 0
 
 
 def _given(value: Mapping[str, Any]) -> Any:
     return object_of(value.get("responses_create_params")).get("input")
 
 
-class _Strip:
-    """Takes out of items the token lists that a turn holds, and notes where they were."""
-
-    def __init__(self, plain: Callable[[Any], Any], moved: list[str]) -> None:
-        self._plain, self._moved = plain, moved
-        self._call = 0
-        self.places: list[list[Any]] = []
-        #: Turns that say of themselves that their prompt was rebuilt.
-        self.marked: list[int] = []
-        #: Turns that say of themselves that their ids were rendered from text.
-        self.rendered: list[int] = []
-        #: The items, by ``id``, that had ids.
-        self.held: set[int] = set()
-
-    def items(self, items: Any, path: list[int]) -> list[Any]:
-        made: list[Any] = []
-        for index, item in enumerate(items):
-            if not hasattr(item, "get"):
-                made.append(self.items(item, [*path, index]))
-            elif not (written_by_model(item) and holds_ids(item)):
-                made.append(self._plain(item))
-            else:
-                taken = self._moved[self._call]
-                self._call += 1
-                if taken:
-                    for name, turns in ((MARK, self.marked), (RENDERED, self.rendered)):
-                        if item.get(name) is True:
-                            turns.append(len(self.places))
-                    self.places.append([*path, index, taken])
-                keys = {name for name, letter in zip(TOKEN_KEYS, "pgl", strict=True) if letter in taken}
-                made.append({key: self._plain(item[key]) for key in item if key not in keys})
-                self.held.add(id(made[-1]))
-        return made
-
-
-def _turns(row: nemo_rows.Row, response: Any) -> tuple[TurnEncoder, dict[int, int], list[str]]:
-    """The encoded turns; for each model call with ids the turn that it became; and for each item with token lists, in
-    order, which of them (``p``, ``g``, ``l``) its turn holds, and whether log-probabilities lost digits (``ROUNDED``).
-    Raises BadRow for ids beyond 32 bits."""
-    encoder = TurnEncoder()
-    turn_of: dict[int, int] = {}
-    moved: list[str] = []
-    cut = _status(response)[0] == "truncated"
-    for number, call in enumerate(row.calls):
-        if call is None:
+def _turns(row: nemo_rows.Row, items: Sequence[Mapping[str, Any]]) -> _Turns:
+    """The calls with a prompt and a generation as turns. Raises BadRow for ids beyond 32 bits."""
+    turns = _Turns()
+    calls: list[nemo_rows.Call] = []
+    log_probs: list[npt.NDArray[np.float32]] = []
+    rendered: list[bool | None] = []
+    with_ids = [(number, call) for number, call in enumerate(row.calls) if call is not None]
+    for (number, call), item in zip(with_ids, items, strict=True):
+        if not (call.prompt and call.generation):
+            turns.taken.append("")
             continue
-        if not (call[0] and call[1]):
-            moved.append("")
-            continue
-        prompt, generation = (_int32(part, number) for part in call[:2])
-        given = np.frombuffer(call[2] or b"", np.float64)
-        log_probs = np.full(len(generation), np.nan, np.float32)
         # Too few or too many: it is not known which belongs to which token, so none is used.
-        fits = len(given) == len(generation)
-        if fits:
-            with np.errstate(over="ignore"):
-                log_probs = given.astype(np.float32)
-            fits = bool((np.isfinite(log_probs) == np.isfinite(given)).all())
-        turn_of[number] = len(encoder.turns)
-        moved.append(("pgl" + ROUNDED * more_than_float32(given, log_probs)) if fits else "pg")
-        last = number == len(row.calls) - 1
-        encoder.add(Call(prompt, generation, log_probs, "length" if last and cut else "stop"))
-    return encoder, turn_of, moved
+        fits = _is_complete(call)
+        given = call.log_probs if fits and call.log_probs is not None else np.full(len(call.generation), np.nan)
+        narrow = given.astype(np.float32)
+        turns.of_call[number] = len(calls)
+        turns.taken.append(("pgl" + ROUNDED * more_than_float32(given, narrow)) if fits else "pg")
+        calls.append(call)
+        log_probs.append(narrow)
+        rendered.append(item.get(RENDERED) is True or None)
+    if not calls:
+        return turns
+    reasons = ["stop"] * len(calls)
+    if calls[-1] is row.calls[-1] and _status(row.value["response"])[0] == "truncated":
+        reasons[-1] = "length"
+    turns.finish_reason = reasons[-1]
+    numbers = list(turns.of_call)
+    parents, prefixes, deltas = encoded(calls)
+    generations = [_int32(call.generation.values, number) for call, number in zip(calls, numbers, strict=True)]
+    if parents == list(range(-1, len(calls) - 1)) and all(map(_continued, prefixes[1:], prefixes, deltas, generations)):
+        new = [_int32(*of_call) for of_call in zip(deltas, numbers, prefixes, strict=True)]
+        flat = np.concatenate(log_probs)
+        if not np.isnan(flat).any():
+            prompts, sampled = (Runs(np.concatenate(lists), list(map(len, lists))) for lists in (new, generations))
+            turns.rows = continuing(prompts, sampled, flat, reasons, rendered)
+            turns.n_context_tokens, turns.n_generated_tokens = len(prompts.values), len(flat)
+            return turns
+    encoder = TurnEncoder()
+    for call, number, generation, numbers_of, reason, is_rendered in zip(
+        calls, numbers, generations, log_probs, reasons, rendered, strict=True
+    ):
+        prompt = _int32(call.prompt.whole(), number)
+        encoder.add(Call(prompt, generation, numbers_of, reason, rendered=is_rendered))
+    turns.rows, turns.n_breaks = encoder.turns, encoder.n_breaks
+    turns.n_context_tokens, turns.n_generated_tokens = encoder.n_context_tokens, encoder.n_generated_tokens
+    return turns
+
+
+def _continued(prefix: int, before: int, delta: Any, generation: Any) -> bool:
+    return prefix == before + len(delta) + len(generation)
 
 
 def more_than_float32(given: Any, kept: Any) -> bool:
@@ -326,19 +276,21 @@ def _lost(given: Any, kept: Any) -> Any:
     return lost
 
 
-def _int32(data: bytes, call: int) -> Any:
-    wide = np.frombuffer(data, np.int64)
+def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArray[np.int32]:
+    """``wide``, which begins at id ``first`` of its list. Raises BadRow."""
     ids = wide.astype(np.int32)
     if not (ids == wide).all():
         at = int(np.flatnonzero(ids != wide)[0])
         raise nemo_rows.BadRow(
-            "S102", "token ids", turn=call, position=at, expected="a 32-bit integer", got=str(int(wide[at]))
+            "S102", "token ids", turn=call, position=first + at, expected="a 32-bit integer", got=str(int(wide[at]))
         )
     return ids
 
 
 def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
-    row, value = parsed.row, parsed.value
+    row, turns = parsed.row, parsed.turns
+    value = row.value
+    plain = row.cut_lists is not None
     response = value["response"]
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
@@ -359,21 +311,24 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "policy_version": 0,
         "status": status,
         "stop_reason": why,
-        "finish_reason": parsed.finish_reason,
+        "finish_reason": turns.finish_reason,
         "reward": row.reward,
         "rewards": [],
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
-        "n_turns": len(parsed.turns),
-        "n_breaks": parsed.n_breaks,
-        "n_context_tokens": parsed.n_context_tokens,
-        "n_generated_tokens": parsed.n_generated_tokens,
+        "n_turns": len(turns.rows),
+        "n_breaks": turns.n_breaks,
+        "n_context_tokens": turns.n_context_tokens,
+        "n_generated_tokens": turns.n_generated_tokens,
         "messages": parsed.messages,
         "tools": chat_tools(params.get("tools")),
-        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=parsed.plain),
+        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
         "extra": _kept(
-            kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=parsed.plain
+            kept,
+            "nemo_gym",
+            {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {},
+            plain=plain,
         ),
-        "turns": parsed.turns,
+        "turns": turns.rows,
         "started_at": _time(response.get("created_at")).isoformat(),
         "duration_s": 0.0,
     }

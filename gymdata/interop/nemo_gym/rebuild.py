@@ -85,12 +85,13 @@ class PromptRebuilder:
 
     def fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
         """Put the prompts that can be proved into ``row.calls``."""
-        if not any(call is not None and call[1] and not call[0] for call in row.calls):
+        if not any(call is not None and call.generation and not call.prompt for call in row.calls):
             return Outcome()
         outcome = _Row(self._chat, row.calls, json.loads(line)).outcome()
         for number, prompt in outcome.prompts.items():
-            _, generation, log_probs = row.calls[number] or (b"", b"", None)
-            row.calls[number] = (np.asarray(prompt, np.int64).tobytes(), generation, log_probs)
+            call = row.calls[number]
+            assert call is not None
+            row.calls[number] = call._replace(prompt=nemo_rows.TokenList(np.asarray(prompt, np.int64)))
         return outcome
 
     def note(self, file: Path, line: int, rollout_id: str, outcome: Outcome) -> None:
@@ -108,7 +109,7 @@ class _Refusal(Exception):  # noqa: N818 - caught nearby, never shown as an erro
 class _Row:
     """One row's calls in order."""
 
-    def __init__(self, chat: Renders, calls: Sequence[nemo_rows.CallBytes | None], value: Mapping[str, Any]) -> None:
+    def __init__(self, chat: Renders, calls: Sequence[nemo_rows.Call | None], value: Mapping[str, Any]) -> None:
         self._chat, self._calls = chat, calls
         params = object_of(value.get("responses_create_params"))
         output = value["response"]["output"]
@@ -128,12 +129,12 @@ class _Row:
         held: list[int] | None = []
         why = ""
         for number, call in enumerate(self._calls):
-            if call is None or not call[1]:
+            if call is None or not call.generation:
                 held, why = None, f"turn {number} before it has no generation ids"
                 continue
-            generation = _ids(call[1])
-            if call[0]:
-                prompt = _ids(call[0])
+            generation = _ids(call.generation)
+            if call.prompt:
+                prompt = _ids(call.prompt)
                 if held:
                     self._against(number, prompt, held, made, refused)
             else:
@@ -177,7 +178,7 @@ class _Row:
     def _check_statements(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
         """Refuse unless everything in the message before the cut is also in its ids."""
         call = self._calls[number]
-        decoded = _squeezed(self._chat.decode(_ids(call[1]))) if call is not None else ""
+        decoded = _squeezed(self._chat.decode(_ids(call.generation))) if call is not None else ""
         odd = next(
             (ways[0] for ways in _statements(message) if not any(_squeezed(way) in decoded for way in ways)), None
         )
@@ -275,6 +276,6 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _ids(data: bytes) -> list[int]:
-    ids: list[int] = np.frombuffer(data, np.int64).tolist()
+def _ids(of: nemo_rows.TokenList) -> list[int]:
+    ids: list[int] = of.whole().tolist()
     return ids

@@ -1,33 +1,55 @@
-"""One NeMo Gym row, parsed by simdjson or by Python's json into one type.
+"""One NeMo Gym row: its value, its model calls as arrays, and its messages as the checks see them.
 
-Invariants: both parsers give the same Row or the same BadRow; ids are int64 bytes and log-probabilities float64 bytes,
-never Python lists; a value of the wrong type is named with its turn and position.
+Most of a line is repetition, because each prompt contains the ones before it. So the token lists are cut out of the text,
+prompts are compared as text, only what is new in them is parsed, all of it at once; orjson reads the rest. A line for which
+that may not give the value that Python's json gives goes through Python's json alone, which names row, turn and position.
+
+Invariants: both give the same Row; ids are int64 and log-probabilities float64, never Python lists.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
-from gymdata.interop.nemo_gym.acts import Acts, RowActs
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, CallBorders, has_long_number, meant_role
+from gymdata.rollouts.messages import (
+    GENERATION,
+    LOG_PROBS,
+    PROMPT,
+    TOKEN_KEYS,
+    TOOL_ERROR,
+    has_long_number,
+    meant_role,
+    walk,
+    written_by_model,
+)
+from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, TOOL, USER
+from gymdata.store.lines import NON_FINITE
 
-#: prompt ids, generation ids (int64 bytes; empty when missing), log-probs (float64 bytes; None when missing).
-CallBytes = tuple[bytes, bytes, bytes | None]
-_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SPACE = b" \t\r\n"
-#: The common end of the names of both lists of ids.
-_IDS = b"_token_ids"
+_NUMERIC = b"0123456789+-.eE," + _SPACE
 _GROUP_KEYS = ("group_id", "task_id")
 #: The position of the row's task in its file of tasks. Every file counts from 0, so only the prompt tells two tasks apart.
 _POSITION_KEYS = ("_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
+_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
+#: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
+_OPENING = re.compile(rb'"(%b)"[ \t]*:[ \t]*\[' % "|".join(TOKEN_KEYS).encode())
+#: The same as Python's json writes them when one list follows another.
+_LISTS = [b'"%b":[' % name.encode() for name in TOKEN_KEYS]
+_AFTER = dict(pairwise(TOKEN_KEYS))
+_NEXT = {a: b', "%b": [' % b.encode() for a, b in pairwise(TOKEN_KEYS)}
 
 
 class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
@@ -38,122 +60,96 @@ class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
         self.code, self.detail, self.more = code, detail, more
 
 
-class Fault(NamedTuple):
-    """A fault of a row's shape or messages."""
+class TokenList:
+    """A list of numbers. Of a prompt ``values`` may be the end only: then it begins with two lists ``before`` it, the
+    prompt and the generation of an earlier call."""
 
-    code: str
-    detail: str | None = None
-    turn: int | None = None
-    expected: str | None = None
-    got: str | None = None
+    __slots__ = ("before", "values")
+
+    def __init__(self, values: npt.NDArray[Any], before: tuple[TokenList, TokenList] | None = None) -> None:
+        self.values, self.before = values, before
+
+    def __len__(self) -> int:
+        return len(self.values) if self.before is None else len(self.whole())
+
+    def __bool__(self) -> bool:
+        return self.before is not None or len(self.values) > 0
+
+    def whole(self) -> npt.NDArray[Any]:
+        """All numbers."""
+        parts = []
+        prompt = self
+        while prompt.before is not None:
+            parts += [prompt.values, prompt.before[1].values]
+            prompt = prompt.before[0]
+        if parts:
+            self.values, self.before = np.concatenate([prompt.values, *parts[::-1]]), None
+        return self.values
+
+
+class Call(NamedTuple):
+    """The lists of a model call, of which at least one is not empty. ``log_probs`` is None without a list."""
+
+    prompt: TokenList
+    generation: TokenList
+    log_probs: npt.NDArray[np.float64] | None
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message: an item, or all items of a model call. ``role``: as in ``turn_columns.ROLES``, -1 for others; ``item``: the
+    number of its first item; ``turn``: of its model call in the output, else -1."""
+
+    role: int
+    item: int
+    turn: int = -1
+    #: Whether it has tool calls, and text or reasoning.
+    calls: bool = False
+    says: bool = False
+    texts: list[str] = field(default_factory=list)
+    #: Of a tool's result: whether it is an error; the id, as JSON, for which there is no earlier call.
+    fails: bool = False
+    unanswered: str | None = None
 
 
 @dataclass(slots=True)
 class Row:
-    """The data of a row for the checks. ``calls`` has None for a model call without ids."""
+    """``value``: in the output's items token lists are as they were read, ``TokenList`` or Python lists. ``calls`` has None
+    for a model call without ids."""
 
-    calls: list[CallBytes | None]
+    value: dict[str, Any]
+    calls: list[Call | None]
+    entries: list[Entry]
     rollout_id: str | None
     group: str
     reward: float | None
-    faults: list[Fault] = field(default_factory=list)
-    acts: RowActs | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    #: Whether the last call was cut at a token limit; None when the row does not say.
+    cut: bool | None
+    offers_tools: bool
+    #: How many ``TokenList`` the value has; then orjson writes the rest of it as Python's json does. None: Python's lists.
+    cut_lists: int | None = None
 
 
-class _Retry(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """simdjson's reader cannot decide; Python's must."""
-
-
-class RowReader:
-    """Reads a line as a row, for validation and import: with simdjson when it can decide, else with Python's json.
-    ``acts``: collect what the checks of behavior need."""
-
-    def __init__(self, acts: bool = False) -> None:
-        self._parser, self._acts = fast_parser(), acts
-
-    def __call__(self, line: bytes) -> Row:
-        """Raises BadRow."""
-        found = fast_document(self._parser, line, self._acts) if self._parser is not None else None
-        return found[0] if found is not None else slow(line, self._acts)
-
-    def document(self, line: bytes) -> tuple[Row, Any] | None:
-        """The row with simdjson's document, which is valid until the next line; None when Python's json must read
-        it."""
-        return fast_document(self._parser, line) if self._parser is not None else None
-
-
-def fast_parser() -> Any:
+def read_row(line: bytes) -> Row:
+    """Raises BadRow."""
     try:
-        import simdjson
-    except ImportError:
-        return None
-    return simdjson.Parser()
+        if (found := _cut_value(line)) is not None:
+            return _row_of(*found)
+    except (BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        pass  # Python's json names what is wrong
+    return read_carefully(line)
 
 
-def fast_document(parser: Any, line: bytes, acts: bool = False) -> tuple[Row, Any] | None:
-    """The row by simdjson with its document, which is valid until the parser's next line, or with Python values; None when
-    Python's json must read it."""
+def read_carefully(line: bytes) -> Row:
+    """The row by Python's json; its value has Python's lists. Raises BadRow."""
+    value = load(line)
+    if b"\\ud" in line.lower() and _has_surrogate(value):
+        raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
     try:
-        texts = _IDS not in line
-        bare = line if texts else _without_numbers(line)
-        value = orjson.loads(bare)
-        if not is_unambiguous(bare, orjson.dumps(value)):
-            return None
-        if texts:
-            return row_of(value, Values(parser), acts), value
-        lists = _CarefulLists() if _nested_lists(line) else _FastLists()
-        document = parser.parse(line)
-        get = getattr(document, "get", None)
-        if get is None:
-            return None
-        return row_of(document, lists, acts), document
-    except (_Retry, BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
-        # simdjson's refusals come as any of these, UnicodeDecodeError included; the slow way names what is wrong.
-        return None
-
-
-def _nested_lists(line: bytes) -> bool:
-    """Whether a list may be directly in a list (simdjson's buffers would flatten it), or a text looks like that."""
-    at = line.find(b"[")
-    while at >= 0:
-        before = line[at - 1]
-        if before == 32:
-            before = line[at - 2]
-        if before in b",[" or before in b"\t\r\n ":
-            return True
-        at = line.find(b"[", at + 1)
-    return False
-
-
-def _without_numbers(line: bytes) -> bytes:
-    """The line with empty lists in place of those without texts, which have no keys."""
-    kept: list[bytes] = []
-    at = searched = 0
-    end = -1
-    while (begin := line.find(b"[", searched)) >= 0:
-        if end < begin and (end := line.find(b"]", begin)) < 0:
-            break
-        searched = line.find(b'"', begin, end)
-        if searched < 0:
-            kept.append(line[at : begin + 1])
-            at = searched = end
-    kept.append(line[at:])
-    return b"".join(kept)
-
-
-def is_unambiguous(text: bytes, written: bytes) -> bool:
-    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
-    parsed value. False when that is not certain."""
-    if text == written:
-        return True
-    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are equal, which is faster to see than anything is counted.
-    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
-
-
-def _keys(bare: bytes) -> int:
-    return bare.count(b'":') - bare.count(b'\\":')
+        return _row_of(value)
+    except RecursionError as error:
+        raise BadRow("S101", "nested too deeply") from error
 
 
 def load(line: bytes) -> dict[str, Any]:
@@ -174,21 +170,12 @@ def load(line: bytes) -> dict[str, Any]:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, for ``json.loads``. Raises BadRow S102 for a key that it has twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         names = [k for k, _ in pairs]
         twice = next(k for k in names if names.count(k) > 1)
         raise BadRow("S102", f"the key {twice!r} is given twice")
-    return found
-
-
-def slow(line: bytes, acts: bool = False) -> Row:
-    """The row by Python's json. Raises BadRow."""
-    value = load(line)
-    if "\\ud" in (lowered := line.decode("utf-8").lower()) and _has_surrogate(value):
-        del lowered
-        raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
-    return row_of(value, PlainLists(), acts)
+    return value
 
 
 def _has_surrogate(value: Any) -> bool:
@@ -199,114 +186,337 @@ def _has_surrogate(value: Any) -> bool:
     return False
 
 
-class _Lists:
-    """The token lists of a model call."""
-
-    def call(self, prompt: Any, generation: Any, log_probs: Any, turn: int) -> Any:
-        """The call, of which at least one list of ids is given; None when both are empty. Raises BadRow."""
-        read = self.ids(prompt, PROMPT, turn), self.ids(generation, GENERATION, turn)
-        floats = self.floats(log_probs, LOG_PROBS, turn)
-        return (*read, floats) if read[0] or read[1] else None
-
-    def sampled(self, call: Any) -> int:
-        """How many ids the call generated."""
-        return len(call[1]) // 8
-
-    def ids(self, values: Any, name: str, turn: int) -> bytes:
-        raise NotImplementedError
-
-    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
-        raise NotImplementedError
-
-
-class _FastLists(_Lists):
-    """Lists out of simdjson's memory."""
-
-    def ids(self, values: Any, name: str, turn: int) -> bytes:
-        del name, turn
-        return b"" if values is None else bytes(values.as_buffer(of_type="i"))
-
-    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
-        del name, turn
-        return None if values is None else bytes(values.as_buffer(of_type="d"))
-
-    def text(self, value: Any) -> bytes:
-        mini = getattr(value, "mini", None)
-        return mini if mini is not None else str(value).encode()
-
-    def is_object(self, value: Any) -> bool:
-        return hasattr(value, "get")
-
-    def is_list(self, value: Any) -> bool:
-        return hasattr(value, "as_list")
-
-
-class _CarefulLists(_FastLists):
-    """The same for a row that may have a list directly in a list."""
-
-    def ids(self, values: Any, name: str, turn: int) -> bytes:
-        _flat(values)
-        return super().ids(values, name, turn)
-
-    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
-        _flat(values)
-        return super().floats(values, name, turn)
-
-
-def _flat(values: Any) -> None:
-    if values is not None and values.mini.count(b"[") != 1:
-        raise _Retry
-
-
-class PlainLists(_Lists):
-    """The same out of Python's values."""
-
-    def ids(self, values: Any, name: str, turn: int) -> bytes:
-        if values is None:
-            return b""
-        _expect_list(values, name, turn)
-        for position, value in enumerate(values):
-            if type(value) is not int or not -(2**63) <= value < 2**63:
-                raise BadRow(
-                    "S102", name, turn=turn, position=position, expected="a 64-bit integer", got=json_value(value)
-                )
-        return array("q", values).tobytes()
-
-    def floats(self, values: Any, name: str, turn: int) -> bytes | None:
-        if values is None:
+def _cut_value(line: bytes) -> tuple[dict[str, Any], int] | None:
+    """The object of a line, with ``TokenList`` in the items of its output, and their number; None when its text may mean
+    another value than the one that orjson reads."""
+    rest: list[bytes] = []
+    names: list[str] = []
+    texts: list[bytes] = []
+    #: For a prompt that begins with the text of an earlier prompt and generation: the numbers of these lists.
+    before: list[tuple[int, int] | None] = []
+    at, prompt, generation = 0, -1, -1
+    #: The text of that prompt.
+    held = bytearray()
+    while True:
+        if names and (head := _NEXT.get(names[-1])) and line.startswith(head, at + 1):
+            name, begin = _AFTER[names[-1]], at + 1 + len(head)
+        elif (opening := _OPENING.search(line, at)) is None:
+            break
+        elif line[opening.start() - 1] == ord("\\"):
             return None
-        _expect_list(values, name, turn)
-        numbers = []
-        for position, value in enumerate(values):
-            number: Any = _NON_FINITE.get(value) if isinstance(value, str) else value
-            if type(number) not in (int, float):
-                raise BadRow("S102", name, turn=turn, position=position, expected="a number", got=json_value(value))
-            numbers.append(_float(number))
-        return array("d", numbers).tobytes()
+        else:
+            name, begin = opening[1].decode(), opening.end()
+        fresh = begin
+        if name == PROMPT and prompt >= 0 and generation >= 0:
+            fresh = _continued(line, begin, held, texts[generation])
+        end = line.find(b"]", fresh)
+        if end < 0:
+            return None
+        number = len(names)
+        rest += (line[at:begin], b"%d" % number)
+        names.append(name)
+        texts.append(line[fresh:end])
+        before.append((prompt, generation) if fresh > begin else None)
+        if name == PROMPT:
+            prompt = number
+            if fresh > begin:
+                held += texts[-1]
+            else:
+                held[:] = texts[-1]
+        elif name == GENERATION:
+            generation = number
+        at = end
+    rest.append(line[at:])
+    text = b"".join(rest)
+    value = orjson.loads(text)
+    written = orjson.dumps(value)
+    if type(value) is not dict or not _is_unambiguous(text, written):
+        return None
+    if sum(map(written.count, _LISTS)) != len(names):
+        return None  # a list whose key is spelled in another way
+    return (value, len(names)) if _placed(value, names, _token_lists(names, texts, before)) else None
 
-    def text(self, value: Any) -> bytes:
-        if isinstance(value, str):
-            return value.encode("utf-8", "surrogatepass")
+
+def _continued(line: bytes, begin: int, held: bytearray, generation: bytes) -> int:
+    """The position of a prompt's new numbers after the text ``held`` of an earlier prompt and its ``generation``, which is
+    added to it; ``begin`` when it does not continue them, or not in the same spelling."""
+    if not held or not generation or held.isspace() or generation.isspace():
+        return begin
+    size = len(held)
+    for comma in (b", ", b","):
+        held += comma + generation + comma
+        if line.startswith(held, begin):
+            fresh = begin + len(held)
+            # A comma before the bracket is not JSON.
+            if line[fresh : fresh + 1] not in (b"]", b" "):
+                return fresh
+        del held[size:]
+    return begin
+
+
+def _token_lists(names: Sequence[str], texts: Sequence[bytes], before: Sequence[Any]) -> list[TokenList]:
+    """The lists of a line, all ids and all log-probabilities parsed at once."""
+    lists: list[TokenList] = [TokenList(np.empty(0, np.int64))] * len(names)
+    for kind, dtype, of in (("i", np.int64, (PROMPT, GENERATION)), ("d", np.float64, (LOG_PROBS,))):
+        chosen = [k for k, name in enumerate(names) if name in of]
+        sizes = [0 if texts[k].isspace() or not texts[k] else texts[k].count(b",") + 1 for k in chosen]
+        values = _numbers(b",".join(texts[k] for k, size in zip(chosen, sizes, strict=True) if size), kind, dtype)
+        if len(values) != sum(sizes):
+            raise ValueError("other than flat lists of numbers")
+        end = 0
+        for k, size in zip(chosen, sizes, strict=True):
+            pair = before[k]
+            lists[k] = TokenList(values[end : end + size], pair and (lists[pair[0]], lists[pair[1]]))
+            end += size
+    return lists
+
+
+@cache
+def _parser() -> Any:
+    try:
+        import simdjson
+    except ImportError:
+        return None
+    return simdjson.Parser()
+
+
+def _numbers(text: bytes, kind: str, dtype: Any) -> npt.NDArray[Any]:
+    """The numbers of a list's text. Raises ValueError or TypeError for anything else, and for numbers beyond 64 bits."""
+    if (parser := _parser()) is not None:
+        return np.frombuffer(parser.parse(b"[%b]" % text).as_buffer(of_type=kind), dtype)
+    values = np.asarray(orjson.loads(b"[%b]" % text))
+    if text.translate(None, _NUMERIC) or (len(values) and values.dtype.kind not in ("if" if kind == "d" else "i")):
+        raise ValueError("other than numbers")
+    return values.astype(dtype)
+
+
+def _placed(value: Mapping[str, Any], names: Sequence[str], lists: Sequence[TokenList]) -> bool:
+    """Put the lists into the items of the output, where their numbers stand as lists; whether each was there."""
+    response = value.get("response")
+    output = response.get("output") if isinstance(response, dict) else None
+    placed = 0
+    for item in _objects(output) if isinstance(output, list) else ():
+        if written_by_model(item):
+            for name in TOKEN_KEYS:
+                number = item.get(name)
+                if type(number) is list:
+                    # All flat lists of numbers were replaced, so a list of one number is one of these.
+                    if len(number) != 1 or type(number[0]) is not int or names[number[0]] != name:
+                        return False
+                    item[name] = lists[number[0]]
+                    placed += 1
+    return placed == len(lists)
+
+
+def _is_unambiguous(text: bytes, written: bytes) -> bool:
+    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
+    parsed value. False when that is not certain."""
+    if text == written:
+        return True
+    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
+    # Most are equal, which is faster to see than anything is counted.
+    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
+
+
+def _keys(bare: bytes) -> int:
+    return bare.count(b'":') - bare.count(b'\\":')
+
+
+def _objects(items: list[Any]) -> Iterable[dict[str, Any]]:
+    """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
+    return items if all(type(item) is dict for item in items) else _nested(items)
+
+
+def _nested(items: list[Any]) -> Iterator[dict[str, Any]]:
+    open_lists = [iter(items)]
+    while open_lists:
+        for item in open_lists[-1]:
+            if isinstance(item, list):
+                open_lists.append(iter(item))
+                break
+            if not isinstance(item, dict):
+                raise BadRow("S102", "an item", expected="an object", got=json_value(item))
+            yield item
+        else:
+            open_lists.pop()
+
+
+def _row_of(value: dict[str, Any], cut_lists: int | None = None) -> Row:
+    """The row of a parsed line. Raises BadRow."""
+    response = value.get("response")
+    if response is None:
+        raise BadRow("S103", "the row has no response", expected="response")
+    if not isinstance(response, dict):
+        raise BadRow("S102", "response", expected="an object", got=json_value(response))
+    output = response.get("output")
+    if output is None:
+        raise BadRow("S103", "the response has no output", expected="response.output")
+    if not isinstance(output, list):
+        raise BadRow("S102", "response.output", expected="a list", got=json_value(output))
+    reward = value.get("reward")
+    if isinstance(reward, str):
+        reward = NON_FINITE.get(reward, reward)
+    if reward is not None and type(reward) not in (int, float):
+        raise BadRow("S102", "reward", expected="a number", got=json_value(reward))
+    params = value.get("responses_create_params")
+    params = params if isinstance(params, dict) else {}
+    given = params.get("input")
+    conversation = _Conversation()
+    if isinstance(given, list):
+        conversation.read(given, generated=False)
+    elif isinstance(given, str):
+        conversation.other({"role": "user"}, generated=False)
+    calls = conversation.read(output, generated=True)
+    details, name, tools = response.get("incomplete_details"), value.get("rollout_id"), params.get("tools")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return Row(
+        value=value,
+        calls=calls,
+        entries=conversation.entries,
+        rollout_id=name if isinstance(name, str) else None,
+        group=_group(value, given),
+        reward=None if reward is None else _float(reward),
+        settings={k: v for k in _SETTINGS if isinstance(v := params.get(k), (int, float))},
+        cut=True if reason == "max_output_tokens" else False if response.get("status") == "completed" else None,
+        offers_tools=isinstance(tools, list) and len(tools) > 0,
+        cut_lists=cut_lists,
+    )
+
+
+def _group(value: Mapping[str, Any], given: Any) -> str:
+    for key in _GROUP_KEYS:
+        name = value.get(key)
+        if isinstance(name, (str, int)):
+            return str(name)
+    prompt = xxhash.xxh3_64_hexdigest(_text(given)) if given is not None else ""
+    positions = (str(name) for key in _POSITION_KEYS if isinstance(name := value.get(key), (str, int)))
+    return "-".join(filter(None, [next(positions, ""), prompt]))
+
+
+def _text(value: Any) -> bytes:
+    """The text of a prompt, by which rows are grouped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    try:
+        return orjson.dumps(value)
+    except TypeError:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
-    def is_object(self, value: Any) -> bool:
-        return isinstance(value, dict)
 
-    def is_list(self, value: Any) -> bool:
-        return isinstance(value, list)
+class _Conversation:
+    """The entries of a row's items, of its input and then of its output."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._count = 0
+        self._call_ids: set[Any] = set()
+
+    def read(self, items: list[Any], generated: bool) -> list[Call | None]:
+        """The model calls of ``items``. What the model wrote in the input is given, and no call of this rollout."""
+        calls: list[Call | None] = []
+        for call, item in walk(_objects(items)):
+            if not written_by_model(item):
+                self.other(item, generated)
+                continue
+            if call >= len(calls):
+                self.entries.append(Entry(ASSISTANT, self._count, call if generated else -1, says=not generated))
+                calls.append(None)
+            prompt, generation = item.get(PROMPT), item.get(GENERATION)
+            if prompt is not None or generation is not None:
+                ids = token_ids(prompt, PROMPT, call), token_ids(generation, GENERATION, call)
+                log_probs = _log_probs(item.get(LOG_PROBS), call)
+                if ids[0] or ids[1]:
+                    calls[-1] = Call(*ids, log_probs)
+            self._model(self.entries[-1], item, generated)
+            self._count += 1
+        return calls
+
+    def _model(self, entry: Entry, item: Mapping[str, Any], generated: bool) -> None:
+        kind, chat_calls = item.get("type"), item.get("tool_calls")
+        if kind == "function_call":
+            self._call_ids.add(_key(item.get("call_id")))
+        elif kind != "reasoning" and isinstance(chat_calls, list):
+            self._call_ids.update(_key(call.get("id")) for call in chat_calls if isinstance(call, dict))
+        if not generated:
+            return
+        if kind == "function_call" or (isinstance(chat_calls, list) and chat_calls):
+            entry.calls = True
+        elif kind == "reasoning":
+            if not entry.says:
+                texts = [text for key in ("summary", "content") for text in _texts(item.get(key))]
+                entry.says = bool(item.get("encrypted_content")) or any(map(str.strip, texts))
+        else:
+            content = item.get("content")
+            texts = list(_texts(content))
+            # A refusal is an answer, and so is a part of another kind.
+            entry.says |= any(map(str.strip, texts)) or (not texts and isinstance(content, list) and bool(content))
+            entry.texts += texts
+
+    def other(self, item: Mapping[str, Any], generated: bool) -> None:
+        """A message that the model did not write."""
+        entry = Entry(-1, self._count)
+        if item.get("type") == "function_call_output":
+            # Those of the input count only where they answer nothing.
+            if _key(item.get("call_id")) not in self._call_ids:
+                entry.unanswered = json_value(item.get("call_id"))
+            if generated or entry.unanswered is not None:
+                entry.role = TOOL
+            output = item.get("output")
+            entry.fails = generated and any(map(_is_error, (output,) if isinstance(output, str) else _texts(output)))
+        else:
+            role = item.get("role")
+            if (meant := meant_role(role)) is not None:
+                raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=json_value(role))
+            entry.role = _ROLES.get(role, -1) if isinstance(role, str) else -1
+        self.entries.append(entry)
+        self._count += 1
 
 
-class Values(PlainLists):
-    """Python values whose text is simdjson's, because rows are grouped by the text of their prompts."""
+_is_error = re.compile(TOOL_ERROR).search
 
-    def __init__(self, parser: Any) -> None:
-        self._parser = parser
 
-    def text(self, value: Any) -> bytes:
-        if isinstance(value, (dict, list)):
-            made: bytes = self._parser.parse(orjson.dumps(value)).mini
-            return made
-        return str(value).encode()
+def _texts(content: Any) -> Iterator[str]:
+    """A text, or those of a list of parts."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
+
+
+def _key(value: Any) -> Any:
+    """A call's id to look up. A list or object becomes its text, because lists are not hashable."""
+    return value if value is None or isinstance(value, (str, int, float)) else _text(value)
+
+
+def token_ids(values: Any, name: str, turn: int) -> TokenList:
+    """The ids of a list that was read. Raises BadRow naming the first value that is no id."""
+    if isinstance(values, TokenList):
+        return values
+    for position, value in enumerate(_listed(values, name, turn)):
+        if type(value) is not int or not -(2**63) <= value < 2**63:
+            raise BadRow("S102", name, turn=turn, position=position, expected="a 64-bit integer", got=json_value(value))
+    return TokenList(np.asarray(values or (), np.int64))
+
+
+def _log_probs(values: Any, turn: int) -> npt.NDArray[np.float64] | None:
+    if values is None or isinstance(values, TokenList):
+        return None if values is None else values.values
+    numbers = []
+    for position, value in enumerate(_listed(values, LOG_PROBS, turn)):
+        number: Any = NON_FINITE.get(value) if isinstance(value, str) else value
+        if type(number) not in (int, float):
+            raise BadRow("S102", LOG_PROBS, turn=turn, position=position, expected="a number", got=json_value(value))
+        numbers.append(_float(number))
+    return np.asarray(numbers, np.float64)
+
+
+def _listed(values: Any, name: str, turn: int) -> list[Any]:
+    if values is not None and not isinstance(values, list):
+        raise BadRow("S102", name, turn=turn, expected="a list", got=json_value(values))
+    return values or []
 
 
 def _float(number: float) -> float:
@@ -314,168 +524,3 @@ def _float(number: float) -> float:
         return float(number)
     except OverflowError:
         return float("inf") if number > 0 else float("-inf")
-
-
-def _expect_list(values: Any, name: str, turn: int) -> None:
-    if not isinstance(values, list):
-        raise BadRow("S102", name, turn=turn, expected="a list", got=json_value(values))
-
-
-def row_of(value: Any, lists: Any, acts: bool = False) -> Row:
-    """The row of a parsed line. ``lists``: what its objects and lists are, such as ``PlainLists()``. Raises BadRow."""
-    response = value.get("response")
-    if response is None:
-        raise BadRow("S103", "the row has no response", expected="response")
-    if not lists.is_object(response):
-        raise BadRow("S102", "response", expected="an object", got=json_value(response))
-    output = response.get("output")
-    if output is None:
-        raise BadRow("S103", "the response has no output", expected="response.output")
-    if not lists.is_list(output):
-        raise BadRow("S102", "response.output", expected="a list", got=json_value(output))
-    reward = value.get("reward")
-    if isinstance(reward, str):
-        reward = _NON_FINITE.get(reward, reward)
-    if reward is not None and type(reward) not in (int, float):
-        raise BadRow("S102", "reward", expected="a number", got=json_value(reward))
-    params = value.get("responses_create_params")
-    given: Any = params.get("input") if lists.is_object(params) else None
-    conversation = _Conversation(Acts() if acts else None)
-    if lists.is_list(given):
-        for item in given:
-            conversation.item(item, lists)
-        conversation.begin()
-    elif isinstance(given, str):
-        conversation.other("user")
-    for item in output:
-        conversation.item(item, lists)
-    name = value.get("rollout_id")
-    return Row(
-        calls=conversation.calls,
-        rollout_id=name if isinstance(name, str) else None,
-        group=_group(value, given, lists),
-        reward=None if reward is None else _float(reward),
-        faults=conversation.faults if conversation.spoke else [*conversation.faults, Fault("M404")],
-        acts=conversation.acts_of(value, response, lists),
-        settings=_settings(params) if lists.is_object(params) else {},
-    )
-
-
-def _group(value: Any, given: Any, lists: Any) -> str:
-    for key in _GROUP_KEYS:
-        name = value.get(key)
-        if isinstance(name, (str, int)):
-            return str(name)
-    prompt = xxhash.xxh3_64_hexdigest(lists.text(given)) if given is not None else ""
-    positions = (str(name) for key in _POSITION_KEYS if isinstance(name := value.get(key), (str, int)))
-    return "-".join(filter(None, [next(positions, ""), prompt]))
-
-
-def _settings(params: Any) -> dict[str, Any]:
-    found = {name: params.get(name) for name in _SETTINGS}
-    return {name: v for name, v in found.items() if isinstance(v, (int, float))}
-
-
-def _key(value: Any, lists: Any) -> Any:
-    """A call's id to look up. A list or object becomes its text, because lists are not hashable."""
-    return value if value is None or isinstance(value, (str, int, float)) else lists.text(value)
-
-
-class _Conversation:
-    """Walks items in order: cuts them into model calls and watches the order of roles."""
-
-    __slots__ = ("_acts", "_before", "_borders", "_call_ids", "_count", "calls", "faults", "spoke")
-
-    def __init__(self, acts: Acts | None) -> None:
-        self.calls: list[CallBytes | None] = []
-        self._acts = acts
-        self.faults: list[Fault] = []
-        self.spoke = False
-        self._borders = CallBorders()
-        self._before: str | None = None
-        self._count = 0
-        self._call_ids: set[Any] = set()
-
-    def begin(self) -> None:
-        """The output begins: what the model wrote before is given, and no call of this rollout."""
-        self.calls.clear()
-        self._borders = CallBorders()
-        if self._acts is not None:
-            self._acts.begin()
-
-    def acts_of(self, value: Any, response: Any, lists: Any) -> RowActs | None:
-        """What the model did in the output, if requested."""
-        if self._acts is None:
-            return None
-        generated = [0 if call is None else lists.sampled(call) for call in self.calls]
-        return self._acts.of_row(value, response, lists, generated)
-
-    def item(self, item: Any, lists: Any) -> None:
-        """One item of input or output."""
-        # Nearly all are plain: a call for each costs as much as the rest of this.
-        if type(item) is not dict and not lists.is_object(item):
-            if lists.is_list(item):
-                # Some writers nest the items of one step in a list.
-                for inner in item:
-                    self.item(inner, lists)
-                return
-            raise BadRow("S102", "an item", expected="an object", got=json_value(item))
-        kind = item.get("type")
-        if kind == "function_call":
-            self._call_ids.add(_key(item.get("call_id"), lists))
-            self._model(item, kind, lists)
-        elif kind == "reasoning":
-            self._model(item, kind, lists)
-        elif kind == "function_call_output":
-            self.other("tool")
-            if self._acts is not None:
-                self._acts.result(item.get("output"), lists)
-            if _key(item.get("call_id"), lists) not in self._call_ids:
-                got = json_value(item.get("call_id"))
-                self.faults.append(
-                    Fault("M403", f"item {self._count - 1}", expected="the call_id of an earlier call", got=got)
-                )
-        else:
-            role = item.get("role")
-            if role == "assistant":
-                self._chat_calls(item, lists)
-                self._model(item, kind, lists)
-            else:
-                if (meant := meant_role(role)) is not None:
-                    raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=json_value(role))
-                self.other(role if isinstance(role, str) else "other")
-
-    def _chat_calls(self, item: Any, lists: Any) -> None:
-        """Call ids of an assistant message in the chat shape."""
-        calls = item.get("tool_calls")
-        if lists.is_list(calls):
-            for call in calls:
-                if lists.is_object(call):
-                    self._call_ids.add(_key(call.get("id"), lists))
-
-    def _model(self, item: Any, kind: Any, lists: Any) -> None:
-        self.spoke = True
-        call: CallBytes | None = None
-        prompt, generation = item.get(PROMPT), item.get(GENERATION)
-        if prompt is not None or generation is not None:
-            turn = self._borders.count - self._borders.open
-            call = lists.call(prompt, generation, item.get(LOG_PROBS), turn)
-        begins = self._borders.model(kind, call is not None)
-        if begins:
-            if self._before == "assistant":
-                self.faults.append(Fault("M402", f"item {self._count + 1 - begins}", len(self.calls)))
-            self.calls.append(call)
-        elif call is not None:
-            self.calls[-1] = call
-        if self._acts is not None:
-            self._acts.model(item, kind, begins, lists)
-        self._before = "assistant"
-        self._count += 1
-
-    def other(self, role: str) -> None:
-        """A message that the model did not write."""
-        self._borders.other()
-        if role in ("system", "developer") and self._before not in (None, "system", "developer"):
-            self.faults.append(Fault("M401", f"item {self._count}"))
-        self._before = role
-        self._count += 1

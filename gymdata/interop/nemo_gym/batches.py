@@ -1,0 +1,186 @@
+"""NeMo Gym rows as batches of arrays, which the checks of rollouts read.
+
+Invariants: every line is in a batch or named by a violation; turns count model calls, with and without ids; importing this
+loads neither pyarrow nor polars.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gymdata.checks.violations import Violation
+from gymdata.errors import DataError
+from gymdata.interop.nemo_gym.rows import BadRow, Call, Row, read_row
+from gymdata.rollouts import turns as encoding
+from gymdata.rollouts.messages import SPELLED_CALL
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
+from gymdata.store.lines import iter_lines
+from gymdata.store.paths import Part, Source
+
+_BATCH_TOKENS = 250_000
+_BATCH_ROWS = 4_096
+#: By call: its parent, its prefix_length, and the prompt's ids after that.
+Encoded = tuple[list[int], list[int], list[npt.NDArray[Any]]]
+_spells_call = re.compile(SPELLED_CALL).search
+
+
+def scan(source: Source) -> Iterator[Evidence | Violation]:
+    """The batches of a file or a part of one, and violations for the rows that are in none."""
+    rows: list[tuple[int, bytes | None, Row]] = []
+    tokens = 0
+    # A process counts the rows before its part while others check them.
+    before = () if source.part is None else iter_lines(replace(source, part=Part(0, source.part.start, 0, 0)))
+    first = number = sum(1 for _ in before)
+    try:
+        for number, (_, line) in enumerate(iter_lines(source), first):
+            try:
+                row = read_row(line)
+            except BadRow as bad:
+                yield Violation(bad.code, number, detail=bad.detail, **bad.more)
+                continue
+            # A seed of their own, so that no id is taken for a line.
+            key = None if row.rollout_id is not None else xxhash.xxh3_128_digest(line.strip(), 1)
+            # Of the value only its arrays are needed.
+            row.value = {}
+            rows.append((number, key, row))
+            tokens += sum(
+                len(call.prompt.values) + len(call.generation.values) for call in row.calls if call is not None
+            )
+            if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
+                yield _gather(rows)
+                rows, tokens = [], 0
+    except DataError as error:
+        yield Violation("S101", number + (number > first or bool(rows)), detail=error.message)
+    if rows:
+        yield _gather(rows)
+
+
+def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
+    rows = [row for *_, row in numbered]
+    calls = [call for row in rows for call in row.calls]
+    offsets = offsets_of([len(row.calls) for row in rows])
+    parents, prefixes, deltas = (list(column) for column in _columns([encoded(row.calls) for row in rows]))
+    empty = np.empty(0, np.int64)
+    generations = [empty if call is None else call.generation.values for call in calls]
+    # Without a generation the missing ids are the fault, not the numbers beside them.
+    log_probs = [
+        empty if call is None or call.log_probs is None or not call.generation else call.log_probs for call in calls
+    ]
+    cut = np.zeros(len(calls), np.bool_)
+    tells = np.zeros(len(calls), np.bool_)
+    for last, row in zip((offsets[1:] - 1).tolist(), rows, strict=True):
+        if row.calls and row.cut is not None:
+            tells[last], cut[last] = True, row.cut
+    reward = [row.reward for row in rows]
+    return Evidence(
+        rows=np.asarray([number for number, *_ in numbered], np.int64),
+        turns=TurnColumns(
+            offsets=offsets,
+            parent=np.asarray(parents, np.int32),
+            prefix=np.asarray(prefixes, np.int32),
+            digest=np.zeros(len(calls), np.int64),
+            delta=_ids(deltas),
+            generation=_ids(generations),
+            logprobs=Ragged.of_arrays(log_probs, np.float64),
+        ),
+        rollout_id=[row.rollout_id for row in rows],
+        group_id=[row.group for row in rows],
+        row_keys=[key for _, key, _ in numbered],
+        messages=_messages(rows),
+        reward=np.asarray([np.nan if number is None else number for number in reward], np.float64),
+        reward_null=np.asarray([number is None for number in reward], np.bool_),
+        cut=cut,
+        tells_cut=tells,
+        offers_tools=any(row.offers_tools for row in rows),
+        settings=[row.settings for row in rows],
+        foreign=True,
+    )
+
+
+def _columns(of_rows: Sequence[tuple[list[Any], list[Any], list[Any]]]) -> Iterator[Iterator[Any]]:
+    for column in range(3):
+        yield (value for of_row in of_rows for value in of_row[column])
+
+
+def _ids(arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
+    """As int32 where they fit."""
+    lists = Ragged.of_arrays(arrays, np.int64)
+    narrow = lists.values.astype(np.int32)
+    return lists.like(narrow) if (narrow == lists.values).all() else lists
+
+
+def encoded(calls: Sequence[Call | None]) -> Encoded:
+    """(parent, prefix_length, the prompt's ids after it) of each call. A call without a prompt has no parent and is none."""
+    parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
+    with_prompt = [k for k, call in enumerate(calls) if call is not None and call.prompt]
+    held, before = 0, None
+    for k in with_prompt:
+        call = calls[k]
+        assert call is not None
+        if before is not None:
+            if not continues(call, before[1]):
+                return _encoded_apart(calls, with_prompt)
+            parents[k], prefixes[k] = before[0], held
+        deltas[k] = call.prompt.values if call.prompt.before is not None else call.prompt.values[prefixes[k] :]
+        held += len(deltas[k]) + len(call.generation.values)
+        before = k, call
+    return parents, prefixes, deltas
+
+
+def continues(call: Call, before: Call) -> bool:
+    """Whether a call's prompt begins with the prompt and the generation of the call ``before``."""
+    lists = call.prompt.before
+    if lists is not None and lists[0] is before.prompt and lists[1] is before.generation:
+        return True
+    held = np.concatenate((before.prompt.whole(), before.generation.values))
+    prompt = call.prompt.whole()
+    return len(prompt) >= len(held) and bool((prompt[: len(held)] == held).all())
+
+
+def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> Encoded:
+    """The same by the encoder of turns, where some prompt does not continue the one before."""
+    parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
+    encoder = encoding.TurnEncoder()
+    for k in with_prompt:
+        call = calls[k]
+        assert call is not None
+        prompt, generation = call.prompt.whole(), call.generation.values
+        none = np.empty(0, np.float32)
+        turn = encoder.add(encoding.Call(prompt.astype(np.int32), generation.astype(np.int32), none, "stop"))
+        parents[k] = with_prompt[turn["parent"]] if turn["parent"] >= 0 else -1
+        prefixes[k] = turn["prefix_length"]
+        deltas[k] = prompt[prefixes[k] :]
+    return parents, prefixes, deltas
+
+
+def _messages(rows: Sequence[Row]) -> Messages:
+    entries = [entry for row in rows for entry in row.entries]
+
+    def spelled_calls() -> npt.NDArray[np.bool_]:
+        return np.asarray([any(map(_spells_call, entry.texts)) for entry in entries], np.bool_)
+
+    unanswered = {k: entry.unanswered for k, entry in enumerate(entries) if entry.unanswered is not None}
+    answered = np.ones(len(entries), np.bool_)
+    answered[list(unanswered)] = False
+    return Messages(
+        offsets=offsets_of([len(row.entries) for row in rows]),
+        role=np.asarray([entry.role for entry in entries], np.int8),
+        turn=np.asarray([entry.turn for entry in entries], np.int32),
+        calls=np.asarray([entry.calls for entry in entries], np.bool_),
+        has_call_id=np.ones(len(entries), np.bool_),
+        answers=lambda *_: False,
+        surely_answered=answered,
+        says=np.asarray([entry.says for entry in entries], np.bool_),
+        fails=np.asarray([entry.fails for entry in entries], np.bool_),
+        spelled_calls=spelled_calls,
+        items=np.asarray([entry.item for entry in entries], np.int64),
+        unanswered=unanswered,
+    )
