@@ -151,7 +151,7 @@ def test_a_scan_by_new_ids_finds_what_a_scan_of_whole_prompts_finds(
 ) -> None:
     """The same findings, each at its turn and position, and the same counts, with and without the fast parser."""
     if parser == "orjson":
-        monkeypatch.setattr(nemo_rows, "_parser", lambda: None)
+        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
     line = json.dumps({"responses_create_params": {"input": "q"}, "response": {"output": output}, "rollout_id": "r"})
     found = []
     for spelt in (line, whole(line)):

@@ -49,7 +49,7 @@ def test_planted_fault_is_found_at_its_place(
 ) -> None:
     """One fault in one row is found in that row, turn and position, alone, with and without the fast parser."""
     if way == "orjson":
-        monkeypatch.setattr(nemo_rows, "_parser", lambda: None)
+        monkeypatch.setattr(nemo_rows, "fast_parser", lambda: None)
     report = validate(write_lines(tmp_path / "a.jsonl", plant(clean_rows(), fault, 3)))
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [
         (fault.code, 3, fault.turn, fault.position)

@@ -272,7 +272,7 @@ def _token_lists(names: Sequence[str], texts: Sequence[bytes], before: Sequence[
 
 
 @cache
-def _parser() -> Any:
+def fast_parser() -> Any:
     try:
         import simdjson
     except ImportError:
@@ -282,7 +282,7 @@ def _parser() -> Any:
 
 def _numbers(text: bytes, kind: str, dtype: Any) -> npt.NDArray[Any]:
     """The numbers of a list's text. Raises ValueError or TypeError for anything else, and for numbers beyond 64 bits."""
-    if (parser := _parser()) is not None:
+    if (parser := fast_parser()) is not None:
         return np.frombuffer(parser.parse(b"[%b]" % text).as_buffer(of_type=kind), dtype)
     values = np.asarray(orjson.loads(b"[%b]" % text))
     if text.translate(None, _NUMERIC) or (len(values) and values.dtype.kind not in ("if" if kind == "d" else "i")):
