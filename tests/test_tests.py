@@ -123,11 +123,11 @@ def test_ci_draws_the_same_examples_each_time() -> None:
     assert (ci.derandomize, ci.deadline, usual.derandomize) == (True, None, False)
 
 
-def test_engine_training_and_wheel_tests_stay_together(request: pytest.FixtureRequest) -> None:
-    """Every test has one group: what shares an engine, a training or a wheel has that name, another its file."""
+def test_engine_and_wheel_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """Every test has one group: what shares an engine or a wheel has that name, another its file."""
     for item in request.session.items:
         (group,) = {mark.args[0] for mark in item.iter_markers("xdist_group")}
-        costly = [name for name in ("engine", "torch", "wheel") if item.get_closest_marker(name)]
+        costly = [name for name in ("engine", "wheel") if item.get_closest_marker(name)]
         assert group == (costly[0] if costly else item.nodeid.partition("::")[0].partition("@")[0]), item.nodeid
         # What xdist goes by is the end of the name, which it writes itself.
         assert not request.config.getoption("loadgroup", False) or item.nodeid.endswith(f"@{group}"), item.nodeid
