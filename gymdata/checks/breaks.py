@@ -316,11 +316,8 @@ class _Case:
         s = self.span
         back = self.before[: s.start][::-1] == self.before[s.end - s.start : s.end][::-1]
         room = len(back) if back.all() else int(back.argmin())
-        borders = [s.start]
-        for start in range(s.start - 1, s.start - room - 1, -1):
-            if start == 0 or self._is_border(start):
-                borders.append(start)
-        return borders
+        earlier = range(s.start - 1, s.start - room - 1, -1)
+        return [s.start, *(start for start in earlier if start == 0 or self._is_border(start))]
 
     def rewritten(self, turn: tuple[int, int] | None) -> bool:
         """T203: a border or a reasoning block was removed, or the span is not inside an assistant's text."""

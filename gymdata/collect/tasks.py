@@ -385,7 +385,7 @@ def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], 
     if not isinstance(value, dict):
         raise FieldError(where, short(value), "an object with input and optional tools")
     given = value.get("input")
-    empty = prompt_elsewhere and (given is None or given == [] or given == "")
+    empty = prompt_elsewhere and (given is None or given in ([], ""))
     messages = [] if empty else _messages(given, f"{where}.input", allow_text=True)
     if messages:
         _without_answer({}, messages, f"{where}.input")

@@ -130,12 +130,12 @@ class PythonTools:
         assert self.factory is not None
         try:
             instance = self.factory()
-        except Exception as error:  # user code may raise anything
+        except (Exception, SystemExit) as error:  # user code may raise anything
             raise OutsideError.user_code("__init__", error, raised_at(error, self._type)) from error
         reset = getattr(instance, "reset", None)
         try:
             return instance, reset(**task.row) if reset is not None else None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OutsideError.user_code("reset", error, raised_at(error, reset)) from error
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:

@@ -155,7 +155,7 @@ class _Reader:
         return sides[0] if not pairs else pairs[0] if len(pairs) == 1 else f"({' AND '.join(pairs)})"
 
     def _operand(self, kind: str, word: str) -> str:
-        if kind == "text" or kind == "number":
+        if kind in ("text", "number"):
             return word
         if kind == "part":
             return self._column(f"reward_{word[1:-1]}")

@@ -318,7 +318,6 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
 
 def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
     """The trajectory that the columns give."""
-
     steps: list[dict[str, Any]] = []
     placed: set[int] = set()
     for message in row["messages"]:

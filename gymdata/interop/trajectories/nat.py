@@ -305,7 +305,6 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
 
 def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
     """The trajectory that the columns give."""
-
     episode: list[dict[str, Any]] = []
     placed: set[int] = set()
     without = False
