@@ -146,6 +146,7 @@ STATEMENTS = [
 ]
 
 
+@pytest.mark.matrix("--json")
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"], ["-o", "OUT.jsonl"], ["-o", "OUT.parquet"]], ids=" ".join)
 def test_no_statement_is_a_defect(run: Path, capsys: pytest.CaptureFixture[str], form: list[str]) -> None:
     """Whatever is typed: an answer, or an error that says what is wrong."""
@@ -221,6 +222,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.matrix("validate", "pairs")
 @pytest.mark.parametrize(
     "command",
     [["query", "SELECT count(*) FROM rollouts", "RUN"], ["validate", "RUN"], ["pairs", "RUN"], ["experience", "RUN"],
