@@ -64,8 +64,10 @@ def validate(
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
     with imported_for_good():
+        from gymdata.store.lineage import warn_of_changed_scores
         from gymdata.validate.run import validate as run
 
+    warn_of_changed_scores(path)
     report = run(path, **dict(settings))
     exit_code = finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
     unseen = settings.select or settings.ignore

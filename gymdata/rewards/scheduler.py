@@ -24,6 +24,7 @@ from gymdata.rewards.port import TRIES, ChatMessage, RewardFunction, RewardPart,
 from gymdata.rollouts.turns import Turn
 
 _BATCH = 64
+_BEYOND = "the weighted sum of the parts is beyond float64"
 _FLIPS_AT_ONCE = 4_096
 #: Columns that ``saved_view`` reads, besides the rollout's id and, for rewards that read tokens, ``turns``.
 VIEWED = ("status", "messages", "tools", "task", "extra")
@@ -230,10 +231,14 @@ def score_rows(
     if all(part.name != name for part in scored.parts):
         source = " + ".join(f"{part.weight:g}*{part.name}" for part in scored.parts) or "no reward"
         beyond = value is None and not scored.faults and any(part.value is not None for part in scored.parts)
-        detail = "the weighted sum of the parts is beyond float64" if beyond else None
-        rows.append(_score_row(row, name, value, source, bool(scored.faults) or beyond, detail))
-    elif len(scored.parts) == 1:
+        rows.append(_score_row(row, name, value, source, bool(scored.faults) or beyond, _BEYOND if beyond else None))
+    elif len(scored.parts) == 1 and scored.parts[0].weight == 1:
         value = scored.parts[0].value
+    elif len(scored.parts) == 1:
+        # The only part is the total, and has its weight.
+        rows[0]["value"] = value
+        if value is None and scored.parts[0].value is not None:
+            rows[0] |= {"status": "failed", "detail": _BEYOND}
     return rows, value
 
 
@@ -341,12 +346,11 @@ class Flips:
         self.flipped.append({**named, "old": old, "new": new})
 
 
-def old_score(row: Mapping[str, Any], name: str, *, or_total: bool = True) -> float | None:
-    """The saved score of the row: its part of that name, else its total reward (or None)."""
+def old_score(row: Mapping[str, Any], name: str, *, weight: float = 1.0, or_total: bool = True) -> float | None:
+    """The saved score of the row: ``weight`` times its part of that name, else its total reward (or None)."""
     for part in row["rewards"]:
         if part["name"] == name:
-            value: float | None = part["value"]
-            return value
+            return None if part["value"] is None else weight * part["value"]
     reward: float | None = row["reward"] if or_total else None
     return reward
 

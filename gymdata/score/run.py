@@ -73,7 +73,7 @@ class ScoreSummary(Report):
 
     @property
     def ok(self) -> bool:
-        return not self.failed
+        return bool(self.scored) and not self.failed
 
     @property
     def failures(self) -> dict[str, str]:
@@ -238,7 +238,8 @@ async def _score_all(
     tables: list[pa.Table] = []
     values = _Values()
     flips = Flips(config.threshold)
-    compare = rewards[0].function.name if len(rewards) == 1 and sources.recipe is None else name
+    alone = len(rewards) == 1 and sources.recipe is None
+    compare, weight = (rewards[0].function.name, rewards[0].weight) if alone else (name, 1.0)
     # A model's scores are on another scale than other rewards.
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     # Token ids are read only for functions that may look at them.
@@ -256,7 +257,7 @@ async def _score_all(
             made, value = score_rows(row, result, source_of, name)
             rows += made
             values.add(value, row["task_id"])
-            flips.add(row, old_score(row, compare, or_total=same_scale), value)
+            flips.add(row, old_score(row, compare, weight=weight, or_total=same_scale), value)
         progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
         if len(rows) >= _HELD_ROWS:
             tables.append(_columns(rows))

@@ -26,7 +26,7 @@ from gymdata.remote.reading import located
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
-from gymdata.store.lineage import lineage, parent_of, refuse_replaced
+from gymdata.store.lineage import lineage, parent_of, refuse_replaced, warn_of_changed_scores
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
 from gymdata.store.run_json import complete, differences, plain, replacing
@@ -256,6 +256,7 @@ def train(
     _refuse_place(out, stage)
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
     refuse_replaced(source)
+    warn_of_changed_scores(source)
     facts_of_model = model or model_facts(settings.model)
     training = _Training(source, settings, facts_of_model, out, run_job or launch.run_job, progress)
     facts = training.run(list(command) or [f"gymdata.{stage.replace('-', '_')}"], overwrite=overwrite, dry_run=dry_run)

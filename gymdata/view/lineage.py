@@ -25,7 +25,7 @@ _OF_STAGE = {
 }  # fmt: skip
 #: The main table of a stage that writes several, and the noun for its rows if it differs from the table's name.
 _MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
-_NOUN = {"audit": "rollouts", "scores": "scored rollouts", "annotations": "rows"}
+_NOUN = {"audit": "rollouts", "scores": "rows", "annotations": "rows"}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
 
 
@@ -147,7 +147,10 @@ def _detail(facts: Mapping[str, Any], stage: str, missing: bool) -> str:
     counts = facts.get("counts") or {}
     steps = facts.get("steps")
     much = _rows_of(facts, stage) or (f"{steps:,} steps" if isinstance(steps, int) else "")
-    if not much and isinstance(counts.get("completed"), int):
+    if stage == "score" and isinstance(counts.get("scored"), int):
+        # A table of scores has a row for each time that a rollout was scored, also without a value.
+        much = counted(counts["scored"], "scored rollout")
+    elif not much and isinstance(counts.get("completed"), int):
         much = counted(counts["completed"], "rollout")
     named = "" if much.endswith(f" {stage}") else stage or ("" if facts else "no run.json")
     return ", ".join(filter(None, [named, much]))

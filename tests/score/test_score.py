@@ -103,6 +103,19 @@ def test_several_rewards_have_a_total(run: Path) -> None:
     assert summary.name == "both"
 
 
+def test_the_weight_of_a_single_reward_counts(run: Path, tmp_path: Path) -> None:
+    """The score of one reward is its weighted value, compared with its stored part alike; beyond float64 it is a failure."""
+    summary = score(path=str(run), reward=["exact_match=2"])
+    parts = {row["rollout_id"]: 2 * row["reward"] for row in read_table(run).to_pylist()}
+    rows = read_table(run / "scores-exact_match", SCORES).to_pylist()
+    assert {row["rollout_id"]: row["value"] for row in rows} == parts
+    assert max(parts.values()) == 2
+    assert (summary.mean, summary.flips["changed"]) == (sum(parts.values()) / 16, 0)
+    (tmp_path / "huge.py").write_text("def huge(completions, **_):\n    return [1e308 for _ in completions]\n")
+    summary = score(path=str(run), reward=[f"{tmp_path / 'huge.py'}:huge=10"])
+    assert (summary.scored, summary.failed, summary.exit_code) == (0, 16, 1)
+
+
 def test_a_total_beyond_float64_is_a_failure(run: Path, tmp_path: Path) -> None:
     """Two parts of 1e308 have no sum that a file could hold: the total's rows say so; their mean alone is a number."""
     code = "def {}(completions, **_):\n    return [1e308 for _ in completions]\n"
@@ -168,10 +181,10 @@ def test_the_traceback_of_a_function_is_shown_on_request(
 
 
 def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:
-    """regex without a pattern has no values, is no failure, and names the argument and the column that it reads."""
+    """regex without a pattern has no values, names the argument and the column that it reads, and ends with exit code 1."""
     summary = score(path=str(run), reward=["regex"])
     part = summary.parts["regex"]
-    assert (part.does_not_apply, part.scored, part.failed, summary.exit_code) == (16, 0, 0, 0)
+    assert (part.does_not_apply, part.scored, part.failed, summary.exit_code) == (16, 0, 0, 1)
     said = str(dict(summary.rows())["regex does not apply"])
     assert said.startswith("16;")
     assert "regex:PATTERN" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
 from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store.lineage import warn_of_changed_scores
 from gymdata.store.reading import DataWarning
 from gymdata.view.evidence.index import RolloutIndex
 from gymdata.view.evidence.selection import Query, Selector
@@ -50,6 +52,47 @@ def test_pairs_are_made_by_the_newest_score(run: Path, capsys: pytest.CaptureFix
     facts = read_run_json(run / "pairs-mine")
     assert facts["config"]["reward"] == "mine"
     assert str((run / "scores-mine").resolve()) in [parent["path"] for parent in facts["parents"]]
+
+
+@pytest.mark.parametrize("name", ["pairs-mine", "experiences-grpo"])
+def test_what_was_made_of_scores_that_changed_is_named(tmp_path: Path, name: str) -> None:
+    """After another scoring under the same name, also in a run that was moved; the same scoring again changes nothing."""
+    run = write_run(tmp_path / "run", [rollout("t", i, 0.0, two_turns(1, 5 + i)) for i in range(4)])
+    reward = tmp_path / "rew.py"
+
+    def scored(sign: str) -> None:
+        reward.write_text(
+            f"def mine(completions, **_):\n    return [{sign}float(c[-1]['content'].split()[0]) for c in completions]\n"
+        )
+        gymdata.score(run, reward=f"{reward}:mine")
+
+    scored("+")
+    gymdata.pairs(run)
+    gymdata.experience(run, estimator="grpo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scored("+")
+        warn_of_changed_scores(run / name)
+    scored("-")
+    line = f"scores-mine changed after .*{name} was made from it → rerun `gymdata {name[:5]}"
+    with pytest.warns(DataWarning, match=line):
+        warn_of_changed_scores(run / name)
+    with pytest.warns(DataWarning, match=line):
+        warn_of_changed_scores(run.rename(tmp_path / "moved") / name)
+
+
+def test_a_training_and_validate_warn_of_scores_that_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr; the data is used as it is."""
+    (run.parent / "rew.py").write_text("def late(completions, **_):\n    return list(range(len(completions)))\n")
+    late = f"{run.parent / 'rew.py'}:late"
+    assert main(["score", str(run), "--reward", late]) == 0
+    assert main(["pairs", str(run)]) == 0
+    assert main(["score", str(run), "--reward", f"{late}=-1"]) == 0
+    capsys.readouterr()
+    assert main(["validate", str(run / "pairs-late")]) == 0
+    assert capsys.readouterr().err.count("scores-late changed after") == 1
+    main(["train-dpo", str(run / "pairs-late"), "--model", str(run), "-o", str(run.parent / "model"), "--dry-run"])
+    assert capsys.readouterr().err.count("scores-late changed after") == 1
 
 
 def test_a_result_without_pairs_writes_nothing_and_names_the_scores(run: Path, capsys: pytest.CaptureFixture[str]):

@@ -263,7 +263,13 @@ def test_lineage_draws_what_run_json_names(serve: Serve, run: Path, tmp_path: Pa
     judge = json.loads((run / "judge-tiny" / "run.json").read_text())
     files = [{"path": "comparisons.parquet", "rows": 6}, {"path": "scores.parquet", "rows": 4}]
     (run / "judge-tiny" / "run.json").write_text(json.dumps(judge | {"files": files}))
+    scores = run / "scores-mine"
+    scores.mkdir()
+    made = {"stage": "score", "files": [{"path": "scores.parquet", "rows": 8}], "counts": {"rollouts": 4, "scored": 3}}
+    (scores / "run.json").write_text(json.dumps(made))
     page = get(serve(run, model) + "/lineage")[1]
+    # A rollout that was scored twice has two rows, and one without a value has one.
+    assert "score, 3 scored rollouts" in text_of(page)
     # The rows of its scores are no comparisons.
     assert "judge, 6 comparisons" in text_of(page)
     names = re.findall(r'<text class="name"[^>]*>([^<]*)</text>', page)
