@@ -207,7 +207,7 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[object]], *, digits:
         console.print(f"row {number:,}", style="bold", highlight=False)
         for name, value in zip(columns, row, strict=True):
             # A value's own line ends and tabs would break the two columns.
-            whole = show(value, digits).replace("\\[", "[")
+            whole = show(value, digits, name).replace("\\[", "[")
             text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in whole))
             text.truncate(room, overflow="ellipsis")
             cut = cut or "…" in text.plain
@@ -227,7 +227,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
         numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(show(value, digits) for value in row))
+        table.add_row(*(show(value, digits, name) for name, value in zip(columns, row, strict=True)))
     return table
 
 
@@ -249,15 +249,16 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
 
 
-def show(value: object, digits: int = DIGITS) -> str:
+def show(value: object, digits: int = DIGITS, column: str = "") -> str:
     """A value as people read it: thousands separated, ``digits`` significant ones of a float, a dash for nothing, and
-    control characters for a terminal escaped."""
+    control characters for a terminal escaped. What names something, by its ``column`` or size, is no amount."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        names = re.search("(^|_)(hash|digest|id)$", column) or abs(value) > 2**53
+        return str(value) if names else f"{value:,}"
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return printable(str(value)).replace("[", r"\[")

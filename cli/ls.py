@@ -34,7 +34,7 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
     if report.removal is not None:
         size = sum(output.bytes for output in report.outputs) / 1e6
         note(
-            f"{size:,.1f} MB that no model below {report.folder} was made from; the last line removes it, folders and all"
+            f"{size:,.1f} MB that no model below {report.folder} was made from; the rm line removes it, folders and all"
         )
     elif report.unfinished:
         states = ", ".join(sorted({output.state for output in report.unfinished}))

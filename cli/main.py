@@ -321,12 +321,20 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
 
 
 def _instead(command: str | None, option: str, argv: list[str]) -> str | None:
-    """What to type for an option that the command does not have: a command's module may have an ``instead_of`` that knows
-    the words of other programs."""
-    answer = _of_module(command, "instead_of")
+    """What to type for an option that the command does not have: a setting without a flag, or what the ``instead_of`` of the
+    command's module says, which knows the words of other programs."""
+    if command not in COMMANDS:
+        return None
+    answer, body = _of_module(command, "instead_of"), _of_module(command, COMMANDS[command][1])
     words = [part for word in argv for part in word.split("=", 1)]
     after = words[words.index(option) + 1 :][:1] if option in words else []
     value = after[0] if after and (not after[0].startswith("-") or after[0][1:2].isdigit()) else None
+    from gymdata.settings import Config, as_set
+
+    kind, _ = getattr(body, "settings", (Config, {}))
+    key = option.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] in kind.key_only & kind.model_fields.keys():
+        return as_set(key, value)
     return answer(command, option, value) if answer is not None else None
 
 

@@ -166,7 +166,7 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
             number += 1
             say(f"row {number:,}")
             for name, value in zip(names, row, strict=True):
-                text = repr(value) if isinstance(value, float) else show(value).replace("\\[", "[")
+                text = repr(value) if isinstance(value, float) else show(value, column=name).replace("\\[", "[")
                 spoken = isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
                 lines = _conversation(value) if spoken else text.split("\n")
                 if len(lines) == 1:
@@ -218,7 +218,8 @@ def _show(reader: pa.RecordBatchReader) -> None:
 
 def _aligned(names: list[str], rows: list[list[object]]) -> None:
     """Plain columns, for pipes and files: no box, no colour, no wrapping."""
-    texts = [[show(value, _DIGITS).replace("\\[", "[").replace("\n", "\\n") for value in row] for row in rows]
+    shown = [[show(v, _DIGITS, name) for name, v in zip(names, row, strict=True)] for row in rows]
+    texts = [[text.replace("\\[", "[").replace("\n", "\\n") for text in row] for row in shown]
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
     numeric = [
         bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(names))

@@ -27,9 +27,7 @@ def instead_of(command: str, option: str, value: str | None) -> str | None:
     """The setting of the trainer that has the option's name, or the training commands that have the option."""
     from gymdata.train.trainer_settings import instead_of_flag
 
-    algorithm = command.removeprefix("train-")
-    kind = TRAINERS[algorithm]
-    if setting := instead_of_flag(algorithm, option, value, kind.key_only & kind.model_fields.keys()):
+    if setting := instead_of_flag(command.removeprefix("train-"), option, value):
         return setting
     field = option.lstrip("-").replace("-", "_")
     owners = [f"train-{name}" for name, kind in TRAINERS.items() if field in kind.model_fields]

@@ -240,7 +240,7 @@ class DataError(GymdataError):
     @classmethod
     def tasks(cls, path: Path | str, wanted: str) -> DataError:
         """A file of tasks where ``wanted`` are read."""
-        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of them; then pass RUN"
+        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
         return cls(f"{path}: holds tasks, and no {wanted}", hint=hint)
 
     @classmethod
@@ -368,6 +368,13 @@ class RefusedError(GymdataError):
         self.code = code
 
 
+def _changed_files(was: object, now: object) -> list[str]:
+    """The files whose hashes differ in two sources of user code (``file.py:name@hash+helper.py@hash``) of one name."""
+    spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
+    parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
+    return sorted({part.partition("@")[0].partition(":")[0] for part in parts})
+
+
 class StoreError(GymdataError):
     """A run folder cannot be opened or written as requested."""
 
@@ -382,11 +389,15 @@ class StoreError(GymdataError):
 
     @classmethod
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        lines = "; ".join(f"{key}: run has {was!r}, now {now!r}" for key, was, now in differences)
+        changed = [", ".join(_changed_files(was, now)) for _, was, now in differences]
+        lines = "; ".join(
+            f"{key}: {f'{files} changed since' if files else f'run has {was!r}, now {now!r}'}"
+            for files, (key, was, now) in zip(changed, differences, strict=True)
+        )
         return cls(
             f"{run}: was made with other settings: {lines}",
-            hint="use the same settings to resume, another output folder for a new run, or "
-            f"{option('overwrite', True)} to start again",
+            hint=f"use the same settings{' and code' if any(changed) else ''} to resume, another output folder for a new "
+            f"run, or {option('overwrite', True)} to start again",
         )
 
     @classmethod

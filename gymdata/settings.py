@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib.util import find_spec
@@ -326,6 +327,11 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError.bad_value(str(file), json_kind(data), "an object of settings")
     return data
+
+
+def as_set(key: str, value: str | None) -> str:
+    """``--set KEY=VALUE`` as it is typed; None is a switch."""
+    return _SET + shlex.quote(f"{key}={'true' if value is None else value}")
 
 
 def parse_value(text: str) -> Any:

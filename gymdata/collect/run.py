@@ -33,15 +33,17 @@ from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import RUNS_AT_ONCE, ServerSampler
-from gymdata.errors import OutsideError, counted, redacted, redacted_all
-from gymdata.progress import NullProgress, Progress
+from gymdata.errors import EXIT_USAGE, GymdataError, OutsideError, StoreError, counted, redacted, redacted_all
+from gymdata.progress import LOG_FILES, NullProgress, Progress
 from gymdata.public import wrong_argument
+from gymdata.remote.places import mirrored
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
+from gymdata.store.lock import Lock
 from gymdata.store.paths import placed_output, refuse_unwritable
-from gymdata.store.run import derived
+from gymdata.store.run import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
 from gymdata.workers.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
@@ -104,7 +106,7 @@ def collect(
         )
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
-        stack.push(lambda kind, error, _: run.close("closed" if kind is None else f"{kind.__name__}: {error}"))
+        stack.push(lambda _, error, __: _close(run, error))
         return _collect(run, folder, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
 
 
@@ -232,6 +234,20 @@ def _collect(
     left = {"pending": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
     run.note(counts={**known, **left})
     return summary
+
+
+def _close(run: Run, error: BaseException | None) -> None:
+    """Nothing is left of a new run whose settings were refused at the start."""
+    run.close("closed" if error is None else f"{type(error).__name__}: {error}")
+    refused = isinstance(error, GymdataError) and error.exit_code == EXIT_USAGE and not mirrored(run.folder)
+    if refused and not run.resumed and holds_nothing(run.folder, []):
+        with contextlib.suppress(StoreError, OSError):  # another process took it; it holds what is not ours
+            lock = Lock(run.folder)
+            wipe(run.folder)
+            for name in LOG_FILES:
+                (run.folder / name).unlink(missing_ok=True)
+            lock.remove()
+            run.folder.rmdir()
 
 
 @dataclass(slots=True)

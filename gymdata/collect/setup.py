@@ -381,10 +381,10 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
         try:
             server, listed = url, served_models(url)
             break
-        except OutsideError:
-            if config.model is None and url == servers[-1]:
+        except OutsideError as error:
+            # A server that answers need not list its models; without an answer the tokenizer is not known.
+            if url == servers[-1] and (config.model is None or error.status is None):
                 raise
-            # what is missing here is the tokenizer; that the server is away shows at the start
     names, shown = [model.name for model in listed], str(server_address(server))
     if config.model is None and len(listed) != 1:
         what = f"serves {len(names)} models: {', '.join(names)}" if names else "lists no models"

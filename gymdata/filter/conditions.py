@@ -143,6 +143,8 @@ class _Reader:
                 clauses += [self._clause(operands, operators), word]
                 operands, operators = [[]], []
                 self._count_operation(word != ",")
+                if word.lower() in ("like", "ilike") and ("other", "%") in self._tokens[self._next : self._next + 2]:
+                    raise self._refused(f"the pattern of {word} is no text", f"quote it, as in {word} '%12%'")
             else:
                 operands[-1].append(self._operand(kind, word))
         return [*clauses, self._clause(operands, operators)]

@@ -398,7 +398,8 @@ def _classify(path: Path) -> Source:
         elif head.startswith(_ZSTD_MAGIC):
             compression = "zstd"
         elif head.lstrip()[:1] not in (b"", b"{"):
-            raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
+            hint = DataError.tasks(path, "rollouts").hint if name.endswith((".csv", ".tsv")) else None
+            raise DataError.unreadable(path, "neither Parquet nor JSON lines", hint or "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)
 
 

@@ -111,7 +111,13 @@ def differences(
     before, after, unset = (_flat(redacted_all(plain(side))) for side in (was, now, defaults))
     before = {key: unset.get(key) for key in after} | before
     keys = sorted(before.keys() | after.keys())
-    return [(k, before[k], after.get(k)) for k in keys if before[k] != after.get(k)]
+    return [(k, _named(k, before), _named(k, after)) for k in keys if before[k] != after.get(k)]
+
+
+def _named(key: str, settings: Mapping[str, Any]) -> Any:
+    """A setting; the hash of a file of user code with its name, as the sources of rewards have it."""
+    spec = settings.get(key.removesuffix("file_hash") + "spec") if key.endswith("file_hash") else None
+    return settings.get(key) if spec is None else f"{spec}@{settings.get(key)}"
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -19,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.settings import Fields, place_of, source_fields
+from gymdata.settings import Fields, as_set, place_of, source_fields
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
 #: Keys that gymdata sets, or that would silently lose tokens → what to do instead.
@@ -97,16 +96,13 @@ def _source_fields(algorithm: str) -> dict[str, Fields]:
     return {name: source_fields(*place) or {} for name, place in classes.items()}
 
 
-def instead_of_flag(algorithm: str, flag: str, value: str | None, keys: Set[str]) -> str | None:
-    """What to give in place of a flag that the command does not have: a setting of the trainer, or one of ``keys``, that has
-    its name. ``value``: what was given with the flag; None for a switch."""
+def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
+    """What to give in place of a flag that the command does not have: a setting of the trainer that has its name.
+    ``value``: what was given with the flag; None for a switch."""
     key = flag.lstrip("-").replace("-", "_")
     if key in RESERVED:
         return RESERVED[key]
-    if key in keys or any(key in fields for fields in _source_fields(algorithm).values()):
-        setting = f"{key}={'true' if value is None else value}"
-        return f"--set {shlex.quote(setting)}"
-    return None
+    return as_set(key, value) if any(key in fields for fields in _source_fields(algorithm).values()) else None
 
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:

@@ -52,7 +52,6 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
         (["-m", POLICY, "--env", "missing.py:Name"], "no such file"),
         (["-m", POLICY, "--set", "temprature=1"], "did you mean 'temperature'"),
         (["-m", POLICY, "--temperature", "-1"], "temperature"),
-        (["-m", "x", "--endpoint", "http://127.0.0.1:9"], "--tokenizer"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_made(

@@ -48,12 +48,19 @@ def test_a_word_that_nobody_knows_is_answered_with_the_help(capsys: pytest.Captu
         ("query SQL x --format xml", "gymdata query --help"),
         ("query SQL x --nonsense", "gymdata query --help"),
         ("view x --no-browser", "opens no browser: leave it out"),
+        ("view x --sql-rows 5", "→ --set sql_rows=5"),
+        ("collect x --retries 1", "→ --set retries=1"),
+        ("collect x --engine.max_model_len=9", "→ --set engine.max_model_len=9"),
+        ("judge x --retries=2", "→ --set retries=2"),
+        ("score x --request-timeout 3", "→ --set request_timeout=3"),
+        ("collect x --sql-rows 5", "gymdata collect --help"),
+        ("ls x --retries 1", "gymdata ls --help"),
     ],
 )
-def test_an_option_of_another_program_is_answered_with_ours(
+def test_an_option_that_a_command_does_not_have_is_answered_with_what_does_it(
     words: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of SQL programs, and of servers that open a browser; a value that they do not have gets the help."""
+    """Of SQL programs, of servers that open a browser, and settings without a flag; what is nothing here gets the help."""
     assert main(words.split()) == 2
     shown = capsys.readouterr().err
     assert "No such option" in shown

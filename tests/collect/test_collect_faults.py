@@ -397,3 +397,22 @@ def test_a_changed_helper_of_user_code_is_refused_by_its_name(tasks: Tasks, tmp_
         (tmp_path / "helper.py").write_text("f = 0.5\n")
         with pytest.raises(StoreError, match=r"helper\.py"):
             collect(parts=parts(**more), num_rollouts=2, **settings)
+
+
+def test_a_file_that_was_edited_is_named_instead_of_its_hashes(tasks: Tasks, tmp_path: Path) -> None:
+    """Also of an environment that failed at every start: another folder or overwriting starts again."""
+    (tmp_path / "helper.py").write_text("f = 1\n")
+    text = 'import helper\n\nclass E:\n    def go(self) -> str:\n        """Go."""\n        return ""\n'
+    text += "    def reset(self, **row):\n        raise ValueError(helper.f)\n"
+    (tmp_path / "en.py").write_text(text)
+    settings: dict[str, Any] = {"tasks": str(tasks(1)), "output": tmp_path / "run"}
+    assert collect(parts=parts(env=f"{tmp_path}/en.py:E"), **settings).pending
+    (tmp_path / "en.py").write_text(text + "\n")
+    with pytest.raises(
+        StoreError, match=r"environment\.file_hash: en\.py changed since\n.*and code.*overwrite"
+    ) as caught:
+        collect(parts=parts(env=f"{tmp_path}/en.py:E"), **settings)
+    assert "@" not in str(caught.value)
+    (tmp_path / "helper.py").write_text("f = 2\n")
+    with pytest.raises(StoreError, match=r"environment\.file_hash: en\.py, helper\.py changed since"):
+        collect(parts=parts(env=f"{tmp_path}/en.py:E"), **settings)

@@ -134,15 +134,27 @@ def test_a_server_that_was_never_there_is_not_waited_for(settings: dict[str, Any
     assert "is the server up" in str(caught.value.hint)
 
 
+def test_a_server_that_is_away_is_named_and_not_the_tokenizer(
+    tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With and without a model's name, which nobody can know to be served."""
+    words = ["collect", str(tasks(2)), "--endpoint", "http://127.0.0.1:9", "-o", str(tmp_path / "run")]
+    for more in ([], ["-m", "wrongname"]):
+        assert main([*words, *more]) == 3
+        assert "http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_that_the_server_does_not_serve_is_named_with_what_it_serves(
     server: ServerProcess, tasks: Any, tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With and without a tokenizer: what is wrong is the name, and nothing else is advised. HOST:PORT is a URL."""
     words = ["collect", str(tasks(2)), "--endpoint", server.url.removeprefix("http://"), "--max-tokens", "4"]
     words += ["-o", str(tmp_path / "run")]
-    for more in ([], ["--tokenizer", policy]):
-        assert main([*words, "-m", "wrongname", *more]) == 2
-        assert f"{server.url} serves fake, not wrongname" in capsys.readouterr().err
+    for name, more in (("wrongname", []), ("wrongname", ["--tokenizer", policy]), (policy, [])):
+        assert main([*words, "-m", name, *more]) == 2
+        assert f"{server.url} serves fake, not {name}" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
     assert main([*words, "-m", "fake", "--tokenizer", policy]) == 0
 
 

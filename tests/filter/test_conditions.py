@@ -99,6 +99,8 @@ def test_a_missing_value_is_neither_true_nor_false(condition: str, kept: list[bo
         ("reward > 1; drop", "--where"),
         ("reward > 1 -- x", "--where"),
         ("matches(status, '(')", "regex|group"),
+        ("status LIKE %12%", "quote it, as in LIKE '%12%'"),
+        ("status not ilike a%", "quote it, as in ilike"),
         ("", "a condition"),
         ("(reward > 1", "not closed"),
         ("reward > 1)", "not opened"),

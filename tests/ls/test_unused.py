@@ -62,7 +62,9 @@ def test_the_printed_line_removes_what_is_listed_and_only_that(
     runs = runs.rename(runs.with_name("my runs"))
     monkeypatch.chdir(runs.parent)
     assert main(["ls", "--unused", "my runs"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    said = capsys.readouterr()
+    line = said.out.splitlines()[-1]
+    assert "the rm line removes it" in said.err
     assert line == "rm -r 'my runs/good.parquet' 'my runs/good.parquet.run.json' 'my runs/y'"
     subprocess.run(line, shell=True, check=True)
     assert {output.path for output in gymdata.ls("my runs").outputs} == {"model", "x", "x/pairs-reward"}

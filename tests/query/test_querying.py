@@ -382,6 +382,23 @@ def test_times_in_a_table_are_read_as_times(tmp_path: Path, capsys: pytest.Captu
     assert "(1 item)" in said
 
 
+@pytest.mark.parametrize("terminal", [20, 160, None])
+def test_numbers_that_name_something_are_not_separated(
+    terminal: int | None, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes, ids, and what no one counts to: they can be copied, in a table, as records and in full. Amounts are
+    separated."""
+    sql = "SELECT 12345 AS n, 12346 AS prompt_hash, 12347 AS digest, 12348 AS my_id, 9007199254740993 AS b"
+    if terminal is not None:
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("COLUMNS", str(terminal))
+        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    for more in ([], ["--full"]):
+        assert main(["query", sql, str(run), *more]) == 0
+        shown = capsys.readouterr().out.split()
+        assert {"12,345", "12346", "12347", "12348", "9007199254740993"} <= set(shown)
+
+
 @pytest.mark.parametrize("terminal", [80, 100, 160, None])
 def test_tables_show_six_digits_and_every_other_form_all(
     terminal: int | None, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
