@@ -64,7 +64,7 @@ def validate(
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
     with imported_for_good():
-        from gymdata.store.lineage import warn_of_changed_scores
+        from gymdata.store.reading import warn_of_changed_scores
         from gymdata.validate.run import validate as run
 
     warn_of_changed_scores(path)

@@ -47,7 +47,7 @@ BUDGETS: dict[str, int] = {
     "scores": 210,
     "serve": 180,
     "show": 760,
-    "store": 4_772,
+    "store": 4_790,
     "tokenize": 390,
     "tour": 210,
     "train": 7_170,
@@ -56,7 +56,7 @@ BUDGETS: dict[str, int] = {
     "workers": 460,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 71_370, 710
+TOTAL, FILE_LINES = 71_390, 710
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 730, 1_235, 125
 
 

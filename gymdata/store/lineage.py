@@ -21,13 +21,11 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json
 from gymdata.store.paths import RUN_JSON, find_run_json, placed_output, read_facts, resolve
-from gymdata.store.reading import changed_files, warn
+from gymdata.store.reading import SCORED, changed_files, content_of
 from gymdata.store.run_json import differences
 
 #: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
-#: Stages whose output is scores of rollouts, which a later call of the same command replaces.
-_SCORED = ("score", "judge")
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -209,12 +207,8 @@ def parent_of(path: str | Path) -> dict[str, Any]:
         return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
     facts = read_run_json(found)
     parent = {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}
-    hashed = facts.get("run_id") is not None or facts.get("stage") in _SCORED
-    return {**parent, "files": _contents(facts)} if hashed else parent
-
-
-def _contents(facts: Mapping[str, Any]) -> dict[str, str]:
-    return {str(entry["path"]): str(entry["xxh3"]) for entry in facts.get("files") or [] if entry.get("xxh3")}
+    hashed = facts.get("run_id") is not None or facts.get("stage") in SCORED
+    return {**parent, "files": content_of(facts)} if hashed else parent
 
 
 def replaced_content(facts: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -222,7 +216,7 @@ def replaced_content(facts: Mapping[str, Any], parents: Mapping[str, Mapping[str
     (``parents``: run ID → run.json): the first file with both hashes. None when each file is there as it was: a run may
     grow, its sealed files do not change."""
     for parent in facts.get("parents") or []:
-        now = _contents(parents.get(str(parent.get("run_id")), {}))
+        now = content_of(parents.get(str(parent.get("run_id")), {}))
         for name, recorded in (parent.get("files") or {}).items():
             if now and now.get(name) != recorded:
                 present = f"is {now[name]} now" if name in now else "is gone"
@@ -241,22 +235,6 @@ def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> Non
             f"{path}: was made from rollouts that were overwritten: {changed}",
             hint="make it again from the present rollouts, or bring the earlier ones back",
         )
-
-
-def warn_of_changed_scores(path: str | Path) -> None:
-    """Warn of each table of scores that ``path`` was made from and that has other content by now."""
-    found = None if is_url(path) else find_run_json(path)
-    facts = {} if found is None else read_facts(found)
-    for parent in facts.get("parents") or []:
-        named = Path(str(parent.get("path")))
-        # A run that was moved whole still has its scores inside.
-        places = [named, *([found.parent.parent / named.name] if found is not None else [])]
-        now = next((read_facts(file) for file in map(find_run_json, places) if file is not None), {})
-        if parent.get("files") and now.get("stage") in _SCORED and _contents(now) != parent["files"]:
-            stage = str(facts.get("stage"))
-            command = {"experiences": "experience"}.get(stage, stage)
-            made = f"{named.name} changed after {path} was made from it"
-            warn(f"{made} → rerun `gymdata {command}` to use the present scores")
 
 
 def common_identity(sources: Sequence[str | Path]) -> dict[str, Any]:

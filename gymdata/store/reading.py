@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, shown
+from gymdata.remote.places import is_url
 from gymdata.remote.reading import content_key, size_of
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, Source, find_run_json, read_facts
 
@@ -296,3 +297,28 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] 
             _described[run_json] = held
     entry = held[1].get(path.resolve())
     return None if entry is None and not (held[3] and _is_part(path)) else (run_json, entry, held[2])
+
+
+#: Stages whose output is scores of rollouts, which a later call of the same command replaces.
+SCORED = ("score", "judge")
+
+
+def content_of(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The hash of each file that run.json names."""
+    return {str(entry["path"]): str(entry["xxh3"]) for entry in facts.get("files") or [] if entry.get("xxh3")}
+
+
+def warn_of_changed_scores(path: str | Path) -> None:
+    """Warn of each table of scores that ``path`` was made from and that has other content by now."""
+    found = None if is_url(path) else find_run_json(path)
+    facts = {} if found is None else read_facts(found)
+    for parent in facts.get("parents") or []:
+        named = Path(str(parent.get("path")))
+        # A run that was moved whole still has its scores inside.
+        places = [named, *([found.parent.parent / named.name] if found is not None else [])]
+        now = next((read_facts(file) for file in map(find_run_json, places) if file is not None), {})
+        if parent.get("files") and now.get("stage") in SCORED and content_of(now) != parent["files"]:
+            stage = str(facts.get("stage"))
+            command = {"experiences": "experience"}.get(stage, stage)
+            made = f"{named.name} changed after {path} was made from it"
+            warn(f"{made} → rerun `gymdata {command}` to use the present scores")

@@ -17,8 +17,7 @@ from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
 from gymdata.store import read_run_json, write_run_json, write_table
-from gymdata.store.lineage import warn_of_changed_scores
-from gymdata.store.reading import DataWarning
+from gymdata.store.reading import DataWarning, warn_of_changed_scores
 from gymdata.view.evidence.index import RolloutIndex
 from gymdata.view.evidence.selection import Query, Selector
 from tests.rollout_files import rollout, two_turns, write_run

@@ -38,7 +38,7 @@ READERS = [
     ["pairs", "RUN", "-o", "OUT.parquet"],
     ["experience", "RUN", "-o", "OUT.parquet"],
     ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT.parquet"],
-    ["score", "RUN", "--reward", "numeric", "-o", "OUT.parquet"],
+    ["score", "RUN", "--reward", "regex:5", "-o", "OUT.parquet"],
     ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"],
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -29,7 +30,11 @@ except KeyboardInterrupt:
 
 def children() -> list[int]:
     """Processes that this one started and that have not ended."""
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    pids = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
