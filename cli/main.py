@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,15 +31,10 @@ from gymdata.errors import (
 )
 from gymdata.progress import LEVELS, printed, start_logging, stop_logging
 from gymdata.store.reading import reading
-from gymdata.workers.tuning import end, keep_imports
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
 from .flags import with_common
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _LOG = logging.getLogger("gymdata")
 
@@ -213,9 +208,7 @@ def _of_module(command: str | None, function: str) -> Any:
 def run() -> None:
     """Run the command of this process, and end it with the documented exit code."""
     _open_streams()
-    # Searched for cycles, what is loaded here would cost a short command a tenth of its time. Not kept is what commands
-    # load later: DuckDB prints every type that was not collected.
-    end(main(sys.argv[1:], loaded=keep_imports))
+    sys.exit(main(sys.argv[1:]))
 
 
 def _open_streams() -> None:
@@ -229,8 +222,8 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
 
 
-def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
-    """Run one command; returns its exit code. A traceback is shown only with ``-v``. ``loaded`` is called before it starts.
+def main(argv: list[str]) -> int:
+    """Run one command; returns its exit code. A traceback is shown only with ``-v``.
 
     What readers had to leave out is reported on stderr, and changes an exit code of 0 to 1.
     """
@@ -246,7 +239,7 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
         with reading(report=lambda line: note(f"warning: {line}")) as found:
-            code = _main(argv, loaded)
+            code = _main(argv)
         code = code or (EXIT_FAULTS if found.damage else EXIT_OK)
         _LOG.info("ended with exit code %d", code, extra={"printed": True})
         return code
@@ -256,7 +249,7 @@ def main(argv: list[str], loaded: Callable[[], None] = lambda: None) -> int:
             del os.environ[COMMAND_LINE]
 
 
-def _main(argv: list[str], loaded: Callable[[], None]) -> int:
+def _main(argv: list[str]) -> int:
     verbose = "-v" in argv or "--verbose" in argv
     words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
     # Of a command line that a shell wants to complete, the words are in the environment.
@@ -264,7 +257,6 @@ def _main(argv: list[str], loaded: Callable[[], None]) -> int:
     command = next((word for word in words or completed if not word.startswith("-")), None)
     try:
         app, words = build(command), rewritten(command, words)
-        loaded()
         result: Any = app(args=words, standalone_mode=False, prog_name="gymdata")
         if result != EXIT_INTERRUPTED:
             return result if isinstance(result, int) else 0

@@ -13,7 +13,6 @@ import typer
 
 from gymdata.errors import counted, printable
 from gymdata.validate.settings import ValidateConfig
-from gymdata.workers.tuning import imported_for_good
 
 from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
@@ -63,9 +62,8 @@ def validate(
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
-    with imported_for_good():
-        from gymdata.store.reading import warn_of_changed_scores
-        from gymdata.validate.run import validate as run
+    from gymdata.store.reading import warn_of_changed_scores
+    from gymdata.validate.run import validate as run
 
     warn_of_changed_scores(path)
     report = run(path, **dict(settings))

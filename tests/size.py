@@ -53,7 +53,7 @@ BUDGETS: dict[str, int] = {
     "train": 7_170,
     "validate": 1_790,
     "view": 3_250,
-    "workers": 460,
+    "workers": 410,
 }
 #: What the whole may have.
 TOTAL, FILE_LINES = 71_390, 710

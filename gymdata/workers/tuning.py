@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import itertools
-import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -64,54 +61,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-#: Whether this process is a command's own. The number of frozen objects would tell, too, but counting them takes 2 ms.
-_of_one_command = False
-#: Whether the command runs none of the user's code.
-_all_ours = False
-
-
-def keep_imports() -> None:
-    """In the process of one command, what was imported so far lives until its end: it is not searched for cycles."""
-    global _of_one_command
-    _of_one_command = True
-    gc.freeze()
-
-
-@contextlib.contextmanager
-def imported_for_good() -> Iterator[None]:
-    """For the imports of a command that runs no code of the user's: they are kept as well, and numpy starts no threads,
-    which would spin beside the command, and beside which it should not fork. No effect in a process that called no
-    ``keep_imports``.
-    """
-    global _all_ours
-    if not _of_one_command:
-        yield
-        return
-    _all_ours = True
-    before = os.environ.get(_BLAS_THREADS)
-    os.environ.setdefault(_BLAS_THREADS, "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_BLAS_THREADS]
-        gc.freeze()
-
-
-def end(code: int) -> NoReturn:
-    """End this process with an exit code. What ``imported_for_good`` loaded is not taken apart, object by object, which
-    takes 20 ms: nothing in it waits for its end but functions of ``atexit``."""
-    if _all_ours and threading.active_count() == 1:
-        atexit._run_exitfuncs()
-        # What cannot be written is reported by Python's own end.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    sys.exit(code)
 
 
 def give_back() -> None:
