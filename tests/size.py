@@ -47,7 +47,7 @@ BUDGETS: dict[str, int] = {
     "scores": 210,
     "serve": 180,
     "show": 760,
-    "store": 4_790,
+    "store": 4_750,
     "tokenize": 390,
     "tour": 210,
     "train": 7_170,

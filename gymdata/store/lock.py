@@ -1,11 +1,7 @@
-"""One writer a run: a lock on RUN/lock that dies with its process.
+"""One writer a run: a lock on RUN/lock that dies with its process, and what names its holder.
 
-Invariants: the lock is the kernel's, not the file's existence, so a killed writer leaves nothing to clean up; a
-forked child drops its copy at once, so an engine process that outlives its parent does not hold it.
-
-filelock would not make this shorter: data files are locked themselves while they are written (``claim``), and a reader
-looks for a writer without making a lock file (``refuse_held``), neither of which it does. Where a file system has no flock
-it falls back to locks that a killed process leaves behind; here that is an error.
+Invariants: the lock is the kernel's, not the file's existence, so a killed writer leaves nothing to clean up; where a
+file system has no such locks, there is an error. A forked child does not hold its parent's lock.
 """
 
 from __future__ import annotations
@@ -14,17 +10,33 @@ import contextlib
 import datetime as dt
 import fcntl
 import os
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import orjson
+from filelock import FileLock, Timeout
 
 from gymdata.errors import StoreError
 
 LOCK = "lock"
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def claim(path: Path, *, wait: bool = False) -> FileLock:
+    """Lock ``path`` for this process, made if missing, until its ``release``, by any thread. Raises Timeout when another
+    process holds it (without ``wait``) or has just renamed it, OSError when it cannot be made or is a symbolic link."""
+
+    def refuse_renamed(fd: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return
+        raise Timeout(str(path))
+
+    path.parent.stat()  # FileLock would make the folder.
+    lock = FileLock(
+        path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False, on_acquired=refuse_renamed
+    )
+    lock.acquire()
+    return lock
 
 
 class Lock:
@@ -37,53 +49,42 @@ class Lock:
         self, folder: Path, name: str = LOCK, *, wait: bool = False, about: Mapping[str, object] | None = None
     ) -> None:
         self._path = folder / name
-        made = not self._path.exists()
+        is_new = not self._path.exists()
+        started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
         try:
-            self._fd = claim(self._path, wait=wait)
-        except BlockingIOError as error:
+            self._lock = claim(self._path, wait=wait)
+        except Timeout as error:
             raise StoreError.locked(folder, _describe(self._path)) from error
         except OSError as error:
             raise StoreError.from_os(self._path, error) from error
-        started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
-        _held.add(self)
         try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, orjson.dumps({**holder, **(about or {})}), 0)
+            self._path.write_bytes(orjson.dumps({**holder, **(about or {})}))
         except OSError as error:
-            if made:
-                with contextlib.suppress(OSError):
-                    self._path.unlink()
-            self.forget()
+            if is_new:
+                self._path.unlink(missing_ok=True)
+            self._lock.release()
             raise StoreError.from_os(self._path, error) from error
 
     def release(self) -> None:
         """Release the lock. The file stays, because other processes may be opening it."""
-        if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
-            # Unlocking frees every copy of this descriptor, also one that a child forked just now has not yet closed.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self.forget()
+        if self._lock.is_locked:
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(self._path, 0)
+            self._lock.release()
 
     def remove(self) -> None:
-        """Release the lock and remove its file. ``claim`` handles processes that opened the file before."""
-        if self._fd >= 0:
+        """Release the lock and remove its file. Processes that opened the file before find out."""
+        if self._lock.is_locked:
             self._path.unlink(missing_ok=True)
-        self.release()
-
-    def forget(self) -> None:
-        """Close this process's copy without touching the lock's content."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        _held.discard(self)
+        self._lock.release()
 
 
 def refuse_held(folder: Path, name: str = LOCK) -> None:
     """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
     path = folder / name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # A pipe of that name would block.
+        # FileLock would make the file, and needs the right to write it. A pipe of that name would block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -103,18 +104,6 @@ def is_held(folder: Path, name: str = LOCK) -> bool:
 
 
 @contextlib.contextmanager
-def writing(target: Path, *, wait: bool = False) -> Iterator[None]:
-    """Only this process writes ``target`` meanwhile. Its folder is made if missing, and removed again if it stays
-    empty. Raises StoreError as Lock does."""
-    with made_folder(target.parent) as folder:
-        lock = Lock(folder, f".{target.name}.lock", wait=wait)
-        try:
-            yield
-        finally:
-            lock.remove()
-
-
-@contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
     """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os."""
     made = not folder.exists()
@@ -130,26 +119,7 @@ def made_folder(folder: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def claim(path: Path, *, wait: bool = False) -> int:
-    """Lock ``path`` for this process, made if missing; returns its descriptor. A lock of a killed process is taken
-    over. Raises BlockingIOError when another one holds it (without ``wait``), OSError when it cannot be made or is a
-    symbolic link (ELOOP)."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # Another process may have finished, and renamed or removed it, between the two.
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def holder_of(path: Path) -> dict[str, Any]:
+def holder_of(path: Path) -> dict[str, object]:
     """The process that holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what
     ``Lock`` got as ``about``. Empty for a released lock, and for a file that is not a lock."""
     try:
@@ -162,11 +132,3 @@ def holder_of(path: Path) -> dict[str, Any]:
 def _describe(path: Path) -> str:
     holder = holder_of(path)
     return f"pid {holder['pid']} on {holder['host']}, since {holder['since']}" if holder else "holder not known"
-
-
-def _forget_all() -> None:
-    for lock in list(_held):
-        lock.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -30,7 +30,7 @@ from gymdata.errors import DataError, GymdataError, counted
 from gymdata.remote.places import mirrored
 from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
-from gymdata.store.lock import writing
+from gymdata.store.lock import Lock
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -397,9 +397,12 @@ def _cache_of(source: Source, table: Table) -> Path:
     cache = folder / name
     if not (cache.is_file() and _is_made_from(cache, made_from)):
         # Several processes of one training build it at once: the first builds it for all.
-        with writing(cache, wait=True):
+        lock = Lock(folder, f".{name}.lock", wait=True)
+        try:
             if not (cache.is_file() and _is_made_from(cache, made_from)):
                 _build(source, table, cache, made_from)
+        finally:
+            lock.remove()
     return cache
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 import xxhash
+from filelock import FileLock, Timeout
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
@@ -163,7 +164,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
-    temporary, held = claim_temporary(path)
+    temporary, lock = claim_temporary(path)
     try:
         yield temporary
         sync_file(temporary)
@@ -174,7 +175,7 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        os.close(held)
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -189,13 +190,13 @@ def writing_into(path: Path) -> Iterator[None]:
         raise StoreError.from_os(path, error) from error
 
 
-def claim_temporary(path: Path) -> tuple[Path, int]:
+def claim_temporary(path: Path) -> tuple[Path, FileLock]:
     """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
     refuse_link(path)
     temporary = temporary_of(path)
     try:
         return temporary, claim(temporary)
-    except BlockingIOError as error:
+    except Timeout as error:
         hint = "wait for it, stop it, or give another output folder"
         raise StoreError(f"{path}: another process is writing it", hint=hint) from error
     except OSError as error:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from filelock import FileLock
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, option
@@ -159,7 +160,7 @@ class Part:
 
     name: str
     path: Path
-    held: int
+    lock: FileLock
     rows: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
     xxh3: str | None = None
@@ -252,8 +253,8 @@ class StageOutput:
             os.truncate(begun.path, 0)
             begun.rows, begun.more, begun.xxh3 = None, more, None
             return begun
-        path, held = claim_temporary(self.folder / name)
-        self._parts[name] = part = Part(name, path, held, more=more)
+        path, lock = claim_temporary(self.folder / name)
+        self._parts[name] = part = Part(name, path, lock, more=more)
         return part
 
     def batches(
@@ -377,5 +378,5 @@ class StageOutput:
             if not decided:
                 with contextlib.suppress(OSError):
                     part.path.unlink(missing_ok=True)
-            os.close(part.held)
+            part.lock.release()
         self._parts.clear()
