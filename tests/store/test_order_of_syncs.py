@@ -1,0 +1,96 @@
+"""What a power cut must find: a file is on the disk before it gets its name, and that before what relies on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from gymdata.rollouts.schema import SCORES
+from gymdata.store import StageOutput
+
+
+class Operation(NamedTuple):
+    """``kind`` is sync, rename or remove; ``path`` the file or folder (for a rename the old name), ``to`` the new name."""
+
+    kind: str
+    path: Path
+    to: Path | None = None
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+    """All syncs, renames and removals of this process from here on, in order."""
+    recorded: list[Operation] = []
+
+    def recording(kind: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(path: str | Path, *to: str | Path, **more: object) -> None:
+            real(path, *to, **more)
+            recorded.append(Operation(kind, Path(path), *map(Path, to)))
+
+        return call
+
+    monkeypatch.setattr(os, "replace", recording("rename", os.replace))
+    monkeypatch.setattr(os, "rename", recording("rename", os.rename))
+    monkeypatch.setattr(os, "unlink", recording("remove", os.unlink))
+
+    def sync(fd: int) -> None:
+        recorded.append(Operation("sync", Path(f"/proc/self/fd/{fd}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return recorded
+
+
+def renames(operations: list[Operation]) -> list[tuple[int, Path, Path]]:
+    return [(i, o.path, o.to) for i, o in enumerate(operations) if o.kind == "rename" and o.to is not None]
+
+
+def refuse_unsynced_content(operations: list[Operation]) -> None:
+    for at, old, new in renames(operations):
+        assert Operation("sync", old) in operations[:at], f"{new.name} got its name before its content was on the disk"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_part_is_synced_then_named_and_its_journal_goes_last(
+    tmp_path: Path, open_run, row, suffix: str, operations: list[Operation]
+):
+    """A part is on the disk, then has its name, then run.json names it on the disk; only then the journal goes."""
+    with open_run(rows_per_file=2, format=suffix) as run:
+        for i in range(3):
+            run.append(row(i))
+    refuse_unsynced_content(operations)
+    parts = [(at, new) for at, _, new in renames(operations) if new.name.startswith("part-")]
+    assert [new.name for _, new in parts] == [f"part-0000{i}.{suffix}" for i in range(2)]
+    for (at, part), journal in zip(parts, ["00000.journal", "00001.journal"], strict=True):
+        named = next(i for i, _, new in renames(operations) if i > at and new.name == "run.json")
+        gone = operations.index(Operation("remove", part.with_name(journal)))
+        assert Operation("sync", part.parent) in operations[at:named]
+        assert Operation("sync", tmp_path / "run") in operations[named:gone]
+
+
+def test_without_an_interval_each_row_is_on_the_disk_when_append_returns(open_run, row, operations: list[Operation]):
+    """With an interval of 0 every append syncs the journal."""
+    with open_run(fsync_interval_s=0) as run:
+        operations.clear()
+        for i in range(3):
+            run.append(row(i))
+            assert operations[-1].path.suffix == ".journal"
+        assert [o.kind for o in operations if o.path.suffix == ".journal"] == ["sync"] * 3
+
+
+def test_a_derived_output_is_named_when_it_is_on_the_disk(tmp_path: Path, operations: list[Operation]):
+    """What a command wrote is on the disk before its names; the note of what is to be renamed goes when the names are."""
+    row = {"rollout_id": "r", "name": "s", "value": 1.0, "status": "scored", "source": "x", "run_id": "run-1"}
+    with StageOutput(tmp_path / "run.json", "score", ["scores.parquet"], overwrite=False) as output:
+        output.table("scores.parquet", pa.Table.from_pylist([row], schema=SCORES.schema), SCORES)
+        output.finish({})
+    refuse_unsynced_content(operations)
+    (intended, _, intent), *others = renames(operations)
+    assert [new.name for _, _, new in others] == ["scores.parquet", "run.json"]
+    assert Operation("sync", tmp_path) in operations[intended : others[0][0]]
+    gone = operations.index(Operation("remove", intent))
+    assert Operation("sync", tmp_path) in operations[others[-1][0] : gone]
