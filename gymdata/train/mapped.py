@@ -27,12 +27,12 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _read = 0
 
 
-def mapped(path: Path, dtype: str) -> Array:
-    """The numbers of a file, (n,), read-only."""
+def mapped(path: Path, dtype: str, shape: tuple[int, ...] = ()) -> Array:
+    """The numbers of a file, (n, *shape), read-only."""
     if not path.stat().st_size:
-        return np.empty(0, dtype)
+        return np.empty((0, *shape), dtype)
     with path.open("rb") as file:
-        return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(-1, *shape)
 
 
 def scratch(n: int, dtype: str, folder: Path) -> Array:
