@@ -61,7 +61,7 @@ types: .venv/.ready
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
 	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
-	$(BIN)/python -m gymdata.train.losses_page --write gymdata/docs
+	$(BIN)/python .ci/losses_page.py --write gymdata/docs
 	$(BIN)/python -m gymdata.rewards.docs_table --write gymdata/docs
 
 # The documentation as a site, in build/site.

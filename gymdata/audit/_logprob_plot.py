@@ -1,7 +1,4 @@
-"""The picture of an audit: saved against recomputed log-probs, and how far apart they are by position and by turn.
-
-Invariants: the figures drawn are those of the report; the tokens drawn are spread evenly over all.
-"""
+"""The picture of an audit: saved against recomputed log-probs, and how far apart they are by position and by turn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree.
-
-Invariants: the tests read some of the sequences only, evenly spread, so that they cost little compared to the audit
-itself; the model is run again, and nothing is concluded from the size of a difference alone.
-"""
+"""Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Saved log-probabilities against recomputed ones: how far apart, where, and which turns are not what they claim.
 
-Invariants: Δ is saved − recomputed, in nats, of one and the same token at the temperature of its row; the ratio is
-exp(−Δ), as batch RL uses it; every turn with a token further apart than the tolerance is in the list of violations.
+Δ is saved − recomputed, in nats, of one token at the temperature of its row; the ratio is exp(−Δ), as in batch RL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What an audit needs besides numbers: the policy that the files name, other renderings of prompts, and the text of
-ids.
-
-Invariants: nothing here is needed for the figures; what is not known is reported as unknown.
-"""
+"""What an audit needs besides numbers: the policy that the files name, other renderings of prompts, and the text of ids."""
 
 from __future__ import annotations
 

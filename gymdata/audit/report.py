@@ -1,8 +1,4 @@
-"""``gymdata audit``: every sampled token scored by a model, compared with what was saved, and the cause of a difference.
-
-Invariants: every rollout is compared or counted under the code of what it lacks; breaks, branches and retries are
-scored under the prompts that the model really read; an explanation is tested on tokens that disagree, not guessed.
-"""
+"""``gymdata audit``: every sampled token scored by a model, compared with what was saved, and the cause of a difference."""
 
 from __future__ import annotations
 

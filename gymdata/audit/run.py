@@ -1,8 +1,4 @@
-"""``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from.
-
-Invariants: rollouts are only read; what the files themselves say of policy and tokenizer is reported before any figure;
-an audit that another model or number format made is replaced only on request.
-"""
+"""``gymdata audit``: saved log-probabilities against a forward pass of a model, and where that says they come from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Figures that follow a training: running moments of rewards, and a KL coefficient that steers towards a target.
-
-Invariants: both are functions of the state before and the new numbers; batches may come in any split.
-"""
+"""Figures that follow a training: running moments of rewards, and a KL coefficient that steers towards a target."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Baselines of tokens and agents: what is expected at a position of the rollout, or of an agent.
-
-Invariants: a token that no other rollout of its group reaches, and a group whose returns are equal, have advantage 0;
-an agent's baseline depends on what came before it only, so the order of the rows matters to it and to nothing else here.
-"""
+"""Baselines of tokens and agents: what is expected at a position of the rollout, or of an agent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Token-wise parts of credit: KL estimates, placement of rewards, normalisation, clipping, the entropy mask.
 
-Invariants: a result is 0 where the mask is 0, and values there never enter a statistic.
+A result is 0 where the mask is 0, and values there never enter a statistic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Returns and generalised advantage estimates: recursions from a row's end to its start that step over masked tokens.
 
-Invariants: "the next token" means the next valid one of the row; beyond the last one reward and value are 0 (or the
-bootstrap value where one is given). With numba (the ``train`` extra) a compiled loop runs; without it, numpy
-over blocks; both give the same numbers.
+Beyond a row's last valid token reward and value are 0 (or the bootstrap value). With numba (the ``train`` extra) a compiled
+loop runs, without it numpy over blocks; both give the same numbers.
 """
 
 from __future__ import annotations

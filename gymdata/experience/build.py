@@ -1,7 +1,6 @@
 """From scored rollouts to credited sequences, a batch at a time: rewards first, then as many passes over tokens as needed.
 
-Invariants: every rollout is used or counted under one reason; group statistics are of the whole input, whatever the
-size of a batch; a pass gives the same batches in the same order as the one before.
+Group statistics are of the whole input; a pass gives the same batches in the same order as the one before.
 """
 
 from __future__ import annotations

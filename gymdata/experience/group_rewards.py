@@ -1,8 +1,4 @@
-"""Rewards of a file's rollouts, group by group: which groups can teach, what each rollout is worth, and the account of it.
-
-Invariants: the filter looks at raw rewards; statistics count rollouts, not sequences; every rollout that is left out
-has one reason.
-"""
+"""Rewards of a file's rollouts, group by group: which groups can teach, and what each rollout is worth."""
 
 from __future__ import annotations
 

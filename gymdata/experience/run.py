@@ -1,8 +1,6 @@
 """``gymdata experience``: scored rollouts in, sequences with an advantage for every token out, and an account of it.
 
-Invariants: ids, masks and log-probs are the saved ones; every rollout is in the file or counted under one reason,
-every dropped group is named with its reason; the same rollouts and settings give the same file; the output's run.json says
-how its rows were made and leads back to the rollouts. Memory does not grow with the tokens of the file.
+The same rollouts and settings give the same file. Memory does not grow with the tokens of the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The scalars of all rollouts, kept in memory while tokens are read batch by batch: a few numbers each, and no text.
-
-Invariants: rollouts are in the order of their files, and their tokens are read in the same order later; a rollout that is
-listed twice is refused; memory is about 30 bytes per rollout and the names of the groups.
-"""
+"""The scalars of all rollouts, kept in memory while tokens are read batch by batch: a few numbers each, and no text."""
 
 from __future__ import annotations
 

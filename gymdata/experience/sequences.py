@@ -1,7 +1,7 @@
 """Experiences: the sequences of a batch of rollouts, each token with its advantage and return.
 
-Invariants: credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the
-sequences that are trained; context has advantage 0 and mask 0; the numbers are ``gymdata.credit``'s.
+Credit is given over a rollout's sampled tokens in turn order, as one sequence, and then cut to the sequences that are
+trained; context has advantage 0 and mask 0.
 """
 
 from __future__ import annotations

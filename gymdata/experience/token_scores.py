@@ -1,7 +1,6 @@
 """Token columns from models: reference log-probs and entropies of a policy, values of a critic.
 
-Invariants: there is one number per sampled token, in turn order, scored under the prompts that were really read;
-rollouts that are not kept are not scored, and hold zeros.
+One number per sampled token, in turn order; rollouts that are not kept are not scored, and hold zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Credit of turns and of places in a rollout: estimators that look at more than the rewards of a group's rollouts.
-
-Invariants: only kept rollouts count; one number a kept turn, in the order in which batches give the turns; the numbers are
-``gymdata.credit``'s.
-"""
+"""Credit of turns and of places in a rollout: estimators that look at more than the rewards of a group's rollouts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A transformers model that reads the common beginnings of a batch once, whoever calls it.
 
-Invariants: the caller gives a padded batch and gets what the model's own code would have computed for it, in the padded
-layout, within rounding; a batch with nothing worth sharing, and a call that asks for more than hidden states or scored
-tokens, goes to the model's own code untouched. Gradients go through the same operations.
+A batch with nothing worth sharing, and a call that asks for more than hidden states or scored tokens, goes to the model's
+own code untouched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Forward passes: log-probabilities of sampled tokens (``PolicyModel``) and values of the states between them (``Critic``).
 
-Invariants: a token is scored with the model's output at the token before it, at its row's temperature, over the whole
-vocabulary, in float32: what an engine reports as processed log-probabilities. Logits are never held for more than a
-tile of tokens, so memory is bounded by ``batch_tokens``. A model is loaded from this machine, in one number format, on
-one device; an adapter is put over its base and not merged into it, as the engine that sampled had it.
+A token is scored with the model's output at the token before it, at its row's temperature, over the whole vocabulary, in
+float32: what an engine reports as processed log-probabilities. Memory is bounded by ``batch_tokens``.
 """
 
 from __future__ import annotations

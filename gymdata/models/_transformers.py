@@ -1,9 +1,6 @@
 """Models and tokenizers that are on this machine: a folder, or a hub name in the local cache; and ids back to text.
 
-Invariants: nothing is ever downloaded, and no mistyped path becomes a request to a hub: whatever loads a model or a
-tokenizer here gets a folder that exists, or a DataError. In text special tokens are written out, and an id that the
-tokenizer does not know is shown as ``<id N>`` and never left out; ``tokenizers`` is loaded with the first text
-that is needed, and ``transformers`` only for folders without a tokenizer.json.
+Nothing is ever downloaded, and no mistyped path becomes a request to a hub.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Token ids as text, for people: the pieces of a tokenizer.json, without loading a tokenizer.
-
-Invariants: a piece is the bytes of an id; nothing is encoded here, and no library but json is needed. A file of a kind
-that is not understood gives no vocabulary, never a guess.
-"""
+"""Token ids as text, for people: the pieces of a tokenizer.json, without loading a tokenizer."""
 
 from __future__ import annotations
 

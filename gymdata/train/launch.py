@@ -1,8 +1,4 @@
-"""Starts the training process and follows it; the parent loads neither torch nor TRL.
-
-Invariants: messages for people go to ``Progress``, everything else goes to ``job/trainer.log``; a failure is raised as
-the error that the process named, or as the trainer's with the last lines of its log.
-"""
+"""Starts the training process and follows it; the parent loads neither torch nor TRL."""
 
 from __future__ import annotations
 

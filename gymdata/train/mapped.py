@@ -1,7 +1,6 @@
 """Arrays in files that are mapped into memory, and dropped from it again: data larger than memory, shared by processes.
 
-Invariants: only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages; this changes no
-number. Where a system cannot drop pages, memory grows as for any mapped file.
+Only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages, where the system can.
 """
 
 from __future__ import annotations

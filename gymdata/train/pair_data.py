@@ -1,9 +1,6 @@
 """The base of all trainers' data, and pairs as trainers get them: flat arrays of ids and masks.
 
-Invariants: nothing here tokenises; a mask is 1 on generated tokens only and a masked-in token is never the first of its
-sequence (nothing predicts it); sequences are cut only on request, and whatever a length limit costs is in the returned
-``Cost``. A reward model's held-out pairs are of other tasks: no task is on both sides, and which side a task is on
-depends on its id, the share and the seed alone.
+Nothing here tokenises. A masked-in token is never the first of its sequence, as nothing predicts it.
 """
 
 from __future__ import annotations

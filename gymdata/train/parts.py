@@ -1,7 +1,7 @@
 """Tables of training data as parts of a few rows each, and the checks that need all parts.
 
-Invariants: the parts are the rows of ``read_table`` in its order, with the same columns; what would be refused of the whole
-table is refused, after the last part at the latest.
+The parts are the rows of ``read_table`` in its order; what would be refused of the whole table is refused, after the last
+part at the latest.
 """
 
 from __future__ import annotations

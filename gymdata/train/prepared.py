@@ -13,7 +13,7 @@ import dataclasses
 import math
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,8 @@ def _rows_appended(before: Any, part: Any, folder: Path, prefix: str) -> Any:
         fields |= {name: getattr(part, name) for name in _DERIVED}
     has_rows = before is not None and len(before) > 0
 
-    def joined(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        values = {}
+    def joined(old: Any, new: Any, prefix: str) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         for name in {**old, **new}:
             first, more = old.get(name), new.get(name)
             if (first is None and has_rows) or (more is None and len(part)):

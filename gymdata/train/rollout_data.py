@@ -1,9 +1,6 @@
 """Rollouts as trainers get them: which are trained or labelled, and their sequences.
 
-Invariants: for SFT a rollout without a known reward is never chosen for its reward; a rollout that breaks or branches
-gives several sequences, each sampled token trained once. For KTO a rollout without a known reward, or whose reward equals
-the bound that it is compared with, has no label and is not trained; they are counted. Neither choice depends on the order
-of the rows.
+Which rollouts are chosen or labelled does not depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -139,10 +136,6 @@ class TeacherDistributions(TrainingExperiences):
             top_logprobs=Ragged(logprobs.values[at], offsets),
             k=k,
         )
-
-    def take(self, rows: np.ndarray) -> Self:
-        taken = super().take(rows)
-        return replace(taken, top_ids=self.top_ids.take(rows), top_logprobs=self.top_logprobs.take(rows))
 
 
 def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
@@ -279,9 +272,6 @@ class TrainingLabels(TrainingExperiences):
     """Sequences with one ``label`` each: True for a desirable one."""
 
     label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
-
-    def take(self, rows: np.ndarray) -> Self:
-        return replace(super().take(rows), label=self.label[rows])
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,6 @@
 """``train_dpo``, ``train_kto`` and the others: checks, reports and outputs, independent of the trainer.
 
-Invariants: data whose tokenizer is not the model's, or that cannot be a reference, is refused with its reason, its code and
-what to do before a trainer starts; a check reads the data and the run.json files behind it, never the model's weights;
-nothing is cut without a count; the output folder says SUCCESS only when the model in it was trained on proven tokens, and
-its run.json leads back to the data and through it to the rollouts.
+Invariant: the output folder says SUCCESS only when the model in it was trained on proven tokens.
 """
 
 from __future__ import annotations

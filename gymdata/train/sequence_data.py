@@ -1,14 +1,10 @@
-"""Experiences as trainers get them: flat arrays of ids, masks and what each algorithm needs besides.
-
-Invariants: what is trained has a finite advantage and a finite saved log-prob; a trained token is never the first of
-its sequence (nothing predicts it); whatever a length limit costs is counted.
-"""
+"""Experiences as trainers get them: flat arrays of ids, masks and what each algorithm needs besides."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -79,16 +75,14 @@ class TrainingExperiences:
 
     def take(self, rows: np.ndarray) -> Self:
         """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
-        return replace(
-            self,
-            sequences=self.sequences.take(rows),
-            rollout_ids=[self.rollout_ids[row] for row in rows],
-            advantages=self.advantages.take(rows),
-            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs.take(rows),
-            weight=self.weight[rows],
-            temperature=self.temperature[rows],
-            weights={name: ragged.take(rows) for name, ragged in self.weights.items()},
-        )
+        columns: dict[str, Any] = {"rollout_ids": [self.rollout_ids[row] for row in rows]}
+        for name, value in vars(self).items():
+            if isinstance(value, (NamedSequences, Ragged)):
+                columns[name] = value.take(rows)
+            elif isinstance(value, np.ndarray):
+                columns[name] = value[rows]
+        weights = {name: weight.take(rows) for name, weight in self.weights.items()}
+        return replace(self, **columns, weights=weights)
 
 
 def sequence_names(table: pa.Table) -> list[str]:
@@ -150,7 +144,32 @@ def trained_rows(
     _refuse_not_finite("advantages", advantages, whole, where)
     check_numbers(table, {"weight": 0.0, "temperature": 0.0}, lambda row: f"sequence {names[row]}", where, first_row)
     weights = _weights(table, whole, where, first_row)
-    return _cut(whole, advantages, reference, weights, table, max_length)
+    longest = int(whole.lengths.max(initial=0))
+    lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
+    short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
+    trained = short.loss_mask.sums(short.is_trained)
+    rows = np.flatnonzero(trained > 0)
+    cost = LengthCost(
+        "sequence",
+        max_length,
+        len(whole),
+        longest,
+        rows_cut=int((lengths < whole.lengths).sum()),
+        trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
+        nothing_trained=tuple(names[i] for i in np.flatnonzero(trained == 0)),
+    )
+    data = TrainingExperiences(
+        sequences=short,
+        rollout_ids=table["rollout_id"].to_pylist(),
+        advantages=advantages.first(lengths),
+        ref_logprobs=None if reference is None else reference.first(lengths),
+        weight=numbers(table, "weight"),
+        temperature=numbers(table, "temperature"),
+        policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
+        cost=cost,
+        weights={name: weight.first(lengths) for name, weight in weights.items()},
+    )
+    return data.take(rows), rows
 
 
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
@@ -191,43 +210,6 @@ def with_optimal_advantages(table: pa.Table, loss: str, where: str) -> pa.Table:
     ids = Ragged.of(table["input_ids"], np.int32)
     column = ids.like(ids.spread(advantage).astype(np.float32)).to_arrow()
     return table.set_column(table.column_names.index("advantages"), "advantages", column)
-
-
-def _cut(
-    whole: NamedSequences,
-    advantages: Ragged,
-    reference: Ragged | None,
-    weights: dict[str, Ragged],
-    table: pa.Table,
-    max_length: int | None,
-) -> tuple[TrainingExperiences, np.ndarray]:
-    rollouts = table["rollout_id"].to_pylist()
-    longest = int(whole.lengths.max(initial=0))
-    lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
-    short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
-    trained = short.loss_mask.sums(short.is_trained)
-    rows = np.flatnonzero(trained > 0)
-    cost = LengthCost(
-        "sequence",
-        max_length,
-        len(whole),
-        longest,
-        rows_cut=int((lengths < whole.lengths).sum()),
-        trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
-        nothing_trained=tuple(whole.names[i] for i in np.flatnonzero(trained == 0)),
-    )
-    data = TrainingExperiences(
-        sequences=short.take(rows),
-        rollout_ids=[rollouts[i] for i in rows],
-        advantages=advantages.first(lengths).take(rows),
-        ref_logprobs=None if reference is None else reference.first(lengths).take(rows),
-        weight=numbers(table, "weight")[rows],
-        temperature=numbers(table, "temperature")[rows],
-        policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
-        cost=cost,
-        weights={name: ragged.first(lengths).take(rows) for name, ragged in weights.items()},
-    )
-    return data, rows
 
 
 def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, where: str) -> None:

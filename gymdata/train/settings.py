@@ -1,8 +1,7 @@
 """The trainers: settings of each training command, which table it reads and how that becomes what is trained.
 
-Invariants: a key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's
-model and LoRA settings) and is checked by the trainer process before it loads any data; nothing is guessed. The
-command's process and the training process make their data by the same ``parts`` from the same settings.
+A key that is not gymdata's is one of the trainer's own (TRL's config class, transformers' arguments, TRL's model and LoRA
+settings).
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
 the proof of trained tokens, metrics, curve and resuming are shared by all.

@@ -1,9 +1,7 @@
 """The trainer's own settings: which key belongs to which class of TRL, and a clear error for one that belongs to none.
 
-Invariants: a key reaches exactly one dataclass, with a value of the type that it declares, which is no NaN or infinity and
-within ``LIMITS``; a key that gymdata sets itself
-is refused with the flag to use instead. The command checks the keys by the source of the classes, before anything is
-written or torch is loaded; the training process sorts them by the classes themselves.
+The command checks the keys by the source of the classes, before anything is written or torch is loaded; the training
+process sorts them by the classes themselves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Batches straight from saved ids and masks.
 
-Invariants: a batch holds the ids and masks of its rows as they are in the file, right-padded, position for
-position; rows are named, so that every later step can say which sequences it is looking at. The dataset that TRL gets is
-row numbers only: there is no text that it could tokenise again. An order in which siblings, the sequences of one prompt,
-meet in a batch, which then runs their prompt once, is drawn from the seed and the epoch alone, so every process and every
-resumed run has the same one.
+The dataset that a library gets is row numbers only: there is no text that it could tokenise again.
 """
 
 from __future__ import annotations

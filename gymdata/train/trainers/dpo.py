@@ -1,8 +1,7 @@
 """DPO on exact tokens: TRL's DPOTrainer, given saved ids and masks in place of text.
 
-Invariants: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed
-code are used as they are. Only what it has no place for is computed here: reference log-probabilities without a text
-dataset, and the weight and margin of a pair.
+Only what TRL has no place for is computed here: reference log-probabilities without a text dataset, and the weight and
+margin of a pair.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The base of all trainers on exact tokens, whichever library class they extend.
-
-Invariants: the library sees row numbers as its dataset and tensors from our collator, so it has nothing to tokenise,
-cut or drop; a loss or a gradient that is not finite stops the run with the rollouts of its batch or step.
-"""
+"""The base of all trainers on exact tokens, whichever library class they extend."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How far a policy has moved from the first one: ``python -m gymdata.train.trainers.kl_to_reference ROLLOUTS MODEL OUT N``.
-
-Invariants: rollouts are the moved policy's own, so the estimate is of KL(policy ‖ first policy) a token, on what it
-really does; the same rollouts give the same figure, since the N that are scored are chosen by their ids.
-"""
+"""How far a policy has moved: ``python -m gymdata.train.trainers.kl_to_reference ROLLOUTS MODEL OUT N``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """KTO on exact tokens: TRL's KTOTrainer, given saved ids, masks and labels in place of text.
 
-Invariants: TRL's tokenising, truncating and masking are not reached; its losses, metrics, LoRA and distributed code
-are used as they are. The order of training is drawn once from the seed, so that the completions that a batch lends each
-other for its estimate of the KL are of other tasks; every process and every resumed run has that order.
+The order of training is drawn once from the seed, so that the completions that a batch lends each other for its estimate of
+the KL are of other tasks; every process and every resumed run has that order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reports of a training run, during and after it: events for the parent, metrics.jsonl and curve.png.
-
-Invariants: only the main process writes metrics; a resumed run's file has every step once.
-"""
+"""Reports of a training run, during and after it: events for the parent, metrics.jsonl and curve.png."""
 
 from __future__ import annotations
 

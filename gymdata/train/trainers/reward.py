@@ -1,7 +1,6 @@
 """A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
 
-Invariants: the token that fills up a batch ends no sequence of the file and is no end token, so the score is read where
-the answer really ends; pairs of held-out tasks are never trained on, and the model's figures on them are in run.json.
+The token that fills up a batch ends no sequence of the file, so the score is read where the answer really ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
 
-Invariants: the ratio of a token is exp(log π_θ − log π_saved) at the temperature that its row was sampled with;
-tokens whose mask is 0 (prompts, tool output, padding) have no part in loss or gradient; each component of the loss is a mean
-over its tokens (or sequences) of the whole global batch, so neither batch size, accumulation nor the number of processes
-changes it.
+Each component of the loss is a mean over its tokens (or sequences) of the whole global batch, so neither batch size,
+accumulation nor the number of processes changes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Supervised training on the exact tokens of chosen rollouts: the frame of ``rl`` with −log π as the loss of a token.
-
-Invariants: every generation of a rollout is trained and nothing between them; the loss is a mean over the trained
-tokens of the whole global batch.
-"""
+"""Supervised training on the exact tokens of chosen rollouts: the frame of ``rl`` with −log π as the loss of a token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A critic from exact tokens: the frame of ``rl`` with the distance between values and returns as the loss of a token.
 
-Invariants: the value that is trained for a token is that of the state before it, which is what ``experience --critic``
-reads; the folder is a sequence classification model with one label; returns of held-out tasks are never trained on.
+The value that is trained for a token is that of the state before it, which is what ``experience --critic`` reads.
 """
 
 from __future__ import annotations

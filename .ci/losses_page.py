@@ -1,6 +1,6 @@
 """The tables of losses and estimators in the documentation.
 
-``python -m gymdata.train.losses_page --write gymdata/docs`` after a change."""
+``python .ci/losses_page.py --write gymdata/docs`` after a change."""
 
 from __future__ import annotations
 
