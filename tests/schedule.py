@@ -2,7 +2,8 @@
 
 Every run writes ``runs/durations.json``: test file → seconds. The next one starts with the longest files, so that no
 process is left alone with one at the end; a fresh clone goes by ``tests/durations.json``. Tests of a file stay together on
-a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record, and
+a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record,
+``--at-most 5`` the files that take no longer than five seconds, and
 ``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
 ``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``.
 """
@@ -27,6 +28,7 @@ SHARED = ("engine", "wheel")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="Run the I-th of N parts of about equal time.")
+    parser.addoption("--at-most", type=float, metavar="SECONDS", help="Leave out files that take longer.")
     parser.addoption("--skip-passed", action="store_true", help="Leave out tests that passed on the same sources.")
 
 
@@ -63,6 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         index, count = map(int, part.split("/"))
         chosen = parts(by_group(files, recorded(SHIPPED)), count)[index - 1]
         items[:] = [item for item in items if group_of(item) in chosen]
+    if limit := config.getoption("at_most"):
+        known = recorded(SHIPPED)
+        items[:] = [item for item in items if known.get(file_of(item.nodeid), 1.0) <= limit]
     if config.getoption("skip_passed") and passed_file().is_file():
         passed = set(passed_file().read_text().splitlines())
         items[:] = [item for item in items if item.nodeid not in passed]

@@ -57,14 +57,19 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.engine
 @pytest.mark.timeout(1200)
-def test_the_blocks_that_sample_and_train_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One scenario over all pages: the README collects, makes pairs and trains, and the topics go on from its run."""
+@pytest.mark.matrix("README")
+@pytest.mark.parametrize("pages", [["README"], [page.stem for page in PAGES]], ids=["README", "every page"])
+def test_the_blocks_that_sample_and_train_run(
+    pages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One scenario: the README collects, makes pairs and trains, and the topics go on from its run."""
     pytest.importorskip("vllm")
     pytest.importorskip("trl")
     prepare(tmp_path)
     first = ["README", "train-and-watch", "batch-rl"]
     scenario = sorted(
-        (b for b in BLOCKS if b.mark == "engine"), key=lambda b: (first.index(b.page) if b.page in first else 9, b.line)
+        (b for b in BLOCKS if b.mark == "engine" and b.page in pages),
+        key=lambda b: (first.index(b.page) if b.page in first else 9, b.line),
     )
     # What a trainer's environment has is read when its libraries are loaded.
     for name in ("HF_HUB_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):

@@ -118,6 +118,7 @@ def test_another_checkpoint(clean_rows: Rows, other_policy: Path, tmp_path: Path
     assert {v.code for v in report.violations} == {"L305"}
 
 
+@pytest.mark.matrix("0.7")
 @pytest.mark.parametrize("true", [0.7, 1.37])
 def test_another_temperature(clean_rows: Rows, sample_model: Any, tmp_path: Path, true: float):
     """The temperature that explains the saved numbers is found, whether people use such a one or not."""
@@ -131,6 +132,7 @@ def test_another_temperature(clean_rows: Rows, sample_model: Any, tmp_path: Path
     assert report.explanation.after < 1e-4 < report.explanation.before
 
 
+@pytest.mark.matrix("raw_logprobs")
 @pytest.mark.parametrize("mode", [None, "raw_logprobs"])
 def test_raw_log_probabilities(clean_rows: Rows, sample_model: Any, tmp_path: Path, mode: str | None):
     """Numbers of temperature 1 on tokens that were drawn at 0.5: named from run.json, or from the tokens themselves."""
@@ -157,6 +159,7 @@ def test_a_wrong_template(clean_rows: Rows, tmp_path: Path):
     assert "the model's chat template" in report.explanation.text
 
 
+@pytest.mark.full
 def test_prompts_that_no_rendering_explains(clean_rows: Rows, tmp_path: Path):
     """With the very weights that sampled, numbers of an unknown prompt are still laid on the prompt, as what is left."""
     rows = [changed(r, lambda p, g, lp, n: ([*p[:3], 20, 21, *p[3:]], g, lp), messages=[]) for r in clean_rows]
@@ -165,6 +168,7 @@ def test_prompts_that_no_rendering_explains(clean_rows: Rows, tmp_path: Path):
     assert (report.explanation.cause, report.explanation.certain) == ("template", False)
 
 
+@pytest.mark.matrix("1")
 @pytest.mark.parametrize("by", [-1, 1])
 def test_off_by_one_in_the_numbers(clean_rows: Rows, tmp_path: Path, by: int):
     """Numbers that stand one token too early or too late are recognised by their neighbours."""
@@ -176,6 +180,7 @@ def test_off_by_one_in_the_numbers(clean_rows: Rows, tmp_path: Path, by: int):
     assert ("next" if by < 0 else "before") in report.explanation.text
 
 
+@pytest.mark.full
 def test_off_by_one_in_the_scoring(clean_rows: Rows, sample_model: Any, tmp_path: Path):
     """Tokens that were scored with the output after them are recognised by scoring them so."""
 
@@ -190,6 +195,7 @@ def test_off_by_one_in_the_scoring(clean_rows: Rows, sample_model: Any, tmp_path
     assert "output after it" in report.explanation.text
 
 
+@pytest.mark.full
 def test_a_cut_distribution(clean_rows: Rows, sample_model: Any, tmp_path: Path):
     """Log-probs renormalised over the likeliest tokens, as top_p gives them, are told from run.json and never too low."""
 
@@ -205,6 +211,7 @@ def test_a_cut_distribution(clean_rows: Rows, sample_model: Any, tmp_path: Path)
     assert any("top_p 0.9" in line for line in report.first)
 
 
+@pytest.mark.full
 def test_what_sets_some_rollouts_apart(clean_rows: Rows, sample_model: Any, tmp_path: Path):
     """When only the rollouts of one policy version disagree, it is said which."""
     rows = list(clean_rows)
@@ -262,6 +269,7 @@ def test_breaks_branches_and_retries_are_scored_under_their_own_prompts(sample_m
     assert {"ref_logprobs", "entropy", "kl"} <= set(read_table(made.path, EXPERIENCES).column_names)
 
 
+@pytest.mark.full
 def test_batches_change_nothing(clean_rows: Rows, tmp_path: Path):
     """One sequence at a time and all at once give the same numbers up to float32's rounding."""
     run = saved_run(tmp_path / "run", clean_rows)
@@ -313,6 +321,7 @@ def test_what_the_model_cannot_read_is_refused(clean_rows: Rows, tmp_path: Path)
         audit(saved_run(tmp_path / "run", [row]), str(POLICY))
 
 
+@pytest.mark.full
 def test_a_limit_takes_rollouts_evenly(clean_rows: Rows, tmp_path: Path):
     """First and last are among them; an audit with other settings in its place is refused, the same is not."""
     run = saved_run(tmp_path / "run", clean_rows)
@@ -338,6 +347,7 @@ def test_the_run_says_where_it_came_from(clean_rows: Rows, tmp_path: Path):
     assert facts["max_abs_difference"] == report.summary["max_abs_difference"]
 
 
+@pytest.mark.full
 def test_without_a_model_the_runs_own_is_taken(clean_rows: Rows, tmp_path: Path):
     """A run that names no folder needs -m; columns need a place."""
     run = saved_run(tmp_path / "run", clean_rows[:2])

@@ -132,6 +132,7 @@ def test_a_vllm_server_reads_the_ids_that_go_with_the_messages(vllm_server: str,
             ]
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_a_vllm_server_with_messages_only_breaks_honestly(vllm_server: str, policy: str, tmp_path: Path) -> None:
     """Told messages only, the server tokenises again: rollouts that it rewrote are breaks whose cause is re-tokenising or

@@ -127,6 +127,7 @@ def test_a_server_that_returns_with_other_weights_is_refused(
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
+@pytest.mark.full
 def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
     assert [s["state"] for s in read_run_json(tmp_path / "run")["engine"]["servers"]] == ["up", "up"]
 
 
+@pytest.mark.full
 def test_servers_that_are_all_refused_are_not_waited_for(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_servers_that_are_all_refused_are_not_waited_for(
         )  # fmt: skip
 
 
+@pytest.mark.full
 def test_servers_that_are_starting_are_retried_as_one_is(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ def test_servers_that_are_starting_are_retried_as_one_is(
     assert gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given).rollouts == 240
 
 
+@pytest.mark.full
 def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -224,6 +228,7 @@ def test_a_file_of_servers_is_read_again(
     assert f"{a.url} is no longer listed and gets no more requests" in watch.said
 
 
+@pytest.mark.full
 def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -235,6 +240,7 @@ def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
     assert any("1 of 2 servers are not used in the end: http://127.0.0.1:9 (" in text for text in watch.said)
 
 
+@pytest.mark.full
 def test_a_server_that_never_answers_does_not_hold_up_the_others(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +275,7 @@ def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(up: Callable[.
     ]
 
 
+@pytest.mark.full
 def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Settings], str]) -> None:
     """The server is compared again and used; what it was sampling meanwhile is not requested twice."""
     behind = [Settings(), Settings()]
@@ -328,6 +335,7 @@ def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
     assert gymdata.collect(endpoint=[b.url, a.url], output=tmp_path / "run", **given).rollouts == 240
 
 
+@pytest.mark.full
 def test_a_list_of_servers_that_are_not_there_is_an_outage(
     up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +380,7 @@ def test_a_list_of_servers_that_are_not_there_is_an_outage(
     ]
 
 
+@pytest.mark.full
 def test_a_server_that_leaves_the_list_while_it_is_checked_is_not_used(
     up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +452,7 @@ def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Ca
     assert by[8:16] == by[16:] == by[:8]
 
 
+@pytest.mark.full
 def test_servers_without_a_request_take_turns(up: Callable[..., ServerProcess]) -> None:
     """One request at a time is no reason to use one server only: the one that has answered least is next."""
 

@@ -62,6 +62,7 @@ def same_tables(run: Path, one: str, other: str) -> bool:
     return comparisons.equals(others) and scores["value"].equals(other_scores["value"])
 
 
+@pytest.mark.full
 def test_two_servers_share_the_work(up: Callable[..., ServerProcess], run: Path) -> None:
     """Verdicts, rewards and the judge's name are those of one server; run.json counts the answers of each."""
     a, b = up(*PACED), up(*PACED)
@@ -90,6 +91,7 @@ def test_a_server_that_is_killed_and_restarted_loses_nothing(up: Callable[..., S
     assert same_tables(run, "judge", "one")
 
 
+@pytest.mark.full
 def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerProcess], run: Path) -> None:
     """By the name that it lists, also where no name was given; and by its logprobs, where both show them."""
     a, b, other, mute = up("--weights", "3"), up("--name", "other"), up("--weights", "4"), up()
@@ -107,6 +109,7 @@ def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerPr
     assert [server["logprob_difference"] for server in servers_of(run, "mute").values()] == [0.0, None]
 
 
+@pytest.mark.full
 def test_a_file_gains_a_server_while_it_runs(up: Callable[..., ServerProcess], run: Path, tmp_path: Path) -> None:
     """A line that is added is a server more; one that is removed gets no more requests."""
     a, b = up(*PACED), up(*PACED)
@@ -142,6 +145,7 @@ def test_all_servers_lost_are_the_judge_s_fault_and_repaid_is_nothing(
     assert summary.asked + summary.cached == 120
 
 
+@pytest.mark.full
 def test_one_server_that_stops_answering_is_waited_for(up: Callable[..., ServerProcess], run: Path) -> None:
     """As with several: killed and started again, with no retries left for it, nothing is missing."""
     a = up(*PACED)
@@ -190,6 +194,7 @@ def test_a_judge_without_a_name_has_that_of_the_served_model(
     assert (again.path, again.judge, again.asked) == (summary.path, summary.judge, 0)
 
 
+@pytest.mark.full
 def test_a_server_that_lists_no_model_yet_is_left_out_until_it_does(
     up: Callable[..., ServerProcess], run: Path
 ) -> None:

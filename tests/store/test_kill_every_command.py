@@ -57,8 +57,8 @@ for name, form in exported().items():
     COMMANDS[f"export {name}"] = f"export {source} -o {{out}}/x{suffix} --format {name}"
 
 
-#: Formats whose files are made like those of others.
-LONG = {"export atif", "export openai", "export trl-messages", "export trl-prompt-completion", "export nat-dpo-items"}
+#: Of each way to write, one: the folder of a command, single files, a run, and an export.
+REPRESENTATIVES = {"pairs", "pairs, files", "score", "import", "filter, files", "export nemo-gym"}
 #: Each process of these runs a model, or draws.
 SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
@@ -184,7 +184,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.full, pytest.mark.timeout(3600)] if name in LONG | SLOW.keys() else [])
+        pytest.param(name, marks=[pytest.mark.full, pytest.mark.timeout(3600)] if name not in REPRESENTATIVES else [])
         for name in [*COMMANDS, *SLOW]
     ],
 )

@@ -115,6 +115,7 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path, with_run_json: 
     assert all(str(file) in error for error in errors)
 
 
+@pytest.mark.matrix("pairs-cut", "validate-cut", "query-name")
 @pytest.mark.parametrize("damage", ["cut", "name"])
 @pytest.mark.parametrize(
     "command", [["validate", "RUN"], ["show", "RUN"], ["report", "RUN"], *READERS], ids=lambda c: c[0]
@@ -201,6 +202,7 @@ def test_a_query_reads_only_the_columns_that_it_names(tmp_path: Path) -> None:
         gymdata.query("SELECT * FROM turns", alone)
 
 
+@pytest.mark.matrix("0-pairs", "40-query", "-3-export")
 @pytest.mark.parametrize("command", READERS, ids=lambda c: c[0])
 @pytest.mark.parametrize("at", [0, 40, -3])
 def test_a_damaged_journal_line_is_said_and_ends_with_1(
@@ -236,6 +238,7 @@ def test_the_torn_tail_of_a_live_journal_is_no_damage(tmp_path: Path, capsys: py
     assert f"{journal}: its last line is torn" in shown.err
 
 
+@pytest.mark.matrix("pairs-parquet", "query-jsonl", "export-parquet")
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 @pytest.mark.parametrize("command", READERS, ids=lambda c: c[0])
 def test_changed_sealed_files_are_refused_unless_allowed(

@@ -56,6 +56,7 @@ def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: p
     assert page.url.endswith("#t=1")
 
 
+@pytest.mark.full
 def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
     """Clicking a bar keeps the rollouts with its rewards."""
     page.goto(serve(SAMPLES / "clean.jsonl"))
@@ -65,6 +66,7 @@ def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
     assert shown == {"1"}
 
 
+@pytest.mark.full
 def test_groups_open(page: Any, serve: Serve):
     """By group: one line for each, its rollouts inside."""
     page.goto(serve(SAMPLES / "clean.jsonl") + "/?by=group")
@@ -74,6 +76,7 @@ def test_groups_open(page: Any, serve: Serve):
     assert group.locator("table").is_visible()
 
 
+@pytest.mark.full
 def test_from_break_to_diff(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """The filter for breaks leads to the broken rollout, and that to both sides of its break."""
     monkeypatch.chdir(SAMPLES.parents[1])
@@ -87,6 +90,7 @@ def test_from_break_to_diff(page: Any, serve: Serve, monkeypatch: pytest.MonkeyP
     assert "T200" in page.locator("main").inner_text()
 
 
+@pytest.mark.matrix("dark")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_follow_the_color_scheme(chromium: Any, serve: Serve, scheme: str):
     """Light text on a dark ground where that is preferred, and until the button is pressed, which is kept."""

@@ -185,6 +185,7 @@ def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Pat
     assert 0 <= current["x"] < current["x"] + current["width"] <= phone
 
 
+@pytest.mark.full
 def test_a_rollout_can_be_read_in_every_coloring(looked: Any, serve: Serve, run: Path) -> None:
     """Tokens in each coloring, the note at a pointed token, why it is trained, and the keys of the keyboard."""
     page = looked
@@ -209,6 +210,7 @@ def test_a_rollout_can_be_read_in_every_coloring(looked: Any, serve: Serve, run:
     is_fit(page, "keys")
 
 
+@pytest.mark.full
 def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) -> None:
     """Rollouts, groups side by side with their cards, and pairs from the fork are in it, and lead to each other."""
     page, target = looked, tmp_path / "x.html"

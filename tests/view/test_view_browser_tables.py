@@ -44,6 +44,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_from_the_group_to_a_rollout_and_back(page: Any, serve: Serve, run: Path):
     """A group stands side by side; a card opens its rollout, and ``u`` leads up again."""
     page.goto(serve(run) + "/?by=group")
@@ -72,6 +73,7 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
     assert "flipped" in page.locator("main").inner_text()
 
 
+@pytest.mark.full
 def test_what_the_judge_got_wrong(page: Any, serve: Serve, run: Path):
     """The tab of verdicts against the rewards has exactly those."""
     page.goto(serve(run) + "/comparisons")
@@ -123,6 +125,7 @@ def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path:
     assert page.locator("#steps").inner_text() == "4"
 
 
+@pytest.mark.full
 def test_lineage_is_a_graph_to_click(page: Any, serve: Serve, run: Path):
     """A node shows what its run.json says."""
     page.goto(serve(run) + "/lineage")

@@ -73,6 +73,7 @@ def trajectories(folder: Path) -> list[str]:
     return [str(folder / "atif.jsonl")]
 
 
+@pytest.mark.matrix("gym_lines", "unfit_rows")
 @pytest.mark.parametrize("shape", [gym_lines, gym_files, unfit_rows, trajectories], ids=lambda s: s.__name__)
 def test_an_import_is_the_same(
     shape: Callable[[Path], list[str]],
@@ -165,6 +166,7 @@ FORMATS = [
 ]  # fmt: skip
 
 
+@pytest.mark.matrix("parts-nemo-gym-jsonl", "of_pairs-trl-preference-jsonl")
 @pytest.mark.parametrize(("shape", "format", "suffix"), FORMATS, ids=lambda given: getattr(given, "__name__", given))
 def test_an_export_is_the_same(
     shape: Callable[[Path], str],
@@ -225,6 +227,7 @@ def with_journal(folder: Path) -> list[str]:
     return [str(run), str(inputs.write_parts(folder / "more", [more]))]
 
 
+@pytest.mark.matrix("pairs---split-0.3---fork-with_journal", "experience---estimator-rloo---whiten-all_parts")
 @pytest.mark.parametrize("shape", [all_parts, with_journal], ids=lambda s: s.__name__)
 @pytest.mark.parametrize(
     "words",
