@@ -125,6 +125,17 @@ def test_the_same_seed_samples_the_same_elsewhere(tasks: Tasks, tmp_path: Path) 
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_no_two_calls_share_a_seed(tasks: Tasks, tmp_path: Path, adder: str) -> None:
+    """Each turn of each rollout of each task is sampled with a seed of its own."""
+    sampler = FakeSampler(add_or_answer)
+    summary = collect(
+        tasks=str(tasks(4)), output=tmp_path / "run", num_rollouts=3, seed=3, parts=parts(sampler, env=adder)
+    )
+    seeds = [request.seed for request in sampler.requests]
+    assert len(seeds) == sum(row["n_turns"] for row in rows_of(tmp_path / "run")) > summary.rollouts
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_never_more_in_flight_than_asked(tasks: Tasks, tmp_path: Path, adder: str) -> None:
     """-c bounds the rollouts that exist at a time, grouped or not, however many are pending."""
     for groups in (False, True):
