@@ -47,6 +47,14 @@ def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
     assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
 
 
+def test_every_request_stops_at_the_templates_end_of_turn(server: Any, settings: dict[str, Any]) -> None:
+    """The end of an assistant message in the chat template ends a turn, whatever the served checkpoint stops at."""
+    at = Settings()
+    collect(endpoint=server(at), **settings)
+    end_of_turn = 2  # <|im_end|>
+    assert [end_of_turn in r["stop_token_ids"] for r in at.requests if r.get("n") == 3] == [True] * 4
+
+
 def test_a_setting_that_is_newer_than_the_run_had_its_default(server: Any, settings: dict[str, Any]) -> None:
     """A run.json that lacks sampling settings is resumed with their defaults, and refused with another value."""
     url = server(Settings())
