@@ -137,12 +137,8 @@ class VllmSampler:
         """The fingerprint of this engine's policy; after ``start``. Hashes the weights."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
         made = partial(self._params_of, sampling=sampling, log_probs=True)
-        drawn = [
-            (await self._sample(SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1), made, sampling, log_probs=True))[
-                0
-            ]
-            for k, prompt in enumerate(PRINTS)
-        ]
+        requests = [SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1) for k, prompt in enumerate(PRINTS)]
+        drawn = [(await self._sample(request, made, sampling, log_probs=True))[0] for request in requests]
         return Fingerprint(
             "this process",
             str((await asyncio.to_thread(policy_facts, self.model))["policy_hash"]),
@@ -236,7 +232,7 @@ class VllmSampler:
             if not failed:
                 self._log.remove()
             # vLLM's finalizer shuts down again, at interpreter exit, when the modules it needs are gone.
-            engine.shutdown = _nothing
+            engine.shutdown = lambda: None
         self._thread.shutdown(wait=True)
         # At exit, libraries report what was never freed.
         gc.unfreeze()
@@ -322,6 +318,7 @@ class VllmSampler:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\b.*")
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor import Executor
 
         # Started later, the tracker would unblock SIGINT in this thread and the engine's processes would inherit that.
         with _tracker_stays_quiet():
@@ -339,7 +336,7 @@ class VllmSampler:
             with self._log.children_write_here():
                 engine = AsyncLLM(
                     vllm_config=config,
-                    executor_class=_executor_class(config),
+                    executor_class=Executor.get_class(config),
                     log_stats=not args.disable_log_stats,
                     log_requests=False,
                     usage_context=UsageContext.LLM_CLASS,
@@ -401,7 +398,10 @@ class VllmSampler:
             # A seeded request whose prefill is split over two steps kills the CPU engine.
             "request_seeds": not (device == "cpu" and chunked),
             "vocab_size": int(model.get_vocab_size()),
-            "engine_args": {key: _plain(value) for key, value in self.engine_args.items()},
+            "engine_args": {
+                key: value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)
+                for key, value in self.engine_args.items()
+            },
         }
 
 
@@ -456,7 +456,9 @@ def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
         rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
         fits = next((r for r in _LORA_RANKS if r >= rank), rank)
         wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": fits}
-    if _on_cpu():
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
         wanted |= _cpu_args(base, given)
     return wanted, adapter
 
@@ -485,12 +487,6 @@ def _tracker_stays_quiet() -> Iterator[None]:
         sys.warnoptions.remove(option)
 
 
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
-
-
 def _cpu_args(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -513,25 +509,11 @@ def _cpu_args(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _executor_class(config: Any) -> Any:
-    from vllm.v1.executor import Executor
-
-    return Executor.get_class(config)
-
-
-def _nothing() -> None:
-    """Replaces the shutdown of an engine that is closed already."""
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # pydantic's first line only counts the errors; the sentence that helps comes after the field's name
     useful = [line for line in lines if "validation error" not in line and not line.startswith("For further")]
     return " ".join(useful[:2])[:400] or type(error).__name__
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)
 
 
 def tool_parsers() -> list[str]:

@@ -445,9 +445,9 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
     name, llm = target_of(config), _llm(config)
     served_name = llm.model_name
     if llm.base_url is None:
-        from gymdata.engines.servers.vllm_server import served_names
+        from gymdata.engines.servers.vllm_server import served_models
 
-        names = served_names(endpoint)
+        names = [model.name for model in served_models(endpoint)]
         if len(names) != 1:
             raise UsageError(
                 f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}, and which one is the policy is "

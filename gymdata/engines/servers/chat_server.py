@@ -27,7 +27,7 @@ from gymdata.chat.template import TransformersChat
 from gymdata.engines.port import Conversation, Generation, SampleRequest
 from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat
-from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.engines.servers.vllm_server import PROBE, PROBE_TOKENS, TOOL, ServerSampler
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
@@ -37,16 +37,6 @@ Tools = Sequence[Mapping[str, Any]] | None
 WAYS: tuple[Way, ...] = ("ids", "prefix", "messages")
 
 _BEGIN: list[Message] = [{"role": "user", "content": "begin"}]
-_PROBE = (1, 2, 3, 4)
-_PROBE_TOKENS = 8
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
-    },
-}
 _RENDERS_AGAIN = (
     "the server takes messages only and re-renders every prompt: one that no longer begins with what was sampled is kept "
     "as a break (--on-break fail refuses it)"
@@ -96,18 +86,15 @@ class ChatServerSampler(ServerSampler):
     async def _check_answers(self) -> str:
         """Short requests that prove the evidence, the way to say what a prompt must be, and that tools are shown."""
         begin = Conversation(_BEGIN, None)
-        drawn = (await self._complete(self._chat_body(begin, _PROBE_TOKENS, 1, 1, Sampling(ignore_eos=True))))[0]
+        drawn = (await self._complete(self._chat_body(begin, PROBE_TOKENS, 1, 1, Sampling(ignore_eos=True))))[0]
         best_of = Sampling(top_k=1, ignore_eos=True)
-        best = (await self._complete(self._chat_body(begin, _PROBE_TOKENS, 1, 1, best_of)))[0]
+        best = (await self._complete(self._chat_body(begin, PROBE_TOKENS, 1, 1, best_of)))[0]
         mode = self._mode(best)
         for way in self.ways:
             if await self._proves(way, drawn):
                 self.way = way
                 break
-        if self.way != "ids":
-            self.tool_choice = await self._shows_tools(drawn)
-        else:
-            self.tool_choice = "none"
+        self.tool_choice = "none" if self.way == "ids" else await self._shows_tools(drawn)
         return mode
 
     async def _proves(self, way: Way, drawn: Generation) -> bool:
@@ -117,7 +104,7 @@ class ChatServerSampler(ServerSampler):
         held = [*drawn.prompt_token_ids, *drawn.token_ids]
         if way == "ids":
             body = self._chat_body(Conversation(_BEGIN, None), 1, 1, 1)
-            body["kv_transfer_params"] = {"prompt_token_ids": list(_PROBE)}
+            body["kv_transfer_params"] = {"prompt_token_ids": list(PROBE)}
         else:
             # Other words than were sampled, so that a rendering of them cannot look like the prefix.
             messages: list[Message] = [{"role": "assistant", "content": "an earlier completion"}, *_BEGIN]
@@ -126,12 +113,12 @@ class ChatServerSampler(ServerSampler):
         read = await self._prompt_read(body)
         if read is None:
             return False
-        return read == list(_PROBE) if way == "ids" else read[: len(held)] == held and len(read) > len(held)
+        return read == list(PROBE) if way == "ids" else read[: len(held)] == held and len(read) > len(held)
 
     async def _shows_tools(self, drawn: Generation) -> str | None:
         """The tool_choice under which tools reach the prompt, "none" before "auto": completions are parsed here."""
         for choice in ("none", "auto"):
-            body = {**self._chat_body(Conversation(_BEGIN, None), 1, 1, 1), "tools": [_TOOL], "tool_choice": choice}
+            body = {**self._chat_body(Conversation(_BEGIN, None), 1, 1, 1), "tools": [TOOL], "tool_choice": choice}
             read = await self._prompt_read(body)
             if read is not None and read != list(drawn.prompt_token_ids):
                 return choice
@@ -195,16 +182,11 @@ class OnPolicyPrompts:
 def _api_message(message: Message) -> dict[str, Any]:
     """A message as the chat route takes it: no nulls, and the arguments of calls as JSON text."""
     out = {key: value for key, value in message.items() if value is not None}
-    calls = out.pop("tool_calls", None)
-    if calls:
-        out["tool_calls"] = [{**call, "function": _as_text(call["function"])} for call in calls]
+    if calls := out.pop("tool_calls", None):
+        out["tool_calls"] = calls = [{**call, "function": dict(call["function"])} for call in calls]
+        for function in (call["function"] for call in calls):
+            if not isinstance(arguments := function.get("arguments"), str):
+                function["arguments"] = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     elif out["role"] == "assistant":
         out.setdefault("content", "")
     return out
-
-
-def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return dict(function)
-    return {**function, "arguments": json.dumps({} if arguments is None else arguments, ensure_ascii=False)}

@@ -51,29 +51,21 @@ def of_completion(
     )
 
 
+def _positions(choice: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Log-probabilities and alternatives of a choice that has its positions as ``content``; ``name``: what alternatives are
+    named by."""
+    content = (choice.get("logprobs") or {}).get("content")
+    if not isinstance(content, list) or not all(isinstance(c, dict) for c in content):
+        return None, None
+    tops = [[top for top in c.get("top_logprobs") or [] if isinstance(top, dict)] for c in content]
+    alternatives = [{str(top.get(name)): top.get("logprob") for top in position} for position in tops]
+    return [c.get("logprob") for c in content], alternatives
+
+
 def of_generate(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001 - as above
     """The evidence in a choice of /inference/v1/generate, which has no text at all."""
-    content = (choice.get("logprobs") or {}).get("content")
-    values = alternatives = None
-    if isinstance(content, list) and all(isinstance(c, dict) for c in content):
-        values = [c.get("logprob") for c in content]
-        alternatives = [
-            {
-                str(top.get("token_id")): top.get("logprob")
-                for top in c.get("top_logprobs") or []
-                if isinstance(top, dict)
-            }
-            for c in content
-        ]
-    reason = choice.get("finish_reason")
-    return Evidence(
-        answer.get("prompt_token_ids"),
-        choice.get("token_ids"),
-        values,
-        alternatives,
-        reason,
-        choice.get("weight_versions"),
-    )
+    evidence = (answer.get("prompt_token_ids"), choice.get("token_ids"), *_positions(choice, "token_id"))
+    return Evidence(*evidence, choice.get("finish_reason"), choice.get("weight_versions"))
 
 
 def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:
@@ -83,15 +75,8 @@ def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[
         # This finish reason is the parser's; with all of its allowed tokens used, the generation was cut.
         closed = bool(ids) and ids[-1] in body.get("stop_token_ids", ())
         reason = "length" if len(ids) >= body["max_tokens"] and not closed else "stop"
-    content = (choice.get("logprobs") or {}).get("content")
-    values = alternatives = None
-    if isinstance(content, list) and all(isinstance(c, dict) for c in content):
-        values = [c.get("logprob") for c in content]
-        alternatives = [
-            {top.get("token"): top.get("logprob") for top in c.get("top_logprobs") or [] if isinstance(top, dict)}
-            for c in content
-        ]
-    return Evidence(answer.get("prompt_token_ids"), ids, values, alternatives, reason, choice.get("weight_versions"))
+    evidence = (answer.get("prompt_token_ids"), ids, *_positions(choice, "token"))
+    return Evidence(*evidence, reason, choice.get("weight_versions"))
 
 
 def generations(

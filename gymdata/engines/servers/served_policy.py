@@ -11,13 +11,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gymdata.engines.servers.many import Endpoints, Member, Servers
+from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.models import model_identity
@@ -173,7 +172,7 @@ class ServedPolicy:
             nonlocal done
             for row in rows:
                 ids = given.token_ids[row].tolist()
-                found, _ = await self._servers.ask(partial(_score, ids=ids))
+                found, _ = await self._servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]
                 # The first token has nothing before it, and is never scored.
                 scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
                 done += 1
@@ -181,7 +180,3 @@ class ServedPolicy:
                     progress.update(done=done, total=len(given))
 
         await together(worker() for _ in range(min(self._servers.default_concurrency, len(given))))
-
-
-async def _score(member: Member, ids: Sequence[int]) -> list[float]:
-    return await member.score(ids)

@@ -25,7 +25,8 @@ from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.urls import ENGINE_KEYS, Address, address
 from gymdata.workers.signals import run_async
 
-_TOOL = {
+#: A tool for requests that only ask whether tools reach the model.
+TOOL = {
     "type": "function",
     "function": {
         "name": "add",
@@ -65,8 +66,11 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[s
             Finding("models listed", True, True, str(facts["served_model"])),
             Finding("token ids and log-probabilities", True, True, "returned, prompts left alone"),
             Finding("processed log-probabilities", processed, True, mode, None if processed else _PROCESSED),
-            await _chat(sampler),
-            await _tools(sampler),
+            # Collecting renders conversations and parses tool calls itself; a server that does too serves others as well.
+            await _takes_chat(sampler, "chat template", "start it with --chat-template FILE"),
+            await _takes_chat(
+                sampler, "tool calls parsed by the server", _TOOL_PARSER, tools=[TOOL], tool_choice="auto"
+            ),
         ]
         return findings, facts
     finally:
@@ -85,11 +89,6 @@ def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
     served = ", ".join(names)
     hint = "give one of them with -m/--model" if len(names) > 1 else f"leave -m out, or give -m {served}"
     return UsageError(f"{server} serves {served}, not {model}", hint=hint).at("-m/--model", model, served)
-
-
-def served_names(endpoint: str, timeout_s: float = 30.0) -> list[str]:
-    """The names under which a server lists its models. Raises OutsideError("engine") when it cannot be reached."""
-    return [model.name for model in served_models(endpoint, timeout_s)]
 
 
 def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
@@ -117,40 +116,23 @@ def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
 
 
 _PROCESSED = "start it with --logprobs-mode processed_logprobs"
+_TOOL_PARSER = "start it with --enable-auto-tool-choice --tool-call-parser NAME (collect parses tool calls itself)"
 
 
-async def _chat(sampler: ServerSampler) -> Finding:
-    """Collecting renders conversations itself; a server that has a template can be collected from by messages as well."""
-    body = {"model": sampler.model, "messages": [{"role": "user", "content": "What is 7+5?"}], "max_tokens": 1}
-    name = "chat template"
+async def _takes_chat(sampler: ServerSampler, name: str, cure: str, **more: object) -> Finding:
+    messages = [{"role": "user", "content": "What is 7+5?"}]
     try:
-        await sampler.ask("/v1/chat/completions", body)
+        await sampler.ask(
+            "/v1/chat/completions", {"model": sampler.model, "messages": messages, "max_tokens": 1, **more}
+        )
     except OutsideError as error:
-        return Finding(name, False, False, str(error.message), "start it with --chat-template FILE")
-    return Finding(name, True, False, "yes")
-
-
-async def _tools(sampler: ServerSampler) -> Finding:
-    """Collecting parses tool calls itself, from ids; a server that does too serves other clients."""
-    body = {
-        "model": sampler.model,
-        "messages": [{"role": "user", "content": "What is 7+5?"}],
-        "tools": [_TOOL],
-        "tool_choice": "auto",
-        "max_tokens": 1,
-    }
-    name = "tool calls parsed by the server"
-    try:
-        await sampler.ask("/v1/chat/completions", body)
-    except OutsideError as error:
-        cure = "start it with --enable-auto-tool-choice --tool-call-parser NAME (collect parses tool calls itself)"
         return Finding(name, False, False, str(error.message), cure)
     return Finding(name, True, False, "yes")
 
 
 #: Ids that every vocabulary has; what they mean does not matter to the checks.
-_PROBE = (1, 2, 3, 4)
-_PROBE_TOKENS = 8
+PROBE = (1, 2, 3, 4)
+PROBE_TOKENS = 8
 _KEY = "set VLLM_API_KEY or OPENAI_API_KEY to the server's key"
 _ADVICE = Advice(
     unreachable="is the server up? `curl URL/v1/models` must answer",
@@ -316,7 +298,7 @@ class ServerSampler:
         OutsideError."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
         try:
-            drawn = [(await self._complete(*request))[0] for request in self._print_requests(sampling)]
+            drawn = [(await self._complete(self._body(ids, 1, 1, 1, sampling), ids))[0] for ids in PRINTS]
         except OutsideError as error:
             if error.retryable or error.fatal:
                 raise
@@ -331,9 +313,6 @@ class ServerSampler:
             await self._tokens_of({"messages": conversation, "add_generation_prompt": True}),
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
-
-    def _print_requests(self, sampling: Sampling) -> list[tuple[dict[str, Any], Sequence[int] | None]]:
-        return [(self._body(prompt, 1, 1, 1, sampling), prompt) for prompt in PRINTS]
 
     async def _tokens_of(self, what: Mapping[str, Any]) -> str | None:
         """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
@@ -359,11 +338,6 @@ class ServerSampler:
     def unreachable(self) -> bool:
         """Whether the server is waited for."""
         return self._http.unreachable
-
-    @property
-    def retries(self) -> int:
-        """Tries beyond the first, so far."""
-        return self._http.retries
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
 
@@ -392,11 +366,11 @@ class ServerSampler:
     async def _prefer_generate(self) -> None:
         """Use the route that also says which weights sampled which tokens, where the server has it: vLLM 0.32 or later,
         started for scale-out."""
-        body = self._body(_PROBE, 1, 1, 1, Sampling())
+        body = self._body(PROBE, 1, 1, 1, Sampling())
         try:
             await self._http.ask(
                 "POST", _GENERATE, _generate_body(body),
-                lambda answer: generations(answer, body, of_generate, sent=_PROBE, vocab_size=self.vocab_size),
+                lambda answer: generations(answer, body, of_generate, sent=PROBE, vocab_size=self.vocab_size),
                 retries=0, timeout_s=min(self._http.timeout_s, _ROUTE_S),
             )  # fmt: skip
         except OutsideError:
@@ -420,7 +394,7 @@ class ServerSampler:
     async def _check_answers(self) -> str:
         """Two short requests. Returns the log-probability mode that they prove."""
         for sampling in (Sampling(ignore_eos=True), Sampling(top_k=1, ignore_eos=True)):
-            body = self._body(_PROBE, _PROBE_TOKENS, 1, 1, sampling)
+            body = self._body(PROBE, PROBE_TOKENS, 1, 1, sampling)
             best = (await self._complete(body, body["prompt"]))[0]
         return self._mode(best)
 
@@ -498,26 +472,24 @@ class ServerSampler:
 
     def _refusal(self, error: AnswerFaultError) -> UsageError | None:
         """The error for a fault that follows from the server's settings, which no retry can cure; None for others."""
-        reason = error.reason
         if error.fault in ("no_ids", "no_logprobs"):
-            return UsageError(f"{self.base}: {reason}", hint=error.hint)
-        if error.fault == "prompt":
-            hint = "serve the model without a proxy that tokenises again or adds tokens"
-            return UsageError(f"{self.base} changes prompts: {reason}", hint=hint)
-        if error.fault == "positive":
-            hint = "start the server with --logprobs-mode processed_logprobs"
-            return UsageError(f"{self.base} returns logits, not log-probabilities: {reason}", hint=hint)
-        return None
+            return UsageError(f"{self.base}: {error.reason}", hint=error.hint)
+        if error.fault not in _REFUSED:
+            return None
+        what, hint = _REFUSED[error.fault]
+        return UsageError(f"{self.base} {what}: {error.reason}", hint=hint)
+
+
+#: Fault → what such a server does, and how to make it stop.
+_REFUSED = {
+    "prompt": ("changes prompts", "serve the model without a proxy that tokenises again or adds tokens"),
+    "positive": ("returns logits, not log-probabilities", _PROCESSED.replace("it", "the server", 1)),
+}
 
 
 def _generate_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request for completions as the route of ids in and ids out takes it."""
-    apart = {
-        "model": "model",
-        "prompt": "token_ids",
-        "request_id": "request_id",
-        "return_token_ids": "return_token_ids",
-    }
+    apart = {"prompt": "token_ids"} | {name: name for name in ("model", "request_id", "return_token_ids")}
     of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}
     sampling = {name: value for name, value in body.items() if name not in {*apart, *of_text}}
     return {theirs: body[ours] for ours, theirs in apart.items() if ours in body} | {
