@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import threading
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
-from gymdata.engines.servers.many import Member, Servers
+from gymdata.engines.servers.many import Member, Places, Servers
 from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 from gymdata.models.model_identity import base_of
@@ -48,9 +47,6 @@ _LEAVE_S = 0.2
 _NOT_SENT = ("VLLM_API_KEY", "VLLM_HOST_IP", "VLLM_PORT")
 
 
-_FRESH = ("fresh", None)
-
-
 class Replica:
     """The class of an actor: one sampler, made here by ``make``. Every answer is ("ok", value), ("fault", facts), or
     ("fresh", None) where the process was started again since."""
@@ -66,65 +62,35 @@ class Replica:
         """Ray's ID of the node, and the process."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    async def start(self) -> Any:
-        """Start the sampler unless it runs: its facts."""
-        return await self._answer(self._start())
-
-    async def fingerprint(self) -> Any:
-        return await self._answer(self._sampler.fingerprint()) if self._sampler is not None else _FRESH
-
-    async def sample(self, prompt: bytes, request: SampleRequest) -> Any:
-        """``prompt``: int32 ids. Of each generation: whether it read that very prompt, and the rest of it."""
-        if self._sampler is None:
-            return _FRESH
-        return await self._answer(_sample(self._sampler, array("i", prompt).tolist(), request))
-
-    async def score(self, ids: bytes) -> Any:
-        """``ids``: int32."""
-        return (
-            await self._answer(self._sampler.score(array("i", ids).tolist())) if self._sampler is not None else _FRESH
-        )
+    async def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """A method of the sampler; "start" starts it unless it runs, and gives its facts."""
+        try:
+            if method == "start":
+                async with self._starting:
+                    if self._sampler is None:
+                        sampler = self._make()
+                        await sampler.start()
+                        self._sampler = sampler
+                return "ok", self._sampler.facts()
+            if self._sampler is None:
+                return "fresh", None
+            return "ok", await getattr(self._sampler, method)(*arguments)
+        except GymdataError as error:
+            outside = isinstance(error, OutsideError)
+            if outside and error.fatal:
+                # A dead engine leaves nothing for the next one to use. After exit_actor Ray would not restart the
+                # actor.
+                asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, 1)
+            flags = {name: getattr(error, name) for name in _FLAGS} if outside else {}
+            return "fault", {"error": error.to_dict(), "flags": flags}
 
     async def close(self) -> None:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             await sampler.close()
 
-    async def _start(self) -> dict[str, Any]:
-        async with self._starting:
-            if self._sampler is None:
-                sampler = self._make()
-                await sampler.start()
-                self._sampler = sampler
-            return self._sampler.facts()
-
-    async def _answer(self, work: Any) -> tuple[str, Any]:
-        try:
-            return "ok", await work
-        except GymdataError as error:
-            if isinstance(error, OutsideError) and error.fatal:
-                # A dead engine leaves nothing for the next one to use. After exit_actor Ray would not restart the
-                # actor.
-                asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, 1)
-            return "fault", _described(error)
-
-
-async def _sample(sampler: Member, prompt: list[int], request: SampleRequest) -> list[tuple[bool, Generation]]:
-    made = await sampler.sample(replace(request, prompt_token_ids=prompt))
-    return [_packed(one, prompt) for one in made]
-
-
-def _packed(one: Generation, prompt: list[int]) -> tuple[bool, Generation]:
-    same = list(one.prompt_token_ids) == prompt
-    return same, replace(one, prompt_token_ids=() if same else list(one.prompt_token_ids))
-
 
 _FLAGS = ("retryable", "retry_after_s", "fatal", "final", "status")
-
-
-def _described(error: GymdataError) -> dict[str, Any]:
-    flags = {name: getattr(error, name) for name in _FLAGS} if isinstance(error, OutsideError) else {}
-    return {"error": error.to_dict(), "flags": flags}
 
 
 class ReplicaSampler:
@@ -170,24 +136,18 @@ class ReplicaSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task cancels it in the replica."""
-        prompt = array("i", request.prompt_token_ids).tobytes()
-        made = await self._call("sample", prompt, replace(request, prompt_token_ids=(), conversation=None))
-        return [
-            replace(
-                one, prompt_token_ids=list(request.prompt_token_ids) if same else one.prompt_token_ids, server=self.name
-            )
-            for same, one in made
-        ]
+        generations = await self._call("sample", replace(request, conversation=None))
+        return [replace(generation, server=self.name) for generation in generations]
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
-        return list(await self._call("score", array("i", ids).tobytes()))
+        return list(await self._call("score", list(ids)))
 
     async def close(self) -> None:
         """Nothing: the replica outlives a try to reach it."""
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        kind, value = await self._pool.call(self._index, self.name, method, *arguments)
+        kind, value = await self._pool.call(self._index, self.name, "call", method, *arguments)
         if kind == "ok":
             return value
         if kind == "fresh":
@@ -201,7 +161,7 @@ class ReplicaSampler:
         raise error
 
 
-class Replicas:
+class Replicas(Places):
     """The replicas of one engine on Ray: the ``Places`` of ``Servers``.
 
     ``make``: makes the sampler in its actor; ``address``: see ``checked_address``; ``policy_hash``: what replicas must hold

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -69,14 +69,11 @@ T = TypeVar("T")
 
 
 class Places(Protocol):
-    """Where the servers are. ``noun``: what a person calls one of them."""
+    """Where the servers are. ``noun``: what a person calls one of them; ``may_change``: whether ``read`` may give others
+    while the run goes."""
 
     noun: str
-
-    @property
-    def may_change(self) -> bool:
-        """Whether ``read`` may give others while the run goes."""
-        ...
+    may_change: bool
 
     def read(self) -> dict[str, str]:
         """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
@@ -88,64 +85,51 @@ class Places(Protocol):
         ...
 
     async def open(self) -> None:
-        """Before the first sampler is started."""
-        ...
+        """Before the first sampler is started. By default nothing: servers run already."""
 
     async def close(self) -> None:
-        """After the last was closed. Safe to call twice, and without ``open``."""
-        ...
+        """After the last was closed; safe to call twice, and without ``open``. By default servers are left running."""
 
 
-class Endpoints:
+class Endpoints(Places):
     """The base URLs that were given: each a URL, or ``@FILE`` with one per line (``#`` begins a comment). ``address_of``
     checks one."""
 
     noun = "server"
 
-    def __init__(self, given: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
-        self._given, self._address_of = list(given), address_of
+    def __init__(self, urls: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
+        self._urls, self._address_of = list(urls), address_of
+        self.may_change = any(text.startswith("@") for text in urls)
 
     def check(self) -> str:
         return counted(len(self.read()), "server")
 
-    async def open(self) -> None:
-        """Nothing: servers run already."""
-
-    async def close(self) -> None:
-        """Nothing: servers are left running."""
-
-    @property
-    def may_change(self) -> bool:
-        return any(text.startswith("@") for text in self._given)
-
     def read(self) -> dict[str, str]:
         """Every server once, in order: its URL as it may be shown, without ``/v1`` and secrets, and as it was given. Raises
         UsageError for what is no URL, DataError for a file that cannot be read or names none."""
-        found: dict[str, str] = {}
-        for url, file in self._urls():
+        servers: dict[str, str] = {}
+        for text in self._urls:
+            file = Path(text[1:]) if text.startswith("@") else None
             try:
-                found.setdefault(str(self._address_of(url)), url)
+                for url in [text] if file is None else _listed(file):
+                    servers.setdefault(str(self._address_of(url)), url)
             except UsageError as error:
                 if file is None:
                     raise
                 raise UsageError(f"{file}: {error.message}", hint=error.hint) from error
-        return found
+        return servers
 
-    def _urls(self) -> Iterator[tuple[str, Path | None]]:
-        """Each with the file that lists it."""
-        for text in self._given:
-            if not text.startswith("@"):
-                yield text, None
-                continue
-            file = Path(text[1:])
-            try:
-                lines = file.read_text("utf-8-sig").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise DataError.unreadable(file, str(error), "give a text file with one URL a line") from error
-            urls = [word for line in lines for word in line.partition("#")[0].replace(",", " ").split()]
-            if not urls:
-                raise DataError.empty(file, "at least one URL")
-            yield from ((url, file) for url in urls)
+
+def _listed(file: Path) -> list[str]:
+    """The URLs in a file. Raises DataError."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError.unreadable(file, str(error), "give a text file with one URL per line") from error
+    urls = [word for line in lines for word in line.partition("#")[0].replace(",", " ").split()]
+    if not urls:
+        raise DataError.empty(file, "at least one URL")
+    return urls
 
 
 @dataclass(eq=False)
@@ -215,20 +199,20 @@ class Pool(Generic[M]):
         one that cannot be reached while others can is tried again while they work."""
         try:
             await self.places.open()
-            found = await self._first_proofs()
-            for server, one in zip(self.servers, found, strict=True):
-                if isinstance(one, Fingerprint) and self._proof is None:
-                    self._proof, self._facts = one, server.sampler.facts()
-                if isinstance(one, Fingerprint) and (why := self._unlike(server, one)) is not None:
-                    raise why
+            proofs = await self._first_proofs()
+            for server, proof in zip(self.servers, proofs, strict=True):
+                if isinstance(proof, Fingerprint):
+                    if self._proof is None:
+                        self._proof, self._facts = proof, server.sampler.facts()
+                    if (unlike := self._unlike(server, proof)) is not None:
+                        raise unlike
+                    server.up = True
         except BaseException:
             await self.close()
             raise
-        for server, one in zip(self.servers, found, strict=True):
-            server.up = not isinstance(one, OutsideError)
-        for server, one in zip(self.servers, found, strict=True):
-            if isinstance(one, OutsideError):
-                self._down(server, one)
+        for server, proof in zip(self.servers, proofs, strict=True):
+            if isinstance(proof, OutsideError):
+                self._down(server, proof)
         if self.places.may_change:
             self._reader = asyncio.create_task(self._read_repeatedly())
         return self.facts()
@@ -237,15 +221,15 @@ class Pool(Generic[M]):
         """The proof of each server, or why it cannot be reached; retried for a while when none can. Raises GymdataError."""
         began, pause = time.monotonic(), self._pause_s
         for tries in range(self._retries, -1, -1):
-            found = await self._proofs()
-            away = [one for one in found if isinstance(one, OutsideError)]
-            for one in found:
-                if isinstance(one, BaseException) and not isinstance(one, OutsideError):
-                    raise one
+            proofs = await self._proofs()
+            away = [proof for proof in proofs if isinstance(proof, OutsideError)]
+            for proof in proofs:
+                if isinstance(proof, BaseException) and not isinstance(proof, OutsideError):
+                    raise proof
             if len(away) < len(self.servers):
-                return found
+                return proofs
             # What takes long, as an engine that fails to start, is not repeated.
-            if not tries or not all(one.retryable for one in away) or time.monotonic() - began > self.late_s:
+            if not tries or not all(error.retryable for error in away) or time.monotonic() - began > self.late_s:
                 break
             await asyncio.sleep(pause)
             pause *= 2
@@ -255,22 +239,19 @@ class Pool(Generic[M]):
         """The proof of each server, or the error instead. Servers that have not answered when others have are left
         out."""
         tasks = [asyncio.ensure_future(self._prove(server)) for server in self.servers]
-        waiting = set(tasks)
+        waiting, done = set(tasks), set(tasks)
         try:
-            while waiting:
+            while waiting and done:
                 some = any(task.done() and task.exception() is None for task in tasks)
                 done, waiting = await asyncio.wait(
                     waiting, timeout=self.late_s if some else None, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not done:
-                    break
         finally:
-            late = set(waiting)
-            for task in late:
+            for task in waiting:
                 task.cancel()
-            found = await asyncio.gather(*tasks, return_exceptions=True)
+            proofs = await asyncio.gather(*tasks, return_exceptions=True)
         silent = OutsideError(self.system, f"no answer within {self.late_s:g} s of the others", retryable=True)
-        return [silent if task in late else one for task, one in zip(tasks, found, strict=True)]
+        return [silent if task in waiting else proof for task, proof in zip(tasks, proofs, strict=True)]
 
     def facts(self) -> dict[str, Any]:
         """What run.json keeps about the servers; empty before ``start``."""
@@ -391,7 +372,11 @@ class Pool(Generic[M]):
         server.faults += 1
         if server.sampler is not sampler or not server.up:
             return True  # it is away already, or back since
-        broken = _broke(error) or ((error.status or 0) >= 500 and error.status not in _BUSY)
+        cause = error.__cause__
+        # The connection broke while the request was on its way, or the server itself did.
+        broken = (type(cause).__module__.startswith("aiohttp") and not isinstance(cause, TimeoutError)) or (
+            (error.status or 0) >= 500 and error.status not in _BUSY
+        )
         if error.fatal or broken:
             self._down(server, error)
         return True
@@ -429,7 +414,12 @@ class Pool(Generic[M]):
                     raise why
             except GymdataError as error:
                 await fresh.sampler.close()
-                self._not_yet(server, error)
+                # What it lacks may come (a model that is loaded later), unless that is ``lasting``.
+                refused = None if isinstance(error, OutsideError) else error.message
+                if refused is not None and refused != server.refused:
+                    until = "" if server.lasting else " until that changes"
+                    self._say(f"{server.url} is refused{until}: {refused}")
+                server.refused, server.last_fault = refused or server.refused, error
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except asyncio.CancelledError:
@@ -444,14 +434,6 @@ class Pool(Generic[M]):
             server.up, server.refused, self._none_since = True, None, None
             away = f" again after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
             self._say(f"{server.url} is used{away} ({sum(s.up for s in self.servers)} of {len(self.servers)})")
-
-    def _not_yet(self, server: Server[M], error: GymdataError) -> None:
-        """A server cannot be used. What it lacks may come (a model that is loaded later), unless that is ``lasting``."""
-        refused = None if isinstance(error, OutsideError) else error.message
-        if refused is not None and refused != server.refused:
-            until = "" if server.lasting else " until that changes"
-            self._say(f"{server.url} is refused{until}: {refused}")
-        server.refused, server.last_fault = refused or server.refused, error
 
     async def _read_repeatedly(self) -> None:
         """Read the list of servers again and again: new servers are checked first, removed ones get no more requests."""
@@ -521,18 +503,16 @@ class Pool(Generic[M]):
         )
 
     def _notes(self) -> list[str]:
-        away = [s for s in self.servers if s.listed and not s.up and s.last_fault is not None]
-        odd = [s for s in self.servers if s.difference is not None and s.difference > _OTHER_NUMBERS]
-        return [
-            *(
-                f"{s.url} is not used until it answers: {s.last_fault.message}"
-                for s in away
-                if s.last_fault is not None
-            ),
-            *(
-                f"logprobs of {s.url} differ by {s.difference:.3g} nats from the first {self._noun}'s: another dtype or GPU?"
-                for s in odd
-            ),
+        away = [
+            f"{server.url} is not used until it answers: {server.last_fault.message}"
+            for server in self.servers
+            if server.listed and not server.up and server.last_fault is not None
+        ]
+        return away + [
+            f"logprobs of {server.url} differ by {server.difference:.3g} nats from the first {self._noun}'s: another "
+            "dtype or GPU?"
+            for server in self.servers
+            if server.difference is not None and server.difference > _OTHER_NUMBERS
         ]
 
 
@@ -550,14 +530,8 @@ class Servers(Pool[Member]):
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """``request.n`` generations of one server. Raises OutsideError("engine")."""
         keys = (request.request_id.rpartition("-")[0], request.group)
-        made, server = await self.ask(lambda sampler: sampler.sample(request), keys, request.n)
+        generations, server = await self.ask(lambda sampler: sampler.sample(request), keys, request.n)
         # A replica that was moved to another node says so itself.
-        made = [one if one.server is not None else replace(one, server=server.url) for one in made]
-        server.sampled_as.update(str(one.server) for one in made)
-        return made
-
-
-def _broke(error: OutsideError) -> bool:
-    """Whether the connection broke while the request was on its way."""
-    cause: BaseException | None = error.__cause__
-    return cause is not None and type(cause).__module__.startswith("aiohttp") and not isinstance(cause, TimeoutError)
+        generations = [one if one.server is not None else replace(one, server=server.url) for one in generations]
+        server.sampled_as.update(str(one.server) for one in generations)
+        return generations
