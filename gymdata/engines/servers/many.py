@@ -68,7 +68,7 @@ M = TypeVar("M", bound=Pooled)
 T = TypeVar("T")
 
 
-class Places(Protocol):
+class Places:
     """Where the servers are. ``noun``: what a person calls one of them; ``may_change``: whether ``read`` may give others
     while the run goes."""
 
@@ -77,12 +77,12 @@ class Places(Protocol):
 
     def read(self) -> dict[str, str]:
         """Every server once, in order: its name as it may be shown, and what its sampler is made of."""
-        ...
+        raise NotImplementedError
 
     def check(self) -> str:
         """A description of what will be used. Raises UsageError when it can never be available. Ray is started here
         where it is to be, which only a program's main thread can do."""
-        ...
+        return counted(len(self.read()), self.noun)
 
     async def open(self) -> None:
         """Before the first sampler is started. By default nothing: servers run already."""
@@ -100,9 +100,6 @@ class Endpoints(Places):
     def __init__(self, urls: Sequence[str], address_of: Callable[[str], Address] = server_address) -> None:
         self._urls, self._address_of = list(urls), address_of
         self.may_change = any(text.startswith("@") for text in urls)
-
-    def check(self) -> str:
-        return counted(len(self.read()), "server")
 
     def read(self) -> dict[str, str]:
         """Every server once, in order: its URL as it may be shown, without ``/v1`` and secrets, and as it was given. Raises
