@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gymdata.chat.template import TransformersChat
 from gymdata.engines._vllm import VllmSampler
@@ -36,32 +36,12 @@ class _GuidedVerdictSampler(VllmSampler):
         return params
 
 
-class Replicated(NamedTuple):
-    """Several engines on Ray in the place of one in this process; see ``gymdata.engines.servers._ray``."""
-
-    engines: int
-    address: str | None
-    resources: Mapping[str, Any]
-    retries: int = 5
-
-
-def _on_ray(
-    given: Replicated, model: str, engine_args: Mapping[str, Any], policy_hash: str, **settings: Any
-) -> Servers:
-    from gymdata.engines.servers._ray import replicated
-
-    return replicated(
-        given.engines, given.address, given.resources, model, engine_args, policy_hash=policy_hash, retries=given.retries,
-        **settings,
-    )  # fmt: skip
-
-
 class EngineJudge:
-    """A ``Judge`` on the model in a folder, in this process or ``replicated``.
+    """A ``Judge`` on the model in a folder, in this process or on Ray.
 
-    ``form``: the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; otherwise
-    it is free, as a judge that reasons first must be. Raises UsageError for a template that leaves out what it should
-    show.
+    ``on_ray``: makes the engines there, with the arguments of ``VllmSampler`` (``gymdata.engines.servers._ray``). ``form``:
+    the judge's roles, or a prompt. ``constrain``: ``on`` holds the judge to the verdict's schema; otherwise it is free, as a
+    judge that reasons first must be. Raises UsageError for a template that leaves out what it should show.
     """
 
     def __init__(
@@ -75,12 +55,9 @@ class EngineJudge:
         constrain: str = "auto",
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        replicated: Replicated | None = None,
+        on_ray: Callable[..., Servers] | None = None,
     ) -> None:
-        if replicated is None:
-            require("engine", "vllm")
-        else:
-            require("ray", "ray")
+        require(*(("engine", "vllm") if on_ray is None else ("ray", "ray")))
         self.model, self.form = model, form or Roles()
         self.max_tokens = max_tokens or DEFAULT_MAX_TOKENS
         self.chat = TransformersChat.load(
@@ -94,8 +71,8 @@ class EngineJudge:
         settings: dict[str, Any] = {"sampling": sampling, "seed": seed, "log_probs": False}
         self.sampler: VllmSampler | Servers = (
             kind(model, engine_args=engine_args, **settings)
-            if replicated is None
-            else _on_ray(replicated, model, engine_args or {}, facts["policy_hash"], kind=kind, **settings)
+            if on_ray is None
+            else on_ray(model, engine_args or {}, policy_hash=facts["policy_hash"], kind=kind, **settings)
         )
         self.identity: Mapping[str, Any] = {
             "model": facts["policy"],
@@ -168,8 +145,8 @@ class ReplicaJudge(EngineJudge):
 
     sampler: Servers
 
-    def __init__(self, model: str, *, replicated: Replicated, **settings: Any) -> None:
-        super().__init__(model, replicated=replicated, **settings)
+    async def find_model(self) -> None:
+        """Nothing: the model is named."""
 
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """How long to wait when every replica is gone; ``say`` is called for every loss and return."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import UsageError
@@ -22,7 +23,7 @@ def load_judge(config: GenrmConfig) -> Judge:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
         return _served(config, form)
-    from gymdata.judge._vllm import EngineJudge, ReplicaJudge, Replicated
+    from gymdata.judge._vllm import EngineJudge, ReplicaJudge
 
     assert config.genrm is not None
     settings: dict[str, Any] = {
@@ -36,8 +37,10 @@ def load_judge(config: GenrmConfig) -> Judge:
     }
     if config.replicas is None:
         return EngineJudge(config.genrm, **settings)
-    replicated = Replicated(config.replicas, config.ray, config.replica, config.retries)
-    return ReplicaJudge(config.genrm, replicated=replicated, **settings)
+    from gymdata.engines.servers._ray import replicated
+
+    on_ray = partial(replicated, config.replicas, config.ray, config.replica, retries=config.retries)
+    return ReplicaJudge(config.genrm, on_ray=on_ray, **settings)
 
 
 def _served(config: GenrmConfig, form: Form) -> Judge:

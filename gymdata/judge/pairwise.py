@@ -221,7 +221,7 @@ class PairwiseJudge:
                 break
             if self._verdict(record) is not None:
                 break
-        self.kept.put(key, record)
+        self.kept.put({key: record})
         return record
 
     async def close(self) -> None:

@@ -15,7 +15,6 @@ import orjson
 
 from gymdata.store.journal import Journal, Repair, frame, repair, repair_failures, scan
 from gymdata.store.lines import decode, encode_any, iter_lines
-from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import Source
 
 _SYNC_S = 1.0
@@ -61,22 +60,11 @@ class VerdictCache(_Journaled):
         """The record, or None."""
         return self._records.get(key)
 
-    def put(self, key: str, value: Any) -> None:
-        """Keep a JSON value. Raises StoreError.from_os."""
-        self._put({"key": key, "value": value}, {key: value})
-
-    def put_all(self, records: Mapping[str, Any]) -> None:
-        """Keep several JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
+    def put(self, records: Mapping[str, Any]) -> None:
+        """Keep JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
         if records:
-            self._put({"records": records}, records)
-
-    def _put(self, line: Mapping[str, Any], records: Mapping[str, Any]) -> None:
-        self._append(frame(encode_any(dict(line))))
-        self._records.update(records)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Every key with its record, in the order in which keys came."""
-        yield from self._records.items()
+            self._append(frame(encode_any({"records": dict(records)})))
+            self._records.update(records)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -112,19 +100,9 @@ class VerdictLog(_Journaled):
         return len(self._there)
 
 
-class FolderClaim:
-    """A folder that this process alone writes to, until ``close``. Raises StoreError.locked."""
-
-    def __init__(self, folder: Path) -> None:
-        with made_folder(folder):
-            self._lock = Lock(folder)
-
-    def close(self) -> None:
-        self._lock.release()
-
-
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
     for line in scan(file) if file.exists() else ():
         if line.body is not None:
-            held = orjson.loads(line.body)
-            yield from held["records"].items() if "records" in held else [(held["key"], held["value"])]
+            entry = orjson.loads(line.body)
+            # Earlier versions wrote one record as a key and its value.
+            yield from entry["records"].items() if "records" in entry else [(entry["key"], entry["value"])]

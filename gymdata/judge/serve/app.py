@@ -271,16 +271,17 @@ def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
     tool."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return [_message(item) for item in given]
-
-
-def _message(item: dict[str, Any]) -> dict[str, Any]:
-    if "role" in item:
-        return {"role": str(item["role"]), "content": genrm.plain_text(item.get("content"))}
-    if item.get("type") == "function_call":
-        return {"role": "assistant", "content": f"{item.get('name')}({item.get('arguments')})"}
-    text = item.get("output") if item.get("type") == "function_call_output" else item.get("summary")
-    return {"role": "tool" if "output" in item else "assistant", "content": genrm.plain_text(text)}
+    messages = []
+    for item in given:
+        if "role" in item:
+            role, text = str(item["role"]), item.get("content")
+        elif item.get("type") == "function_call":
+            role, text = "assistant", f"{item.get('name')}({item.get('arguments')})"
+        else:
+            role = "tool" if "output" in item else "assistant"
+            text = item.get("output") if item.get("type") == "function_call_output" else item.get("summary")
+        messages.append({"role": role, "content": genrm.plain_text(text)})
+    return messages
 
 
 def _canonical(given: list[dict[str, Any]] | str) -> str:

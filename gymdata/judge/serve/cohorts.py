@@ -301,7 +301,7 @@ class Cohorts:
                 self._unanswered.pop(member.identity, None)
             else:
                 self._unanswered[member.identity] = comparison
-        self._answers.put_all(kept)
+        self._answers.put(kept)
 
     async def _again(self, member: Member, comparison: Comparison) -> float:
         """Judge a comparison once more for a member that it left without a reward; judged matches are kept."""

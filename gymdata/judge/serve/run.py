@@ -17,8 +17,9 @@ from gymdata.judge.judges import load_judge
 from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import ServeConfig
-from gymdata.judge.verdict_cache import FolderClaim, VerdictCache, VerdictLog
+from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.store import read_run_json, write_run_json
+from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.urls import address_of, listening_socket
@@ -54,7 +55,8 @@ def serve_genrm(
             judge.wait_for_server(config.wait_for_server, say)
         if folder is not None:
             refuse_other_kind(folder / RUN_JSON, "serve-genrm")
-            stack.callback(FolderClaim(folder).close)
+            with made_folder(folder):
+                stack.callback(Lock(folder).release)
             run_id = _run_id(folder, config, judge, command)
         kept, answers = (VerdictCache(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
         comparisons = VerdictLog(folder and folder / "comparisons.jsonl", "comparison_id")
