@@ -31,7 +31,6 @@ _OF_VALIDATION = {
 #: Keys of ``llms`` that identify the trained model; the others are for sampling.
 _POLICY = ("_type", "model_name", "model", "base_url")
 _EVALUATORS = "eval.evaluators"
-_MISSING: Any = object()
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 #: Further checks of a configuration whose keys are valid.
 More = Callable[[FinetuneConfig], Iterable[UsageError]]
@@ -89,7 +88,7 @@ def check(
 
 def _with_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """``values`` with each ``api_key`` that names a variable of the environment replaced by that. Raises UsageError."""
-    llms, faults = dict(_mapping(values.get("llms"))), list[UsageError]()
+    llms, faults = dict(_section(values, "llms")), list[UsageError]()
     for name, llm in llms.items():
         key = llm.get("api_key") if isinstance(llm, Mapping) else None
         variable = _VARIABLE.fullmatch(key) if isinstance(key, str) else None
@@ -194,8 +193,8 @@ def _path_of(key: str) -> list[str]:
 
 def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
     if sections := [section for section in IGNORED_KEYS if section in values]:
-        builders = _mapping(values.get("trajectory_builders"))
-        name = _at(values, "finetuning.trajectory_builder")
+        builders = _section(values, "trajectory_builders")
+        name = _section(values, "finetuning").get("trajectory_builder")
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
         yield UsageError(
             f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured",
@@ -206,24 +205,25 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
 
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
     """Keys of a validation file that change nothing of validation."""
-    known, trained = config.model_dump(mode="json", by_alias=True), target_of(config)
+    trained = target_of(config)
     loop = [f"finetuning.{key}" for key in FinetuningSection.model_fields]
     paths = {"trainers", "trainer_adapters", *loop, *(f"llms.{trained}.{key}" for key in _POLICY)} - _OF_VALIDATION
-    paths |= {f"llms.{name}" for name in _mapping(over.get("llms")) if name != trained}
-    for path in sorted(paths):
-        for at, value in _leaves(_at(over, path), path):
-            if value != _at(known, at):
-                why = "the trained policy is validated" if at.startswith("llms.") else "it is for training"
-                yield UsageError(
-                    f"{where}: {at} cannot be honoured in a file for validation: {why}",
-                    hint="set it in the main configuration, or take it out",
-                )
-    if _at(over, "finetuning.validation.config") is not _MISSING:
+    paths |= {f"llms.{name}" for name in _section(over, "llms") if name != trained}
+    stated = dict(_leaves(config.model_dump(mode="json", by_alias=True)))
+    for path, value in sorted(_leaves(over), key=lambda leaf: leaf[0]):
+        words = path.split(".")
+        of_training = any(".".join(words[:n]) in paths for n in range(1, len(words) + 1))
+        if of_training and (path not in stated or value != stated[path]):
+            why = "the trained policy is validated" if words[0] == "llms" else "it is for training"
+            yield UsageError(
+                f"{where}: {path} cannot be honoured in a file for validation: {why}",
+                hint="set it in the main configuration, or take it out",
+            )
+    validation, general = _section(over, "finetuning.validation"), _section(over, "eval.general")
+    if "config" in validation:
         yield UsageError(f"{where}: finetuning.validation.config cannot be honoured: it is the file for validation")
-    dataset = _at(over, "eval.general.dataset")
-    if dataset not in (_MISSING, _at(known, "eval.general.dataset")) and isinstance(
-        _at(over, "finetuning.validation.dataset"), (str, Mapping)
-    ):
+    own = config.eval.general.model_dump(mode="json", by_alias=True)["dataset"]
+    if general.get("dataset", own) != own and isinstance(validation.get("dataset"), (str, Mapping)):
         yield UsageError(
             f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset",
             hint="name the held-out tasks once",
@@ -233,7 +233,7 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
 def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
     """The faults of the parts of shipped kinds; the constructors of others know their keys."""
     for section in KINDS:
-        for name, keys in _mapping(_at(values, section)).items():
+        for name, keys in _section(values, section).items():
             if not isinstance(keys, Mapping) or not isinstance(keys.get("_type"), str):
                 continue
             part = Part.model_validate(keys)
@@ -247,7 +247,7 @@ def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
                 yield error
     try:
         path = "finetuning.validation.settings"
-        CollectBuilder.of(_mapping(_at(values, path)), where, section=path)
+        CollectBuilder.of(_section(values, path), where, section=path)
     except UsageError as error:
         yield error
 
@@ -280,10 +280,10 @@ def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]
     algorithm, keys = config.finetuning.algorithm, part.keys()
     if part.type_ != "trl" or algorithm not in TRAINERS:
         return
-    given = {**_mapping(keys.get("settings")), **_mapping(keys.get(algorithm))}
     try:
         kind = TRAINERS[algorithm]
-        own = kind.of({**given, "model": "", "output": ""}, "settings")
+        settings = {**_section(keys, "settings"), **_section(keys, algorithm), "model": "", "output": ""}
+        own = kind.of(settings, "settings")
         check_settings(algorithm, own.trainer, own=kind.model_fields)
     except MissingExtraError:
         return  # no fault of the file: finetune names everything that it lacks before it starts
@@ -291,22 +291,18 @@ def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]
         yield error.within(f"{where}: trainer_adapters.{name}")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _at(values: Any, path: str) -> Any:
-    """The value at a dotted path, or _MISSING."""
+def _section(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The mapping at a dotted path; empty where there is none."""
+    section: Any = values
     for word in path.split("."):
-        if not isinstance(values, Mapping) or word not in values:
-            return _MISSING
-        values = values[word]
-    return values
+        section = section.get(word) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path of every value that is no mapping, or an empty one."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
-            yield from _leaves(below, f"{path}.{key}")
-    elif value is not _MISSING:
+            yield from _leaves(below, f"{path}.{key}".lstrip("."))
+    elif path:
         yield path, value

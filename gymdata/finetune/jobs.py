@@ -95,6 +95,13 @@ def follow_log(log: Path, progress: Progress) -> None:
         progress.update(done=done, total=total, **({"loss": float(loss[1])} if loss else {}))
 
 
+def complete(what: str, words: Sequence[str], log: Path, progress: Progress) -> None:
+    """Run ``words`` to their end. Raises the error of ``failed``."""
+    code = wait(start(words, log), log, progress)
+    if code != 0:
+        raise failed(what, code, log)
+
+
 class CommandRunner:
     """Runs gymdata's commands (implements ports.Commands)."""
 

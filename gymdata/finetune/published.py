@@ -31,6 +31,13 @@ _CUSTOMIZER = {
     "batch_size": "per_device_train_batch_size",
 }
 _PAIRS = {"min_score_diff": "min_margin", "max_pairs_per_turn": "max_pairs_per_task"}
+_OF_CANDIDATES = (
+    "custom_step_name",
+    "reward_from_score_diff",
+    "require_multiple_candidates",
+    "max_pairs_per_turn",
+    "compute_rewards",
+)
 _NOT_USED = "the service that it describes is not used"
 #: Translates a part of the toolkit: (its keys, the whole document, a note for each key that is left out).
 _Reader = Callable[["Document", str, dict[str, Any]], dict[str, Any]]
@@ -45,7 +52,10 @@ def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False)
         for name, part in list(document.section(section).items()):
             reader = readers.get(str(part.get("_type"))) if isinstance(part, Mapping) else None
             if reader is not None:
-                keys = {key: value for key, value in part.items() if key != "_type"}
+                keys = {key: value for key, value in part.items() if key not in ("_type", "reward")}
+                # A part's own reward function is the loop's.
+                if isinstance(reward := part.get("reward"), Mapping):
+                    document.default("finetuning", "reward_function", dict(reward))
                 document.values[section][name] = reader(document, f"{section}.{name}", keys)
     document.reward_function()
     document.workflow()
@@ -69,8 +79,8 @@ class Document:
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of parts; empty if it is missing or not a mapping."""
-        found = self.values.get(name)
-        return found if isinstance(found, dict) else {}
+        section = self.values.get(name)
+        return section if isinstance(section, dict) else {}
 
     def default(self, section: str, key: str, value: Any) -> None:
         """A key of a section, unless the file states it."""
@@ -143,19 +153,15 @@ class Document:
 
 
 def _art_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    _reward(document, keys)
     if (keys := {"num_generations": 2, **keys})["num_generations"] == 1:
-        document.refused.append(
-            (f"{path}.num_generations: one rollout per task has no other to be compared with, so nothing is learned",
-             override(f"{path}.num_generations", "8"))
-        )  # fmt: skip
+        why = f"{path}.num_generations: one rollout per task has no other to be compared with, so nothing is learned"
+        document.refused.append((why, override(f"{path}.num_generations", "8")))
     return {**keys, "_type": "collect"}
 
 
 def _dpo_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
     """Pairs come of several rollouts per task, not of candidates within one: settings of how pairs are chosen are
     kept."""
-    _reward(document, keys)
     pairs = {ours: keys.pop(theirs) for theirs, ours in _PAIRS.items() if keys.get(theirs) is not None}
     if (exhaustive := keys.pop("exhaustive_pairs", None)) is not None:
         pairs["strategy"] = "all" if exhaustive else "best-worst"
@@ -163,11 +169,9 @@ def _dpo_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[st
     for part in document.section("trainers").values():
         if isinstance(part, dict):
             part["pairs"] = {**pairs, **(part.get("pairs") or {})}
-    for key in ("custom_step_name", "reward_from_score_diff", "require_multiple_candidates", "max_pairs_per_turn",
-                "compute_rewards"):  # fmt: skip
-        if key in keys:
-            keys.pop(key)
-            document.leave(f"{path}.{key}", "pairs come of the rewards of a task's rollouts, not of candidates in one")
+    for key in [key for key in _OF_CANDIDATES if key in keys]:
+        del keys[key]
+        document.leave(f"{path}.{key}", "pairs come of the rewards of a task's rollouts, not of candidates in one")
     return {**keys, "_type": "collect"}
 
 
@@ -182,7 +186,6 @@ def _art_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[st
         if key not in _ART:
             document.leave(f"{path}.training.{key}", "`gymdata train-rl` has no such setting")
     document.default("finetuning", "algorithm", "rl")
-    _reward(document, keys)
     return {**keys, "_type": "trl", "rl": {**settings, **(keys.get("rl") or {})}}
 
 
@@ -199,7 +202,6 @@ def _customizer_adapter(document: Document, path: str, keys: dict[str, Any]) -> 
     for key in [*(k for k in given if k not in read), *(f"dpo.{k}" for k in dpo if k != "ref_policy_kl_penalty")]:
         document.leave(f"{path}.hyperparameters.{key}", f"`gymdata train-{algorithm}` has no such setting")
     kept = {key: keys.pop(key) for key in ("settings", "sft", "dpo") if key in keys}
-    _reward(document, keys)
     for key in keys:
         document.leave(f"{path}.{key}")
     document.default("finetuning", "algorithm", algorithm)
@@ -207,17 +209,10 @@ def _customizer_adapter(document: Document, path: str, keys: dict[str, Any]) -> 
 
 
 def _trainer(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    _reward(document, keys)
     kept: dict[str, Any] = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
     for key in keys:
         document.leave(f"{path}.{key}", "the loop collects, trains and waits in every epoch")
     return {**kept, "_type": "epochs"}
-
-
-def _reward(document: Document, keys: dict[str, Any]) -> None:
-    """A part's own reward function, which is the loop's."""
-    if isinstance(reward := keys.pop("reward", None), Mapping):
-        document.default("finetuning", "reward_function", dict(reward))
 
 
 #: Trainers first, so that a builder's pair settings have a section.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, OutsideError, UsageError, counted, option, redacted
+from gymdata.errors import DataError, UsageError, counted, option, redacted
 from gymdata.finetune.config_file import (
     Overrides,
     find,
@@ -328,11 +327,8 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
         specs = [name]
         if evaluator is not None:
             keys = evaluator.keys()
-            specs = (
-                keys["rewards"]
-                if evaluator.type_ == "reward"
-                else [evaluator.type_ + (json.dumps(keys) if keys else "")]
-            )
+            made_with = json.dumps(keys) if keys else ""
+            specs = keys["rewards"] if evaluator.type_ == "reward" else [evaluator.type_ + made_with]
         found = tuple(spec(reward, beside) for reward in specs)
         key = "finetuning.reward_function.name" if evaluator is None else f"eval.evaluators.{name}"
         try:
@@ -353,7 +349,8 @@ def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> 
     """Collect settings that other sections hold."""
     sampling = {k: v for k in ("temperature", "top_p", "max_tokens") if (v := getattr(llm, k)) is not None}
     base: dict[str, Any] = dict(sampling)
-    if columns := _columns(config.eval.general.dataset):
+    dataset = config.eval.general.dataset
+    if isinstance(dataset, DatasetSection) and (columns := dataset.columns()):
         base["map"] = columns
     if config.eval.general.max_concurrency is not None:
         base["concurrency"] = config.eval.general.max_concurrency
@@ -365,10 +362,6 @@ def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> 
     if llm.tokenizer is not None:
         base["tokenizer"] = find(llm.tokenizer, beside)
     return base
-
-
-def _columns(dataset: DatasetSection | str | None) -> list[str]:
-    return dataset.columns() if isinstance(dataset, DatasetSection) else []
 
 
 def _validation(
@@ -405,8 +398,8 @@ def _validation(
             )
         return None, None
     tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
-    columns = {"map": found} if (found := _columns(section.dataset)) else {}
-    settings = {**held_out, **columns, **in_place(section.settings, beside)}
+    columns = section.dataset.columns() if isinstance(section.dataset, DatasetSection) else []
+    settings = {**held_out, **({"map": columns} if columns else {}), **in_place(section.settings, beside)}
     if section.limit is not None:
         settings["limit"] = section.limit
     reward, judging = scoring
@@ -460,28 +453,21 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
 
 
 def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Mapping[str, Any]:
-    from gymdata.finetune import jobs as processes
+    from gymdata.finetune.jobs import complete
 
     module = "gymdata.train.trainers.kl_to_reference"
     words = [sys.executable, "-m", module, *map(str, (rollouts, start, out, limit))]
-    code = processes.wait(processes.start(words, log), log, progress)
-    if code != 0:
-        raise processes.failed("scoring with the first policy", code, log)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    complete("scoring with the first policy", words, log, progress)
+    divergence: dict[str, Any] = json.loads(out.read_text())
+    return divergence
 
 
 def _deploy(words: Sequence[str]) -> Any:
     def run(model: Path, version: int, log: Path, progress: Progress) -> None:
-        from gymdata.finetune import jobs as processes
+        from gymdata.finetune.jobs import complete
 
         command = [word.replace("{model}", str(model)).replace("{version}", str(version)) for word in words]
-        try:
-            code = processes.wait(processes.start(command, log), log, progress)
-        except subprocess.SubprocessError as error:
-            raise OutsideError("engine", f"deploying failed: {error}") from error
-        if code != 0:
-            raise processes.failed("finetuning.deploy", code, log)
+        complete("finetuning.deploy", command, log, progress)
 
     return run
 

@@ -65,13 +65,13 @@ class State:
                     shutil.rmtree(path, ignore_errors=True)
                 for name in _OURS:
                     (folder / name).unlink(missing_ok=True)
-            known = _read(folder / STATE)
-            if known is None:
+            if not (folder / STATE).is_file():
                 drawn = run_id or secrets.token_hex(8)
                 made = cls(folder, held, {"run_id": drawn, "identity": plain(identity), "epochs": {}})
                 made._write()
                 log_to(folder, once=STATE)
                 return made
+            known = _read(folder / STATE)
             changed = differences(known["identity"], identity, defaults)
             if run_id is not None and run_id != known["run_id"]:
                 changed.append(("run_id", known["run_id"], run_id))
@@ -139,14 +139,12 @@ class State:
         write_json(self.folder / STATE, redacted_all(self._facts))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
+def _read(path: Path) -> dict[str, Any]:
     try:
         facts = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise DataError.unreadable(path, f"not JSON ({error})") from error
-    if not isinstance(facts, dict) or "epochs" not in facts or "identity" not in facts:
+    if not isinstance(facts, dict) or not {"epochs", "identity"} <= facts.keys():
         raise DataError.unreadable(path, "not the state of a finetuning run")
     return facts
 
