@@ -31,7 +31,7 @@ from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdi
 from gymdata.errors import GymdataError, OutsideError
 from gymdata.rollouts.messages import Message, Task
 from gymdata.rollouts.next_prompt import next_prompt
-from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, WeightSpan, expand_prompts
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 
 #: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
@@ -242,6 +242,7 @@ class Rollout:
         # Own copies: in process, the reported prompt is the very list that was passed in.
         prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
         self._seen.append(prompt)
+        top, weights = generation.top_log_probs, generation.weight_versions
         return self.encoder.add(
             Call(
                 prompt,
@@ -249,9 +250,13 @@ class Rollout:
                 np.array(generation.log_probs, dtype=np.float32),
                 generation.finish_reason,
                 agent=self.setting.agent,
-                top_log_probs=_alternatives(generation.top_log_probs),
+                top_log_probs=None
+                if top is None
+                else [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top],
                 server=generation.server,
-                weight_versions=_spans(generation.weight_versions),
+                weight_versions=None
+                if weights is None
+                else [{"version": v, "start": start, "end": end} for v, start, end in weights],
             )
         )
 
@@ -299,16 +304,6 @@ class Rollout:
                     f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
                     hint="this is a defect in gymdata: nothing of this rollout was written",
                 )
-
-
-def _alternatives(top: Sequence[Sequence[tuple[int, float]]] | None) -> list[list[TopLogProb]] | None:
-    if top is None:
-        return None
-    return [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top]
-
-
-def _spans(weights: Sequence[tuple[str, int, int]] | None) -> list[WeightSpan] | None:
-    return None if weights is None else [{"version": v, "start": start, "end": end} for v, start, end in weights]
 
 
 def _add_reward(turn: Turn, reward: float | None) -> None:

@@ -38,11 +38,12 @@ async def play_all(
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
     """
-    work = groups if setting.sampler is not None and setting.sampler.prefers_groups else _singly(groups)
-    first = next(work, None)
+    if setting.sampler is None or not setting.sampler.prefers_groups:
+        groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
+    first = next(groups, None)
     if first is None:
         return
-    shared = chain([first], work)
+    shared = chain([first], groups)
     workers = max(1, concurrency // len(first.indexes))
     died: list[Failure] = []
 
@@ -63,10 +64,6 @@ async def play_all(
     if died:
         kind = died[0].kind
         raise OutsideError(kind, died[0].message.removeprefix(f"{kind}: "), hint=died[0].hint, fatal=True)
-
-
-def _singly(groups: Iterable[OwedGroup]) -> Iterator[OwedGroup]:
-    return (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
 
 
 async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:

@@ -20,7 +20,10 @@ _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environm
 def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[str, str]) -> dict[str, Any]:
     """The table's row. ``faults``: reward functions that failed, by name; then the total is null."""
     assert rollout.outcome is not None
-    key, encoder = rollout.setting.key, rollout.encoder
+    key, encoder, verdict = rollout.setting.key, rollout.encoder, rollout.verdict
+    extra: dict[str, object] = {"reward_faults": dict(faults)} if faults else {}
+    if verdict is not None and verdict.extra:
+        extra["environment"] = dict(verdict.extra)
     return {
         "rollout_id": rollout.rollout_id,
         "run_id": key.run_id,
@@ -42,15 +45,10 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
         ],
         "tools": to_json(rollout.tools or []),
         "task": to_json(rollout.task.row),
-        "extra": to_json(_extra(rollout, faults)),
+        "extra": to_json(extra),
         "started_at": rollout.started_at,
         "duration_s": rollout.duration_s,
     }
-
-
-def _extra(rollout: Rollout, faults: Mapping[str, str]) -> dict[str, Any]:
-    environment = {"environment": dict(rollout.verdict.extra)} if rollout.verdict and rollout.verdict.extra else {}
-    return {"reward_faults": dict(faults), **environment} if faults else environment
 
 
 def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:

@@ -428,7 +428,11 @@ def _config(
     """The settings, with a name in place of each object, and the objects."""
     given = Given()
     if tasks is not None:
-        settings["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else _rows_name(tasks)
+        of_files = isinstance(tasks, (str, Path))
+        settings["tasks"] = str(tasks) if of_files else IN_MEMORY
+        # Bytes and mappings are iterable but do not yield rows.
+        if not of_files and (isinstance(tasks, (bytes, Mapping)) or not isinstance(task_rows(tasks), Iterable)):
+            raise wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or texts, or a data frame")
     if reward is not None:
         settings["reward"], given.rewards = given_rewards(reward)
     if isinstance(env, Mapping):
@@ -448,10 +452,3 @@ def _config(
 def _text_for(given: Any) -> str:
     """The name that represents an argument in the settings when it is an object."""
     return given if isinstance(given, str) else f"{IN_MEMORY}: {getattr(given, '__name__', type(given).__name__)}"
-
-
-def _rows_name(tasks: Any) -> str:
-    """``IN_MEMORY``. Raises UsageError for text and mappings, which are iterable but do not yield rows."""
-    if isinstance(tasks, (bytes, Mapping)) or not isinstance(task_rows(tasks), Iterable):
-        raise wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or texts, or a data frame")
-    return IN_MEMORY
