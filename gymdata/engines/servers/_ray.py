@@ -201,7 +201,7 @@ class Replicas(Places):
         """Join or start Ray; what the replicas take and where they have room, in words."""
         if not self._joined:
             self._joined = _join(self._address)
-        nodes = [Node(_name_of(node), node["Resources"]) for node in _known() if node["Alive"]]
+        nodes = [Node(_name_of(node), node["Resources"]) for node in _nodes() if node["Alive"]]
         self._bundle = self._needs.bundle(nodes)
         alone = self._address == LOCAL and len(nodes) == 1
         return check_room(
@@ -213,15 +213,9 @@ class Replicas(Places):
         actors, self._actors = self._actors, {}
         if actors:
             # In order where they can: a killed engine leaves shared memory to be cleaned up.
-            closing: list[asyncio.Future[Any]] = []
-            for index in self._reached & actors.keys():
-                with contextlib.suppress(RayError):
-                    closing.append(asyncio.wrap_future(actors[index].close.remote().future()))
-            if closing:
-                await asyncio.wait(closing, timeout=_CLOSED_S)
-            for one in closing:
-                one.cancel()
-            await asyncio.gather(*closing, return_exceptions=True)
+            with contextlib.suppress(RayError):
+                closing = [actors[index].close.remote() for index in self._reached & actors.keys()]
+                await asyncio.to_thread(ray.wait, closing, num_returns=max(1, len(closing)), timeout=_CLOSED_S)
         for index, actor in actors.items():
             with contextlib.suppress(RayError):
                 ray.kill(actor)
@@ -233,8 +227,7 @@ class Replicas(Places):
 
     def node_name(self, node_id: str) -> str:
         """A node's name, as a person knows it."""
-        known = next((node for node in _known() if node["NodeID"] == node_id), None)
-        return _name_of(known) if known is not None else node_id[:12]
+        return next((_name_of(node) for node in _nodes() if node["NodeID"] == node_id), node_id[:12])
 
     async def placed(self, index: int) -> tuple[str, int]:
         """Node and process of a replica, once it has them. Raises OutsideError when no node has room for it now."""
@@ -275,8 +268,8 @@ class Replicas(Places):
         where = PlacementGroupSchedulingStrategy(self._groups[index], placement_group_bundle_index=0)
         others = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         environment = {k: v for k, v in os.environ.items() if k.startswith("VLLM_") and k not in _NOT_SENT}
-        made: Any = ray.remote(Replica)
-        return made.options(
+        actor: Any = ray.remote(Replica)
+        return actor.options(
             num_cpus=self._bundle.get("CPU", 0), num_gpus=self._bundle.get("GPU", 0), resources=others,
             max_restarts=-1, max_task_retries=0, max_concurrency=_CALLS, scheduling_strategy=where,
         ).remote(self._make, environment)  # fmt: skip
@@ -300,9 +293,9 @@ def _first(error: BaseException) -> str:
     return (lines[-1] if lines else type(error).__name__)[:300]
 
 
-def _known() -> list[dict[str, Any]]:
-    every: Any = ray.nodes  # it has no types
-    return list(every())
+def _nodes() -> list[dict[str, Any]]:
+    nodes: Any = ray.nodes  # it has no types
+    return list(nodes())
 
 
 def _name_of(node: Mapping[str, Any]) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
 
 from gymdata.errors import UsageError
+from gymdata.settings import Config
 
 #: Ray on this machine, which is started where none runs in this process.
 LOCAL = "local"
@@ -43,6 +46,15 @@ class Node(NamedTuple):
     resources: Mapping[str, float]
 
 
+Amount = Annotated[float, pydantic.Field(ge=0, lt=1e9)]
+
+
+class _Resources(Config):
+    num_cpus: Amount = 1.0
+    num_gpus: Amount | None = None
+    resources: dict[str, Amount] = pydantic.Field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The resources of one replica on its node. ``gpus``: None for ``parts`` where the cluster has GPUs, else none;
@@ -56,27 +68,26 @@ class Needs:
     @classmethod
     def of(cls, given: Mapping[str, Any], engine: Mapping[str, Any]) -> Needs:
         """From ``--set replica.KEY=VALUE`` and the arguments of the engine. Raises UsageError for what does not fit."""
-        known = {"num_cpus": "cpus", "num_gpus": "gpus", "resources": "resources"}
-        for key in given:
-            if key not in known:
-                raise UsageError.unknown_key(key, known, _FLAG)
-        for key in ("num_cpus", "num_gpus"):
-            if key in given and given[key] is not None and not _amount(given[key]):
-                raise UsageError.bad_value(f"{_FLAG}.{key}", given[key], "a number of at least 0")
-        own = given.get("resources") or {}
-        if not isinstance(own, Mapping) or not all(_amount(one) for one in own.values()):
-            raise UsageError.bad_value(
-                f"{_FLAG}.resources", own, "a number for each of Ray's own resources, as {name: 1}"
-            )
-        parts = _parts(engine)
-        values = {known[key]: value for key, value in given.items() if value is not None}
-        needs = cls(**{**values, "parts": parts})
-        if needs.gpus is not None and 0 < needs.gpus < parts and parts > 1:
+        names = {key: f"{_FLAG}.{key}" for key in given}
+        own = _Resources.of({key: value for key, value in given.items() if value is not None}, _FLAG, names)
+        if engine.get("distributed_executor_backend") == "ray":
             raise UsageError(
-                f"{_FLAG}.num_gpus: got {needs.gpus:g}, and an engine of {parts} parallel parts needs {parts} GPUs",
+                "--set engine.distributed_executor_backend=ray: a replica's engine starts its own processes on one node",
+                hint="leave it out; a model that needs several nodes is served by vLLM, and given with --endpoint",
+            )
+        if engine.get("data_parallel_size") not in (None, 1):
+            raise UsageError(
+                "--set engine.data_parallel_size: replicas are independent engines",
+                hint="leave it out, and give their number with --replicas",
+            )
+        sizes = [engine.get(key) or 1 for key in ("tensor_parallel_size", "pipeline_parallel_size")]
+        parts = sizes[0] * sizes[1] if all(type(size) is int and size > 0 for size in sizes) else 1
+        if parts > 1 and own.num_gpus is not None and 0 < own.num_gpus < parts:
+            raise UsageError(
+                f"{_FLAG}.num_gpus: got {own.num_gpus:g}, and an engine of {parts} parallel parts needs {parts} GPUs",
                 hint="leave it out: it is taken from the engine's arguments",
             )
-        return needs
+        return cls(own.num_cpus, own.num_gpus, own.resources, parts)
 
     def bundle(self, nodes: Sequence[Node]) -> dict[str, float]:
         """Ray's names and amounts, as this cluster needs them. Raises UsageError when there are none."""
@@ -86,28 +97,19 @@ class Needs:
         wanted = {"CPU": float(self.cpus), "GPU": float(gpus), **{k: float(v) for k, v in self.resources.items()}}
         taken = {name: amount for name, amount in wanted.items() if amount}
         if not taken:
-            raise UsageError(f"{_FLAG}: a replica that takes nothing has no place",
-                             hint=f"raise {_FLAG}.num_cpus or .num_gpus: a part such as 0.1 is enough")  # fmt: skip
+            raise UsageError(
+                f"{_FLAG}: a replica that takes nothing has no place",
+                hint=f"raise {_FLAG}.num_cpus or .num_gpus: a part such as 0.1 is enough",
+            )
         return taken
-
-
-def _parts(engine: Mapping[str, Any]) -> int:
-    if engine.get("distributed_executor_backend") == "ray":
-        raise UsageError(
-            "--set engine.distributed_executor_backend=ray: a replica's engine starts its own processes on one node",
-            hint="leave it out; a model that needs several nodes is served by vLLM, and given with --endpoint",
-        )
-    if engine.get("data_parallel_size") not in (None, 1):
-        raise UsageError("--set engine.data_parallel_size: replicas are independent engines",
-                         hint="leave it out, and give their number with --replicas")  # fmt: skip
-    sizes = [engine.get(key) or 1 for key in ("tensor_parallel_size", "pipeline_parallel_size")]
-    return sizes[0] * sizes[1] if all(type(size) is int and size > 0 for size in sizes) else 1
 
 
 def check_room(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], *, growing: str = "add nodes") -> str:
     """A description of what the replicas take and where they have room. Raises UsageError when they can never be
     placed."""
-    room = [_room(bundle, node) for node in nodes]
+    # Amounts such as 0.1 are counted in ten-thousandths, as Ray does; a node without a resource has 0 of it.
+    shares = {name: round(amount * 10_000) for name, amount in bundle.items()}
+    room = [min(round(node.resources.get(n, 0.0) * 10_000) // share for n, share in shares.items()) for node in nodes]
     each = spelt(bundle)
     if sum(room) >= count:
         return f"{count} × {each}, each on one node: room for {sum(room)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
@@ -121,20 +123,7 @@ def check_room(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], *
     )
 
 
-def _room(bundle: Mapping[str, float], node: Node) -> int:
-    """Replicas that fit on an empty node. A node without a resource has 0 of it."""
-    # Amounts such as 0.1 are counted in ten-thousandths, as Ray does.
-    shares = [
-        round(node.resources.get(name, 0.0) * 10_000) // round(amount * 10_000) for name, amount in bundle.items()
-    ]
-    return min(shares, default=1_000_000)
-
-
 def spelt(resources: Mapping[str, float]) -> str:
     """Resources for a person: what Ray adds for itself is left out."""
     plain = {k: v for k, v in resources.items() if ":" not in k and k not in ("memory", "object_store_memory")}
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(plain.items())) or "no resources"
-
-
-def _amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9

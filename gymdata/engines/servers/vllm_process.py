@@ -85,7 +85,12 @@ def running(words: Sequence[str], environment: Mapping[str, str], log: Path) -> 
         stopped = False
         raise
     finally:
-        _stop(process)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # The whole group: its engine processes may be there when the server itself is not.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
         if stopped:
             log.unlink(missing_ok=True)
 
@@ -107,12 +112,3 @@ def ended(process: subprocess.Popen[bytes], log: Path) -> OutsideError:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     hint = f"{log} says why. Too little memory? Lower engine.gpu_memory_utilization or engine.max_model_len"
     return OutsideError("engine", f"the vLLM server {how}", hint=hint, fatal=True)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        # The whole group: its engine processes may be there when the server itself is not.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
