@@ -8,7 +8,7 @@ group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from gymdata.genrm.matches import Bools, Floats, Ints, Matches
 from gymdata.genrm.ranking import bradley_terry, win_rate
 
 Aggregator = Literal["simple_tiebreaker", "win_rate", "bradley_terry"]
-AGGREGATORS: tuple[Aggregator, ...] = ("simple_tiebreaker", "win_rate", "bradley_terry")
+AGGREGATORS: tuple[Aggregator, ...] = get_args(Aggregator)
 _FIXED = float(1 << 40)
 
 

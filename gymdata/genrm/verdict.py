@@ -79,21 +79,17 @@ def parse_strict(text: str) -> Verdict | None:
         values = {key: found[key] for key in _KEYS if key in found}
         if not values or any(_number(value) is None for value in values.values()):
             continue  # such as the wanted format, quoted
-        return _strictly(values)
-    return None
-
-
-def _strictly(values: dict[str, Any]) -> Verdict | None:
-    numbers: dict[str, float] = {}
-    for key, value in values.items():
-        number = _number(value)
-        low, high = RANKINGS if key == "ranking" else SCORES
-        if number is None or isinstance(value, bool) or not low <= number <= high:
+        numbers: dict[str, float] = {}
+        for key, value in values.items():
+            number = _number(value)
+            low, high = RANKINGS if key == "ranking" else SCORES
+            if number is None or isinstance(value, bool) or not low <= number <= high:
+                return None
+            numbers[key] = number
+        if ("score_1" in numbers) != ("score_2" in numbers):
             return None
-        numbers[key] = number
-    if ("score_1" in numbers) != ("score_2" in numbers):
-        return None
-    return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
+        return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
+    return None
 
 
 def _number(value: Any) -> float | None:

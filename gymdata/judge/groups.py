@@ -59,18 +59,17 @@ def group_comparisons(rollouts: pa.Table, show: str, principle: str | None, limi
         if len(rows) < 2:
             alone += 1
             continue
-        candidates = [_candidate(names, r, completions[r].as_py(), show) for r in rows]
+        candidates = []
+        for row in rows:
+            messages = completions[row].as_py()
+            reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
+            text = transcript(messages) if show == "transcript" else final_answer(messages)
+            candidates.append(Candidate(names["rollout_id"][row], names["rollout_index"][row], text, reasoning))
         conversation = [{"role": m["role"], "content": m.get("content") or ""} for m in prompts[rows[0]].as_py()]
         comparisons.append(
             Comparison(names["run_id"][rows[0]], group, names["task_id"][rows[0]], conversation, candidates, principle)
         )
     return JudgeGroups(comparisons, alone, int(groups["row"].list.len().sum()))
-
-
-def _candidate(names: Mapping[str, list[Any]], row: int, messages: list[dict[str, Any]], show: str) -> Candidate:
-    reasoning = "\n".join(m["reasoning"] for m in messages if m.get("reasoning"))
-    text = transcript(messages) if show == "transcript" else final_answer(messages)
-    return Candidate(names["rollout_id"][row], names["rollout_index"][row], text, reasoning)
 
 
 def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -88,19 +87,12 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
             name = f" {message['name']}" if message.get("name") else ""
             text = f"[{message['role']}{name}]\n{text}"
         calls = message.get("tool_calls")
-        for call in _calls(calls):
-            function = call.get("function")
-            wanted = function if isinstance(function, dict) else call
-            text += f"\n[calls {wanted.get('name')} {json.dumps(wanted.get('arguments'), ensure_ascii=False)}]"
+        calls = _arguments(calls) if isinstance(calls, str) else calls  # text that is not JSON is no call
+        for call in [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []:
+            function = call["function"] if isinstance(call.get("function"), dict) else call
+            text += f"\n[calls {function.get('name')} {json.dumps(function.get('arguments'), ensure_ascii=False)}]"
         parts.append(text.strip())
     return "\n\n".join(part for part in parts if part)
-
-
-def _calls(given: Any) -> list[dict[str, Any]]:
-    """A message's calls; text that is not JSON is no call."""
-    if isinstance(given, str):
-        given = _arguments(given)
-    return [call for call in given if isinstance(call, dict)] if isinstance(given, list) else []
 
 
 def response_transcript(response: Mapping[str, Any]) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.errors import UsageError
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
-
-if TYPE_CHECKING:
-    from gymdata.judge.prompt import Form
 
 
 def load_judge(config: GenrmConfig) -> Judge:
@@ -22,7 +19,24 @@ def load_judge(config: GenrmConfig) -> Judge:
     if config.endpoint:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
-        return _served(config, form)
+        from gymdata.engines.servers.many import Endpoints
+        from gymdata.judge.http_judge import HttpJudge, HttpJudges, judge_address
+
+        make = partial(
+            HttpJudge,
+            model=config.model,
+            form=form,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+            constrain=config.constrain,
+            request_timeout_s=config.request_timeout,
+            pause_s=config.retry_pause,
+        )
+        if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
+            return make(config.endpoint[0], max_retries=config.retries)
+        servers = Endpoints(config.endpoint, judge_address)
+        return HttpJudges(servers, partial(make, max_retries=0), retries=config.retries, pause_s=config.retry_pause)
     from gymdata.judge._vllm import EngineJudge, ReplicaJudge
 
     assert config.genrm is not None
@@ -41,28 +55,3 @@ def load_judge(config: GenrmConfig) -> Judge:
 
     on_ray = partial(replicated, config.replicas, config.ray, config.replica, retries=config.retries)
     return ReplicaJudge(config.genrm, on_ray=on_ray, **settings)
-
-
-def _served(config: GenrmConfig, form: Form) -> Judge:
-    from gymdata.judge.http_judge import HttpJudge, HttpJudges, judge_address
-
-    def made(url: str, retries: int) -> HttpJudge:
-        return HttpJudge(
-            url,
-            config.model,
-            form=form,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            max_tokens=config.max_tokens,
-            constrain=config.constrain,
-            request_timeout_s=config.request_timeout,
-            max_retries=retries,
-            pause_s=config.retry_pause,
-        )
-
-    if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
-        return made(config.endpoint[0], config.retries)
-    from gymdata.engines.servers.many import Endpoints
-
-    where = Endpoints(config.endpoint, judge_address)
-    return HttpJudges(where, lambda url: made(url, 0), retries=config.retries, pause_s=config.retry_pause)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError, needs
@@ -57,7 +56,10 @@ def serve_genrm(
             refuse_other_kind(folder / RUN_JSON, "serve-genrm")
             with made_folder(folder):
                 stack.callback(Lock(folder).release)
-            run_id = _run_id(folder, config, judge, command)
+            known = read_run_json(folder) if (folder / RUN_JSON).is_file() else {}
+            run_id = str(known.get("run_id") or run_id)
+            facts = {"stage": "serve-genrm", "run_id": run_id, "command": list(command), "judge": dict(judge.identity)}
+            write_run_json(folder, {**facts, "config": config.model_dump(mode="json"), "parents": []})
         kept, answers = (VerdictCache(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
         comparisons = VerdictLog(folder and folder / "comparisons.jsonl", "comparison_id")
         for file in (kept, answers, comparisons):
@@ -128,21 +130,6 @@ def _refuse_workers(config: ServeConfig) -> None:
             hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
             "start several servers on their own ports and folders, and send each group to one",
         )
-
-
-def _run_id(folder: Path, config: ServeConfig, judge: Judge, command: Sequence[str]) -> str:
-    known = read_run_json(folder) if (folder / "run.json").is_file() else {}
-    run_id = str(known.get("run_id") or secrets.token_hex(8))
-    facts: dict[str, Any] = {
-        "stage": "serve-genrm",
-        "run_id": run_id,
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "judge": dict(judge.identity),
-        "parents": [],
-    }
-    write_run_json(folder, facts)
-    return run_id
 
 
 def _allow_many_connections() -> None:
