@@ -88,7 +88,8 @@ def collect(
     refuse_unwritable(folder)
     parts = parts or load_parts(config, given)
     check_tasks(parts, read)
-    seed = _seed(config, folder)
+    resumed = _seed(config, folder)
+    seed = secrets.randbits(32) if resumed is None else resumed
     with contextlib.ExitStack() as stack:
         run = Run.open(
             folder.absolute(),  # user code may change the current folder
@@ -133,7 +134,7 @@ def plan(
     parts = load_parts(config, given)
     check_tasks(parts, read)
     tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
-    seed = config.seed if config.seed is not None else _known_seed(config, folder)
+    seed = _seed(config, folder)
     Run.check(
         folder,
         identity=identity_of(config, parts, seed),
@@ -377,42 +378,28 @@ def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
     return TaskRows(rows=task_rows(given), **how)
 
 
-def _seed(config: CollectConfig, folder: Path) -> int:
-    """The given seed, that of the run which is resumed, or a fresh one."""
-    if config.seed is not None:
+def _seed(config: CollectConfig, folder: Path) -> int | None:
+    """The given seed, else that of the run which is resumed; None for a fresh one."""
+    if config.seed is not None or config.overwrite or not (folder / "run.json").is_file():
         return config.seed
-    known = _known_seed(config, folder)
-    return secrets.randbits(32) if known is None else known
-
-
-def _known_seed(config: CollectConfig, folder: Path) -> int | None:
-    if config.overwrite or not (folder / "run.json").is_file():
-        return None
-    known = read_run_json(folder).get("identity", {}).get("seed")
-    return known if isinstance(known, int) else None
+    resumed = read_run_json(folder).get("identity", {}).get("seed")
+    return resumed if isinstance(resumed, int) else None
 
 
 def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: Sequence[str]) -> dict[str, Any]:
-    chat = dict(parts.chat.facts()) if parts.chat is not None else {}
     source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
     parents = []
     if source is not None:
-        described = read_run_json(source)
-        parents.append(
-            {"path": str(config.model), "run_id": described.get("run_id"), "run_json_xxh3": hash_file(source)}
-        )
+        run_id = read_run_json(source).get("run_id")
+        parents.append({"path": str(config.model), "run_id": run_id, "run_json_xxh3": hash_file(source)})
     return {
         "stage": "collect",
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "model": dict(parts.model),
         "policy": parts.model["policy"],
-        "chat": chat,
-        "tasks": {
-            "files": tasks.facts(),
-            "digest": digest,
-            "skipped_rows": tasks.skipped,
-        },
+        "chat": dict(parts.chat.facts()) if parts.chat is not None else {},
+        "tasks": {"files": tasks.facts(), "digest": digest, "skipped_rows": tasks.skipped},
         "parents": parents,
     }
 

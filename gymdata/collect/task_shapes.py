@@ -128,7 +128,9 @@ class TaskShape:
             value = f"{value}\n\n{row['input']}"
             read_as[-1] += " + input"
         if column is None and self.template is None:
-            raise _unknown(source)
+            shown = ", ".join(f"{name}: {short(value)}" for name, value in list(source.items())[:12])
+            got = f"none; the row's columns are {shown}" if source else "none; the row is empty"
+            raise FieldError("prompt", got, f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}", _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):
             value, column = self.render({**row, "prompt": value} if column is not None else row), "prompt"
         # Rewards see the prompt as text where it is text.
@@ -218,17 +220,12 @@ def _text_of(file: Path) -> str:
         raise DataError.unreadable(file, str(error)) from error
 
 
-def _unknown(row: Row) -> FieldError:
-    """A row of another shape: what it has, and the ``--map`` that would read it."""
-    shown = ", ".join(f"{name}: {short(value)}" for name, value in list(row.items())[:12])
-    got = f"none; the row's columns are {shown}" if row else "none; the row is empty"
-    return FieldError("prompt", got, f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}", _hint(row))
-
-
 def _hint(row: Row) -> str | None:
     columns = dict(_leaves(row))
     texts = {name: value for name, value in columns.items() if _is_text(value)}
-    chat = next((name for name, value in columns.items() if _is_chat(value)), None)
+    firsts = {name: value[0] for name, value in columns.items() if isinstance(value, list) and value}
+    keys = {name: first.keys() for name, first in firsts.items() if isinstance(first, dict)}
+    chat = next((name for name, of_message in keys.items() if of_message & {"role", "from"}), None)
     answer = _answer_like({name: value for name, value in columns.items() if name != chat})
     others = {name: value for name, value in texts.items() if name != answer} or texts
     near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
@@ -262,8 +259,3 @@ def _leaves(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-def _is_chat(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and bool(first.keys() & {"role", "from"})
