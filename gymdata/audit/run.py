@@ -89,8 +89,8 @@ def audit(
             out.refuse_other("identity", identity, "an audit that was made", parents=[parent_of(p) for p in sources])
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if served is not None:
-            report.model["servers"] = served[1].account()
-            for text in served[1].remarks():
+            report.model["servers"] = served[1].servers.account()
+            for text in served[1].servers.remarks():
                 progress.message(text)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)

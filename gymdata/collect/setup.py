@@ -501,23 +501,18 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
     from gymdata.engines.servers.chat_server import ChatServerSampler
 
-    def made(url: str, retries: int) -> ServerSampler:
-        kind = ServerSampler if config.chat_endpoint is None else ChatServerSampler
-        return kind(
-            url,
-            config.model,
-            sampling=sampling,
-            request_timeout_s=config.request_timeout,
-            max_retries=retries,
-            allow_raw_logprobs=config.allow_raw_logprobs,
-            vocab_size=tokenizer_chat.most_ids,
-        )
-
-    if config.chat_endpoint is not None:
-        return made(config.chat_endpoint, config.retries)
-    if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
-        return made(config.endpoint[0], config.retries)
-    return Servers(Endpoints(config.endpoint), lambda url: made(url, 0), retries=config.retries)
+    make = partial(
+        ServerSampler if config.chat_endpoint is None else ChatServerSampler,
+        model=config.model,
+        sampling=sampling,
+        request_timeout_s=config.request_timeout,
+        allow_raw_logprobs=config.allow_raw_logprobs,
+        vocab_size=tokenizer_chat.most_ids,
+    )
+    urls = [config.chat_endpoint] if config.chat_endpoint is not None else config.endpoint
+    if config.chat_endpoint is not None or (len(urls) == 1 and not urls[0].startswith("@")):
+        return make(urls[0], max_retries=config.retries)
+    return Servers(Endpoints(urls), partial(make, max_retries=0), retries=config.retries)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:

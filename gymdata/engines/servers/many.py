@@ -152,11 +152,6 @@ class Server(Generic[M]):
     down_since: float = 0.0
     reviving: asyncio.Task[None] | None = None
 
-    @property
-    def name(self) -> str:
-        """Its name in its answers: a replica has the name of its node as well."""
-        return str(getattr(self.sampler, "name", self.url))
-
 
 class Pool(Generic[M]):
     """Requests to several servers of one model.
@@ -258,7 +253,8 @@ class Pool(Generic[M]):
         """The account of each server so far."""
         return [
             {
-                "url": server.name,
+                # A replica has the name of its node as well.
+                "url": getattr(server.sampler, "name", server.url),
                 "engine_version": server.sampler.facts().get("engine_version"),
                 "state": "refused" if server.refused else "up" if server.up else "down" if server.listed else "removed",
                 self.answers: server.generations,

@@ -88,7 +88,7 @@ class ServedPolicy:
     """A ``PolicyModel`` at temperature 1 on ``servers``, which are started here; ``close`` it."""
 
     def __init__(self, servers: Servers, wait_s: float, say: Callable[[str], None]) -> None:
-        self._servers = servers
+        self.servers = servers
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gymdata-servers", daemon=True)
         self._thread.start()
@@ -128,18 +128,10 @@ class ServedPolicy:
             found[at_one] = self.log_probs(given)[0]
         return found
 
-    def account(self) -> list[dict[str, Any]]:
-        """The account of each server."""
-        return self._servers.account()
-
-    def remarks(self) -> list[str]:
-        """Servers that are away in the end."""
-        return self._servers.remarks()
-
     def close(self) -> None:
         """Close every connection. Safe to call twice."""
         if self._thread.is_alive():
-            self._do(self._servers.close())
+            self._do(self.servers.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -172,11 +164,11 @@ class ServedPolicy:
             nonlocal done
             for row in rows:
                 ids = given.token_ids[row].tolist()
-                found, _ = await self._servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]
+                found, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]
                 # The first token has nothing before it, and is never scored.
                 scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
                 done += 1
                 if progress is not None:
                     progress.update(done=done, total=len(given))
 
-        await together(worker() for _ in range(min(self._servers.default_concurrency, len(given))))
+        await together(worker() for _ in range(min(self.servers.default_concurrency, len(given))))
