@@ -111,8 +111,10 @@ class WithUser:
         """Both are set up. Raises OutsideError when either cannot be."""
         inner: Any = await self.environment.start(task, rollout_index)
         if not hasattr(inner, "user"):
-            raise UsageError("an environment that was given as an object has no place for a user",
-                             hint="give it a respond of its own, or leave the user out")  # fmt: skip
+            raise UsageError(
+                "an environment that was given as an object has no place for a user",
+                hint="give it a respond of its own, or leave the user out",
+            )
         messages = list(inner.messages)
         try:
             inner.user = await self.user.start(task, rollout_index, messages)

@@ -148,10 +148,12 @@ class Chat:
         calls = add_lists(pieces, self._calls, self._call_codes, self._shape.calls)
         has_text, has_calls = content >= 0, calls >= 0
         roles = ["user" if self._shape.lacks(role) else role for role in self._roles]
-        heads = pieces.add([
-            lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begins
-            for lead, role, begins in product(_LEADS, roles, _CONTENTS)
-        ])  # fmt: skip
+        heads = pieces.add(
+            [
+                lead + b'{"role":' + orjson.dumps(role) + b',"content":' + begins
+                for lead, role, begins in product(_LEADS, roles, _CONTENTS)
+            ]
+        )
         # Indices into `_CONTENTS` of a message with neither, with calls alone, with text alone, with both.
         begins = np.array([2, 1, 0, 0], np.int32)[2 * has_text.view(np.uint8) + has_calls.view(np.uint8)]
         head = heads + (leads * len(roles) + self._role_codes) * len(_CONTENTS) + begins

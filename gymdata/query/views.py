@@ -296,8 +296,9 @@ class Views:
         from gymdata.rollouts.turn_columns import with_prompts
 
         def prompts(turns: Any, rollout_ids: Any) -> Any:
-            turns, rollout_ids = (x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x])
-                                  for x in (turns, rollout_ids))  # fmt: skip
+            turns, rollout_ids = (
+                x if isinstance(x, pa.ChunkedArray) else pa.chunked_array([x]) for x in (turns, rollout_ids)
+            )
             try:
                 expanded = with_prompts(turns, rollout_ids).combine_chunks()
             except DataError as error:

@@ -36,11 +36,14 @@ def figures(path: Path) -> dict[str, Any]:
         "scores": list(_scores(path)),
         "experiences": list(_experiences(path)),
         "judge": [_judge(folder, facts) for folder, facts in described if facts.get("stage") == "judge"],
-        "training": [_training(folder, facts) for folder, facts in described
-                     if (folder / METRICS).is_file() and facts.get("stage") != "finetune"],
+        "training": [
+            _training(folder, facts)
+            for folder, facts in described
+            if (folder / METRICS).is_file() and facts.get("stage") != "finetune"
+        ],
         "epochs": read_metrics(path / METRICS) if described and described[0][1].get("stage") == "finetune" else [],
         "lineage": list(_lineage(path)),
-    }  # fmt: skip
+    }
 
 
 def _pairs(path: Path) -> Iterator[dict[str, Any]]:

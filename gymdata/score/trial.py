@@ -99,8 +99,10 @@ class RewardCheck(Report):
         values = "–" if self.mean is None else f"{self.mean:.4g}, from {self.lowest:.4g} to {self.highest:.4g}"
         flat = self.scored > 1 and self.lowest == self.highest
         lowest = {True: "", False: ": the reference answers do not score above the others", None: ""}[self.tells_right]
-        answers = [(f"{answer} answer, mean", "–" if mean is None else f"{mean:.4g}{lowest if answer == ANSWERS[0] else ''}")
-                   for answer, mean in self.answers.items()]  # fmt: skip
+        answers = [
+            (f"{answer} answer, mean", "–" if mean is None else f"{mean:.4g}{lowest if answer == ANSWERS[0] else ''}")
+            for answer, mean in self.answers.items()
+        ]
         return [
             ("answers" if self.answers else "rollouts", self.tried),
             ("scored", self.scored if self.scored or self.failed else "0: the reward applies to none of them"),

@@ -125,10 +125,12 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
         "chosen": messages_of(row["chosen"], ()),
         "rejected": messages_of(row["rejected"], ()),
         "lengths": {side: (len(ids[side]), int(sum(row[f"{side}_mask"]))) for side in ids},
-        "logps": {side: sum(lp for lp, m in zip(row[f"{side}_logprobs"], row[f"{side}_mask"], strict=False) if m)
-                  for side in ids},
+        "logps": {
+            side: sum(lp for lp, m in zip(row[f"{side}_logprobs"], row[f"{side}_mask"], strict=False) if m)
+            for side in ids
+        },
         **sides,
-    }  # fmt: skip
+    }
 
 
 def _differences(a: Sequence[int], b: Sequence[int], fork: int) -> tuple[list[bool], list[bool]]:

@@ -164,19 +164,24 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict
     earlier ones."""
     rows = stages.rows("annotations")
     here = rows.where("rollout_id", rollout_id)
-    of_turn = [n for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
-               if one == turn]  # fmt: skip
+    of_turn = [
+        n
+        for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
+        if one == turn
+    ]
     shown = [
         {
             "training": row["training"],
             "step": row["step"],
             "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
-            **{one: _finite(row[many][k]) if row[many] else None
-               for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))},
+            **{
+                one: _finite(row[many][k]) if row[many] else None
+                for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))
+            },
         }
         for row in rows.rows(of_turn[-_STEPS:])
         if k < len(row["losses"])
-    ]  # fmt: skip
+    ]
     shown.sort(key=lambda one: (one["training"], one["step"]))
     return {"steps": shown, "more": len(of_turn) - len(shown)}
 
