@@ -45,7 +45,14 @@ def _show(report: AuditReport) -> None:
     if not report.ok:
         _bars("place in the generation", "positions", report.positions)
         _bars("turn", "turns", report.turns)
-        _worst(report.worst)
+        lines = []
+        for row in report.worst:
+            text = row.get("token", f"<id {row['token_id']}>")
+            before = row.get("before", "")[-32:]
+            place = f"{row['rollout_id']} {row['turn']} {row['position']}"
+            lines.append((place, f"{before!r} → {text!r}", row["saved"], row["recomputed"], row["difference"]))
+        if lines:
+            grid(("rollout turn position", "token", "saved", "recomputed", "Δ"), lines, "the tokens furthest apart")
     facts(f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})", report.rows())
     for line in report.notes:
         say(line)
@@ -68,14 +75,3 @@ def _bars(title: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows
     ]
     grid((title, "tokens", "mean |Δ|", "max |Δ|", ""), lines)
-
-
-def _worst(rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = []
-    for row in rows:
-        text = row.get("token", f"<id {row['token_id']}>")
-        before = row.get("before", "")[-32:]
-        place = f"{row['rollout_id']} {row['turn']} {row['position']}"
-        lines.append((place, f"{before!r} → {text!r}", row["saved"], row["recomputed"], row["difference"]))
-    if lines:
-        grid(("rollout turn position", "token", "saved", "recomputed", "Δ"), lines, "the tokens furthest apart")

@@ -207,19 +207,15 @@ def _of_module(command: str | None, function: str) -> Any:
 
 def run() -> None:
     """Run the command of this process, and end it with the documented exit code."""
-    _open_streams()
-    sys.exit(main(sys.argv[1:]))
-
-
-def _open_streams() -> None:
-    """Opens streams that the caller closed (``>&-``) on the null device: else a data file would get their number, and
-    the printed output."""
+    # Opens streams that the caller closed (``>&-``) on the null device: else a data file would get their number, and
+    # the printed output.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             # The system gives the lowest number that is free.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
+    sys.exit(main(sys.argv[1:]))
 
 
 def main(argv: list[str]) -> int:

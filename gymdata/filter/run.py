@@ -193,37 +193,29 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
     if config.best_n:
         score = conditions.evaluate(plan.best_by, columns.values, table.num_rows).to_numpy(zero_copy_only=False)
     if config.dedupe:
-        funnel.dedupe(_generation_keys(sources, len(index)), index, score)
+        # A hash of all that each rollout generated; 0 where nothing was.
+        keys = [
+            pc.if_else(pc.greater(batch.column("n_generated_tokens"), 0), batch.column("generation_hash"), 0)
+            for source in sources
+            for batch in scan_batches(source, ROLLOUTS, ("generation_hash", "n_generated_tokens"), _BATCH_ROWS)
+        ]
+        # More rows may have been collected since the choice was made.
+        funnel.dedupe(np.asarray(pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[: len(index)]), index, score)
     if config.best_n and score is not None:
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
-        funnel.balance(plan.balance, *_categories(columns.values[plan.balance]), config.seed)
+        # The place of each value's name among all names, -1 where there is no value; and the names.
+        encoded = columns.values[plan.balance].dictionary_encode()
+        # 3.0 is 3, for the numbers of a task are floats here.
+        names = [
+            str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+            for value in encoded.dictionary.to_pylist()
+        ]
+        # Two numbers may have one name: 0.0 and -0.0.
+        place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+        of = np.array([place[name] for name in names] + [-1], np.int32)
+        funnel.balance(plan.balance, *(of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)), config.seed)
     return funnel
-
-
-def _categories(values: pa.Array) -> tuple[np.ndarray, list[str]]:
-    """The place of each value's name among all names, -1 where there is no value; and the names."""
-    encoded = values.dictionary_encode()
-    # 3.0 is 3, for the numbers of a task are floats here.
-    names = [
-        str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
-        for value in encoded.dictionary.to_pylist()
-    ]
-    # Two numbers may have one name: 0.0 and -0.0.
-    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    of = np.array([place[name] for name in names] + [-1], np.int32)
-    return of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)
-
-
-def _generation_keys(sources: Sequence[str | Path], rows: int) -> np.ndarray:
-    """A hash of all that each rollout generated; 0 where nothing was."""
-    keys = [
-        pc.if_else(pc.greater(batch.column("n_generated_tokens"), 0), batch.column("generation_hash"), 0)
-        for source in sources
-        for batch in scan_batches(source, ROLLOUTS, ("generation_hash", "n_generated_tokens"), _BATCH_ROWS)
-    ]
-    # More rows may have been collected since the choice was made.
-    return np.asarray(pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[:rows])
 
 
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:

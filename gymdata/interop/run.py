@@ -23,7 +23,7 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, Keys, Rejected, Shape, reason_of
 from gymdata.public import Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.lineage import parent_of, vocabulary
@@ -374,7 +374,19 @@ def _export(
         raise _unwritable(account, error) from error
     part.rows = summary.rows_out = account.written
     if not account.seen:
-        raise _nothing_there(path, account.table)
+        # Why there is no row to export, and what to do.
+        table = account.table
+        found = find_run_json(path)
+        facts = read_run_json(found) if found is not None else {}
+        counts = facts.get("counts") or {}
+        if facts.get("stage") == "import" and counts.get("rejected"):
+            where = found.parent / REJECTED if found is not None else REJECTED
+            hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
+        elif table is PAIRS:
+            hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
+        else:
+            hint = "`gymdata validate` shows what the files hold"
+        raise DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
     summary.turns, summary.turns_lost = account.turns, account.turns_lost
     summary.skipped = account.seen - summary.rows_out
     lost = {**account.lost, "turns that no message names": account.turns_lost}
@@ -418,18 +430,3 @@ def _unwritable(export: Export, error: Exception) -> DataError:
     """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
     kind = "pair" if export.table.name == PAIRS.name else "rollout"
     return DataError.unwritable_row(f"{export.path}: {kind} {export.current}", export.format, reason_of(error))
-
-
-def _nothing_there(path: str | Path, table: Table) -> DataError:
-    """Why there is no row to export, and what to do."""
-    found = find_run_json(path)
-    facts = read_run_json(found) if found is not None else {}
-    counts = facts.get("counts") or {}
-    if facts.get("stage") == "import" and counts.get("rejected"):
-        where = found.parent / REJECTED if found is not None else REJECTED
-        hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
-    elif table is PAIRS:
-        hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
-    else:
-        hint = "`gymdata validate` shows what the files hold"
-    return DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)

@@ -136,7 +136,9 @@ def _streams(
         try:
             message: Message = connection.recv()
         except (EOFError, OSError):
-            raise _died(process.wait(), limits) from None
+            code = process.wait()
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise _out_of_memory(limits, f" (its process ended with {how})") from None
         match message:
             case None:
                 return
@@ -152,11 +154,6 @@ def _streams(
                 raise message
             case dict():
                 raise reported(message)
-
-
-def _died(code: int, limits: Limits) -> GymdataError:
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return _out_of_memory(limits, f" (its process ended with {how})")
 
 
 def _out_of_memory(limits: Limits, how: str = "") -> GymdataError:
@@ -189,7 +186,11 @@ def serve() -> None:
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         try:
-            _limit_memory(statement.limits.memory)
+            # Data of this process, not its address space: libraries and DuckDB's allocator reserve far more than they
+            # use.
+            resource.setrlimit(resource.RLIMIT_DATA, (statement.limits.memory, statement.limits.memory))
+            with contextlib.suppress(OSError):  # Linux: where memory is short, this process is ended before any other
+                Path("/proc/self/oom_score_adj").write_text("1000")
             sys.meta_path.insert(0, _NoPandas)
             _send_result(statement, connection)
         except BrokenPipeError:
@@ -210,13 +211,6 @@ def _end_with_parent(connection: Connection) -> NoReturn:
     with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
     os._exit(1)
-
-
-def _limit_memory(memory: int) -> None:
-    """Data of this process, not its address space: libraries and DuckDB's allocator reserve far more than they use."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    with contextlib.suppress(OSError):  # Linux: where memory is short, this process is ended before any other
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _send_result(statement: Statement, connection: Connection) -> None:

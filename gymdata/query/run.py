@@ -90,20 +90,16 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
 
 def _write(reader: pa.RecordBatchReader, path: Path, suffix: str) -> int:
     if suffix == ".parquet":
-        return _write_parquet(reader, path)
+        import pyarrow.parquet as pq
+
+        rows = 0
+        with pq.ParquetWriter(path.absolute(), reader.schema, compression="zstd", compression_level=1) as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return rows
     with path.open("w", encoding="utf-8", newline="") as file:
         return write_text(reader, file, "csv" if suffix == ".csv" else "jsonl")
-
-
-def _write_parquet(reader: pa.RecordBatchReader, path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    rows = 0
-    with pq.ParquetWriter(path.absolute(), reader.schema, compression="zstd", compression_level=1) as writer:
-        for batch in reader:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
 
 
 def write_text(reader: pa.RecordBatchReader, file: TextIO | io.TextIOBase, kind: str) -> int:

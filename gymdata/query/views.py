@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,11 +115,7 @@ def _table_of(source: Source) -> str:
         needed = {
             table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
         }
-    return _table_with(columns, needed, where)
-
-
-def _table_with(columns: Sequence[str], needed: Mapping[str, Sequence[str]], where: str) -> str:
-    """The table all of whose columns are present; of several, the one with most columns. One column is not enough."""
+    # The table all of whose columns are present; of several, the one with most columns. One column is not enough.
     whole = [name for name, wanted in needed.items() if set(wanted) <= set(columns)]
     if whole:
         return max(whole, key=lambda name: len(needed[name]))

@@ -135,26 +135,29 @@ def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, 
     columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
     table, _ = with_score([path], read_coded([path], ROLLOUTS, columns, _TEXTS), score)
     rewards = Rewards.of(table)
+    found = {}
+    for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):
+        values = table[column].to_numpy()
+        if len(values):
+            low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
+            found[name] = {"sum": int(values.sum()), "mean": float(values.mean()), "p10": low, "median": half, "p90": high,
+                           "max": int(values.max()), "histogram": histogram(values)}  # fmt: skip
     return {
-        "rewards": _rewards(table, rewards),
+        "rewards": {
+            **rewards.summary(),
+            "binary": rewards.binary,
+            "histogram": histogram(rewards.value),
+            "parts": _parts(table),
+            "groups": _groups(table),
+        },
         "pass_at_k": pass_at_k(rewards, threshold),
-        "lengths": _lengths(table),
-        "truncated": share(_count(table["status"], "truncated"), table.num_rows),
+        "lengths": found,
+        "truncated": share(int(pc.sum(pc.equal(table["status"], "truncated")).as_py() or 0), table.num_rows),
         "stop_reasons": _counts(table["stop_reason"]),
         "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
         **_of_turns(path),
         **_over_time(table, Path(path)),
         "examples": _examples(table, path),
-    }
-
-
-def _rewards(table: pa.Table, rewards: Rewards) -> dict[str, Any]:
-    return {
-        **rewards.summary(),
-        "binary": rewards.binary,
-        "histogram": histogram(rewards.value),
-        "parts": _parts(table),
-        "groups": _groups(table),
     }
 
 
@@ -216,17 +219,6 @@ def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
             {"k": k, "value": mean.value, "ci95": interval(low, high), "tasks": mean.n_tasks, "too_few": mean.too_few}
         )
         k *= 2
-    return found
-
-
-def _lengths(table: pa.Table) -> dict[str, Any]:
-    found = {}
-    for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):
-        values = table[column].to_numpy()
-        if len(values):
-            low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
-            found[name] = {"sum": int(values.sum()), "mean": float(values.mean()), "p10": low, "median": half, "p90": high,
-                           "max": int(values.max()), "histogram": histogram(values)}  # fmt: skip
     return found
 
 
@@ -343,10 +335,6 @@ def _counts(column: Any) -> dict[str, int]:
     return {
         str(row["values"]): row["counts"] for row in pc.value_counts(column).to_pylist() if row["values"] is not None
     }
-
-
-def _count(column: Any, value: str) -> int:
-    return int(pc.sum(pc.equal(column, value)).as_py() or 0)
 
 
 def task_fields(table: pa.Table) -> dict[str, Mapping[str, Any]]:

@@ -118,7 +118,7 @@ def show(
     keys = _keys(path)
     score = _score_of_extremes(path, config)
     rows = _choose(path, keys, rollout_id, config, score)
-    rollouts = _load(path, keys, rows, _careful(reader))
+    rollouts = _load(path, keys, rows, None if reader is None else lambda: _read(reader))
     if score is not None:
         values = _scores(path, score)
         rollouts = [replace(one, score=(score, values[row])) for one, row in zip(rollouts, rows, strict=True)]
@@ -253,10 +253,6 @@ def _shown(table: pa.Table, row: int, reader: Any, vocab: int | None) -> ShownRo
         value[name] = parsed(value[name])
     value["messages"] = [_message(m) for m in value["messages"]]
     return ShownRollout(value, violations(batch, row, vocab, reader))
-
-
-def _careful(reader: Any) -> Any:
-    return None if reader is None else lambda: _read(reader)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

@@ -146,18 +146,7 @@ def _detail(facts: Mapping[str, Any], stage: str, missing: bool) -> str:
         return "no longer there"
     counts = facts.get("counts") or {}
     steps = facts.get("steps")
-    much = _rows_of(facts, stage) or (f"{steps:,} steps" if isinstance(steps, int) else "")
-    if stage == "score" and isinstance(counts.get("scored"), int):
-        # A table of scores has a row for each time that a rollout was scored, also without a value.
-        much = counted(counts["scored"], "scored rollout")
-    elif not much and isinstance(counts.get("completed"), int):
-        much = counted(counts["completed"], "rollout")
-    named = "" if much.endswith(f" {stage}") else stage or ("" if facts else "no run.json")
-    return ", ".join(filter(None, [named, much]))
-
-
-def _rows_of(facts: Mapping[str, Any], stage: str) -> str:
-    """How many rows the main table of a folder has; those of the tables beside it are not among them."""
+    # How many rows the main table of a folder has; those of the tables beside it are not among them.
     rows: Counter[str] = Counter()
     for file in facts.get("files") or []:
         path = Path(str(file.get("path", "")))
@@ -165,7 +154,16 @@ def _rows_of(facts: Mapping[str, Any], stage: str) -> str:
             rows["rollouts" if path.parent.name == "rollouts" else path.stem] += int(file.get("rows") or 0)
     main = _MAIN.get(stage) or next(iter(rows), "")
     n, name = rows[main], _NOUN.get(main, main)
-    return f"{n:,} {name[:-1] if n == 1 and name.endswith('s') else name}" if n else ""
+    much = (f"{n:,} {name[:-1] if n == 1 and name.endswith('s') else name}" if n else "") or (
+        f"{steps:,} steps" if isinstance(steps, int) else ""
+    )
+    if stage == "score" and isinstance(counts.get("scored"), int):
+        # A table of scores has a row for each time that a rollout was scored, also without a value.
+        much = counted(counts["scored"], "scored rollout")
+    elif not much and isinstance(counts.get("completed"), int):
+        much = counted(counts["completed"], "rollout")
+    named = "" if much.endswith(f" {stage}") else stage or ("" if facts else "no run.json")
+    return ", ".join(filter(None, [named, much]))
 
 
 def _href(stage: str, here: bool) -> str | None:

@@ -251,7 +251,14 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
     ):
         # When numbers have all their digits, one of each list shows it.
         return [True] * len(ends)
-    lost = _lost(given, kept)
+    numbers = kept.astype(np.float64)
+    lost = (given != numbers) & np.isfinite(given)
+    numbers = given[lost]
+    with np.errstate(all="ignore"):
+        nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
+        apart = np.abs(np.round(numbers * nine) / nine - numbers)
+    # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
+    lost[lost] = ~(apart <= 1e-13 * np.abs(numbers))
     return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
 
 
@@ -262,18 +269,6 @@ def _clearly_lost(number: float, kept: float) -> bool:
         return False
     nine = 10.0 ** (8 - math.floor(math.log10(size)))
     return abs(round(size * nine) / nine - size) > 1e-12 * size
-
-
-def _lost(given: Any, kept: Any) -> Any:
-    numbers = kept.astype(np.float64)
-    lost = (given != numbers) & np.isfinite(given)
-    numbers = given[lost]
-    with np.errstate(all="ignore"):
-        nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
-        apart = np.abs(np.round(numbers * nine) / nine - numbers)
-    # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
-    lost[lost] = ~(apart <= 1e-13 * np.abs(numbers))
-    return lost
 
 
 def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArray[np.int32]:
@@ -300,6 +295,8 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
     if "reward" in value and type(value["reward"]) is not float:
         # 1 and 1.0 are equal, but have different texts.
         kept["reward"] = value["reward"]
+    seconds = response.get("created_at")
+    known = type(seconds) in (int, float) and 0 <= seconds < 2**34
     return {
         "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
         "run_id": run,
@@ -329,7 +326,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
             plain=plain,
         ),
         "turns": turns.rows,
-        "started_at": _time(response.get("created_at")).isoformat(),
+        "started_at": datetime.fromtimestamp(seconds if known else 0, UTC).isoformat(),
         "duration_s": 0.0,
     }
 
@@ -355,11 +352,6 @@ def _status(response: Any) -> tuple[str, str | None]:
         reason = details.get("reason") if hasattr(details, "get") else None
         return "truncated", str(reason) if reason else "incomplete"
     return "completed", None
-
-
-def _time(seconds: Any) -> datetime:
-    known = type(seconds) in (int, float) and 0 <= seconds < 2**34
-    return datetime.fromtimestamp(seconds if known else 0, UTC)
 
 
 def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool] | None:

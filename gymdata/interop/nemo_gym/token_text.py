@@ -90,24 +90,20 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
     for row, (first, last) in enumerate(pairwise(turns.offsets.tolist())):
         of = slice(first, last)
         if one_chain[row]:
-            prompts = _chained(delta[of], generations[of])
+            # The prompts of turns that each continue the one before: beginnings of one text.
+            ends, end, pieces = [], -1, []
+            for new, sampled in zip(delta[of], generations[of], strict=True):
+                for piece in (new, sampled):
+                    if piece:
+                        pieces.append(piece)
+                        # With the comma before it.
+                        end += 1 + len(piece)
+                    ends.append(max(end, 0))
+            whole = memoryview(b",".join(pieces))
+            prompts = [whole[:end] for end in ends[::2]]
         else:
             prompts = _branched(delta[of], generations[of], parents[of], prefixes[of], held[of])
         yield RowTexts(prompts, generations[of], log_probs[of], rendered[of])
-
-
-def _chained(delta: list[bytes], generations: list[bytes]) -> list[Text]:
-    """The prompts of turns that each continue the one before: beginnings of one text."""
-    ends, end, pieces = [], -1, []
-    for new, sampled in zip(delta, generations, strict=True):
-        for piece in (new, sampled):
-            if piece:
-                pieces.append(piece)
-                # With the comma before it.
-                end += 1 + len(piece)
-            ends.append(max(end, 0))
-    whole = memoryview(b",".join(pieces))
-    return [whole[:end] for end in ends[::2]]
 
 
 def _branched(

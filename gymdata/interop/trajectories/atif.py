@@ -51,7 +51,18 @@ _DEEPEST = 20
 
 def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     """The rollouts row of a trajectory. Raises BadItem."""
-    _check(source)
+    if not isinstance(source, dict):
+        raise BadItem("S102", f"got {json_kind(source)}, expected an ATIF trajectory")
+    version = str(source.get("schema_version", ""))
+    number = version.removeprefix("ATIF-v1.")
+    if number == version or not number.isdigit():
+        raise BadItem("S103", f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
+    if int(number) > 7:
+        raise BadItem("S104", f"schema_version {version} is newer than this gymdata understands (ATIF-v1.7)")
+    if not isinstance(source.get("steps"), list):
+        raise BadItem("S103", "it has no list `steps`")
+    if not source["steps"]:
+        raise BadItem("S103", "steps: got an empty list, expected at least one step")
     refuse_surrogates(source)
     found = _Found()
     messages = found.trajectory(source, [], None, 0)
@@ -75,21 +86,6 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
-
-
-def _check(source: Any) -> None:
-    if not isinstance(source, dict):
-        raise BadItem("S102", f"got {json_kind(source)}, expected an ATIF trajectory")
-    version = str(source.get("schema_version", ""))
-    number = version.removeprefix("ATIF-v1.")
-    if number == version or not number.isdigit():
-        raise BadItem("S103", f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
-    if int(number) > 7:
-        raise BadItem("S104", f"schema_version {version} is newer than this gymdata understands (ATIF-v1.7)")
-    if not isinstance(source.get("steps"), list):
-        raise BadItem("S103", "it has no list `steps`")
-    if not source["steps"]:
-        raise BadItem("S103", "steps: got an empty list, expected at least one step")
 
 
 def _foreign(
@@ -153,7 +149,8 @@ class _Found:
             if call is not None:
                 self._calls.append((message["turn"], here, call, message))
             messages.append(message)
-            for result in _results(step):
+            results = object_of(step.get("observation")).get("results")
+            for result in [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []:
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
                     key = next((k for k, one in waiting.items() if one.get("trajectory_id") == named), None)
@@ -216,11 +213,6 @@ def _text(content: Any) -> str | None:
 
 def _own(place: Mapping[str, Any]) -> Any:
     return object_of(place.get("extra")).get(OWN)
-
-
-def _results(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    results = object_of(step.get("observation")).get("results")
-    return [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
 
 
 def _references(result: Mapping[str, Any]) -> list[str]:
@@ -322,11 +314,23 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     placed: set[int] = set()
     for message in row["messages"]:
         if message["role"] in _ANSWERS and steps and steps[-1]["source"] == "agent":
-            result = _result(message, steps[-1])
+            known = {call["tool_call_id"] for call in steps[-1].get("tool_calls", ())}
+            named = {"source_call_id": message["tool_call_id"]} if message.get("tool_call_id") in known else {}
+            result = named | {"content": message["content"] or ""}
             _note(result, facts_beyond(message, read_result(result)))
             steps[-1].setdefault("observation", {"results": []})["results"].append(result)
             continue
-        step = _step(len(steps) + 1, message, lost)
+        role = message["role"]
+        source = {"system": "system", "assistant": "agent"}.get(role, "user")
+        lost[ROLES] += source == "user" and role != "user"
+        step: dict[str, Any] = {"step_id": (len(steps) + 1), "source": source, "message": message["content"] or ""}
+        if source == "agent":
+            if message.get("reasoning") is not None:
+                step["reasoning_content"] = message["reasoning"]
+            calls = loads(message.get("tool_calls"))
+            made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
+            if made:
+                step["tool_calls"] = made
         mine: dict[str, Any] = {}
         turn = message.get("turn")
         if step["source"] == "agent":
@@ -337,7 +341,10 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
                 step["llm_call_count"] = 1
                 mine["evidence"] = turn_facts(row["turns"][turn])
                 if "logprobs" not in step["metrics"]:
-                    mine["evidence"]["log_probs"] = _words(row["turns"][turn])
+                    # Log-probabilities with strings for non-finite ones.
+                    words = {math.inf: "Infinity", -math.inf: "-Infinity"}
+                    values = [shortest(value) for value in list_of(row["turns"][turn]["generation_log_probs"])]
+                    mine["evidence"]["log_probs"] = [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
         _note(step, mine | facts_beyond(message, read_step(step)))
         steps.append(step)
     lost[NO_MESSAGE] += len(placed) < len(prompts)
@@ -380,28 +387,6 @@ def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 
-def _words(turn: Turn) -> list[float | str]:
-    """Log-probabilities with strings for non-finite ones."""
-    words = {math.inf: "Infinity", -math.inf: "-Infinity"}
-    values = [shortest(value) for value in list_of(turn["generation_log_probs"])]
-    return [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
-
-
-def _step(number: int, message: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any]:
-    role = message["role"]
-    source = {"system": "system", "assistant": "agent"}.get(role, "user")
-    lost[ROLES] += source == "user" and role != "user"
-    step: dict[str, Any] = {"step_id": number, "source": source, "message": message["content"] or ""}
-    if source == "agent":
-        if message.get("reasoning") is not None:
-            step["reasoning_content"] = message["reasoning"]
-        calls = loads(message.get("tool_calls"))
-        made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
-        if made:
-            step["tool_calls"] = made
-    return step
-
-
 def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
     call = object_of(call)
     function = object_of(call.get("function"))
@@ -412,12 +397,6 @@ def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
         "function_name": str(function.get("name") or ""),
         "arguments": object_of(arguments),
     }
-
-
-def _result(message: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
-    known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
-    named = {"source_call_id": message["tool_call_id"]} if message.get("tool_call_id") in known else {}
-    return named | {"content": message["content"] or ""}
 
 
 def _note(place: dict[str, Any], facts: Mapping[str, Any]) -> None:

@@ -299,7 +299,20 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
     prompts = prompts_of(row)
     kept = kept_of(row, NAME)
     if kept is not None:
-        return _restored(row, prompts, kept)
+        source: dict[str, Any] = kept["source"]
+        for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+            item = source["episode"][index]
+            if "p" in taken:
+                item["metadata"][PROMPT_IDS] = prompt.tolist()
+            for letter in SPELLINGS.keys() & set(taken):
+                item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
+        given: Any = source.get("reward")
+        if type(given) not in (int, float) or float(given) != row["reward"]:
+            # Rewards that are text are numbers to the toolkit too.
+            source["reward"] = (
+                given if isinstance(given, str) and float(given) == row["reward"] else float(row["reward"])
+            )
+        return source
     return made_trajectory(row, prompts, lost)
 
 
@@ -376,21 +389,6 @@ def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: 
         lost[STEP_REWARDS] += 1
         return None
     return [0.0 if reward is None else float(reward) for reward in given]
-
-
-def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
-    source: dict[str, Any] = kept["source"]
-    for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
-        item = source["episode"][index]
-        if "p" in taken:
-            item["metadata"][PROMPT_IDS] = prompt.tolist()
-        for letter in SPELLINGS.keys() & set(taken):
-            item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
-    given: Any = source.get("reward")
-    if type(given) not in (int, float) or float(given) != row["reward"]:
-        # Rewards that are text are numbers to the toolkit too.
-        source["reward"] = given if isinstance(given, str) and float(given) == row["reward"] else float(row["reward"])
-    return source
 
 
 #: The source of a written trajectory: its group, its run, itself.
