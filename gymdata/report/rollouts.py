@@ -142,13 +142,28 @@ def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, 
             low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
             found[name] = {"sum": int(values.sum()), "mean": float(values.mean()), "p10": low, "median": half, "p90": high,
                            "max": int(values.max()), "histogram": histogram(values)}  # fmt: skip
+    # How many groups differ in reward within themselves, and the means of all.
+    grouped = (
+        table.select(["group_id", "reward"])
+        .filter(pc.fill_null(pc.is_finite(table["reward"]), False))
+        .group_by("group_id")
+        .aggregate([("reward", "min"), ("reward", "max"), ("reward", "mean"), ("reward", "count")])
+    )
+    several = grouped.filter(pc.greater(grouped["reward_count"], 1))
+    mixed = int(pc.sum(pc.greater(several["reward_max"], several["reward_min"])).as_py() or 0)
     return {
         "rewards": {
             **rewards.summary(),
             "binary": rewards.binary,
             "histogram": histogram(rewards.value),
             "parts": _parts(table),
-            "groups": _groups(table),
+            "groups": {
+                "n": grouped.num_rows,
+                "of_several": several.num_rows,
+                "mixed": mixed,
+                "without_variance": several.num_rows - mixed,
+                "means": histogram(grouped["reward_mean"].to_numpy()),
+            },
         },
         "pass_at_k": pass_at_k(rewards, threshold),
         "lengths": found,
@@ -175,25 +190,6 @@ def _parts(table: pa.Table) -> dict[str, Any]:
         mean, low, high = mean_ci(values[mine], tasks[mine]) if mine.any() else (math.nan,) * 3
         found[name] = {"n": int(mine.sum()), "mean": None if math.isnan(mean) else mean, "ci95": interval(low, high)}
     return found
-
-
-def _groups(table: pa.Table) -> dict[str, Any]:
-    """How many groups differ in reward within themselves, and the means of all."""
-    grouped = (
-        table.select(["group_id", "reward"])
-        .filter(pc.fill_null(pc.is_finite(table["reward"]), False))
-        .group_by("group_id")
-        .aggregate([("reward", "min"), ("reward", "max"), ("reward", "mean"), ("reward", "count")])
-    )
-    several = grouped.filter(pc.greater(grouped["reward_count"], 1))
-    mixed = int(pc.sum(pc.greater(several["reward_max"], several["reward_min"])).as_py() or 0)
-    return {
-        "n": grouped.num_rows,
-        "of_several": several.num_rows,
-        "mixed": mixed,
-        "without_variance": several.num_rows - mixed,
-        "means": histogram(grouped["reward_mean"].to_numpy()),
-    }
 
 
 def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:

@@ -180,7 +180,12 @@ class UserReward:
             values = self.function(**self._taken(self._arguments([*map(self.own, rollouts)])))
             if inspect.isawaitable(values):
                 values = self._run(values)
-            listed = _listed(values)
+            # The values that a function returned, in order; None for what has none: a number, a text, a mapping.
+            listed = (
+                None
+                if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(type(values), "__iter__")
+                else list(values)
+            )
         except RewardError:
             raise
         except BaseException as error:  # user code may raise anything, also what ends programs or cancels tasks
@@ -308,10 +313,3 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 def _plain(rollout: View) -> bool:
     # Without tools there is one answer, or none when the time ran out; only foreign conversations have more.
     return isinstance(rollout["task"].get("prompt"), str) and not rollout["tools"] and len(rollout["completion"]) <= 1
-
-
-def _listed(values: Any) -> list[Any] | None:
-    """The values that a function returned, in order; None for what has none: a number, a text, a mapping."""
-    if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(type(values), "__iter__"):
-        return None
-    return list(values)

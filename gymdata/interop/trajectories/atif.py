@@ -301,7 +301,19 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
     prompts = prompts_of(row)
     kept = kept_of(row, NAME)
     if kept is not None:
-        return _restored(row, prompts, kept)
+        source: dict[str, Any] = kept["source"]
+        for turn, prompt, (path, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+            at: Any = source
+            for step in path:
+                at = at[step]
+            names, spelling = taken
+            lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
+            # Each in its former position, which holds a null.
+            at["metrics"] |= {name: lists[name] for name in names}
+        extra = object_of(source.get("extra"))
+        if row["reward"] is not None and extra.get("reward") != row["reward"]:
+            source["extra"] = {**extra, "reward": row["reward"]}
+        return source
     if not row["messages"]:
         lost[EMPTY] += 1
         return None
@@ -323,7 +335,7 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
         role = message["role"]
         source = {"system": "system", "assistant": "agent"}.get(role, "user")
         lost[ROLES] += source == "user" and role != "user"
-        step: dict[str, Any] = {"step_id": (len(steps) + 1), "source": source, "message": message["content"] or ""}
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": message["content"] or ""}
         if source == "agent":
             if message.get("reasoning") is not None:
                 step["reasoning_content"] = message["reasoning"]
@@ -402,19 +414,3 @@ def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
 def _note(place: dict[str, Any], facts: Mapping[str, Any]) -> None:
     if facts:
         place["extra"] = {OWN: dict(facts)}
-
-
-def _restored(row: Mapping[str, Any], prompts: Sequence[Any], kept: Mapping[str, Any]) -> dict[str, Any]:
-    source: dict[str, Any] = kept["source"]
-    for turn, prompt, (path, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
-        at: Any = source
-        for step in path:
-            at = at[step]
-        names, spelling = taken
-        lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
-        # Each in its former position, which holds a null.
-        at["metrics"] |= {name: lists[name] for name in names}
-    extra = object_of(source.get("extra"))
-    if row["reward"] is not None and extra.get("reward") != row["reward"]:
-        source["extra"] = {**extra, "reward": row["reward"]}
-    return source

@@ -121,8 +121,20 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
             return row
     else:
         row = _foreign(source, messages, encoder, importing)
-    stripped, taken = _without_lists(source, found, row["turns"])
-    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
+    # The source without the token lists that its turns reproduce exactly; for each turn its item and which were taken.
+    episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
+    taken: list[list[Any]] = []
+    for index, turn in zip(found, row["turns"], strict=True):
+        item = episode[index]
+        letters = "p"
+        item["metadata"] = {k: None if k == PROMPT_IDS else v for k, v in item["metadata"].items()}
+        given = item["logprobs"]["content"]
+        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], given)), None)
+        if spelling is not None:
+            item["logprobs"] = item["logprobs"] | {"content": None}
+            letters += spelling
+        taken.append([index, letters])
+    row["extra"] = keep(row["extra"], NAME, {"source": {**source, "episode": episode}, "turns": taken})
     return row
 
 
@@ -258,26 +270,6 @@ def _reward(source: Mapping[str, Any]) -> float:
     except (ValueError, OverflowError):
         raise BadItem("R502", f"reward: got {given!r}, expected a number") from None
     return number
-
-
-def _without_lists(
-    source: Mapping[str, Any], found: list[int], turns: list[Any]
-) -> tuple[dict[str, Any], list[list[Any]]]:
-    """The source without the token lists that its turns reproduce exactly; for each turn its item and which were
-    taken."""
-    episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
-    taken: list[list[Any]] = []
-    for index, turn in zip(found, turns, strict=True):
-        item = episode[index]
-        letters = "p"
-        item["metadata"] = {k: None if k == PROMPT_IDS else v for k, v in item["metadata"].items()}
-        given = item["logprobs"]["content"]
-        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], given)), None)
-        if spelling is not None:
-            item["logprobs"] = item["logprobs"] | {"content": None}
-            letters += spelling
-        taken.append([index, letters])
-    return {**source, "episode": episode}, taken
 
 
 NAME = "nat"

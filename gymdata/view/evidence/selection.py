@@ -284,7 +284,21 @@ def _computed(snapshot: Snapshot, query: Query, found: Found) -> Selection:
         return Selection(np.zeros(0, np.int32), str(error))
     if query.fault:
         rows = np.intersect1d(rows, found.with_code(query.fault)).astype(np.int32)
-    return _figures(snapshot.table, rows)
+    some = snapshot.table.select(["reward", "group_id", "n_breaks", "n_context_tokens", "n_generated_tokens"])
+    some = some if len(rows) == snapshot.table.num_rows else some.take(pa.array(rows))
+    rewards = pc.fill_null(some["reward"], math.nan).to_numpy()
+    known = np.isfinite(rewards)
+    n_groups, mixed = _groups_of(some, rewards, known)
+    return Selection(
+        rows,
+        mean=float(rewards[known].mean()) if known.any() else None,
+        scored=int(known.sum()),
+        groups=n_groups,
+        mixed=mixed,
+        breaks=int((some["n_breaks"].to_numpy() > 0).sum()),
+        tokens=int((pc.sum(some["n_context_tokens"]).as_py() or 0) + (pc.sum(some["n_generated_tokens"]).as_py() or 0)),
+        bars=_bars(rewards[known], int((~known).sum())),
+    )
 
 
 def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
@@ -300,24 +314,6 @@ def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
     for expression in expressions:
         passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
     return np.flatnonzero(passing).astype(np.int32)
-
-
-def _figures(table: pa.Table, rows: Rows) -> Selection:
-    some = table.select(["reward", "group_id", "n_breaks", "n_context_tokens", "n_generated_tokens"])
-    some = some if len(rows) == table.num_rows else some.take(pa.array(rows))
-    rewards = pc.fill_null(some["reward"], math.nan).to_numpy()
-    known = np.isfinite(rewards)
-    n_groups, mixed = _groups_of(some, rewards, known)
-    return Selection(
-        rows,
-        mean=float(rewards[known].mean()) if known.any() else None,
-        scored=int(known.sum()),
-        groups=n_groups,
-        mixed=mixed,
-        breaks=int((some["n_breaks"].to_numpy() > 0).sum()),
-        tokens=int((pc.sum(some["n_context_tokens"]).as_py() or 0) + (pc.sum(some["n_generated_tokens"]).as_py() or 0)),
-        bars=_bars(rewards[known], int((~known).sum())),
-    )
 
 
 def _groups_of(some: pa.Table, rewards: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> tuple[int, int]:
