@@ -1,8 +1,4 @@
-"""``gymdata.open``, ``load_rollouts`` and ``expand_turns``: rollouts for notebooks and scripts.
-
-Invariant: nothing is held open and nothing is cached, so what a method returns is what is on disk when it is called:
-sealed rows and the whole lines of an open journal.
-"""
+"""``gymdata.open``, ``load_rollouts`` and ``expand_turns``: rollouts for notebooks and scripts."""
 
 from __future__ import annotations
 

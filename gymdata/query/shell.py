@@ -1,8 +1,4 @@
-r"""The SQL prompt: history, completion of views and columns, ``\d``.
-
-Invariants: a statement runs as ``gymdata query`` runs it; an error is printed and the prompt stays; files are looked up for
-each statement, so that a run in progress grows.
-"""
+r"""The SQL prompt: history, completion of views and columns, ``\d``."""
 
 from __future__ import annotations
 

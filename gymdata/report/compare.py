@@ -1,8 +1,4 @@
-"""Two runs on the same tasks: the paired difference, and which tasks went which way.
-
-Invariants: only tasks that both have scored count, each once, by the mean of its rollouts; the interval is the paired one
-over tasks, so that what is common to both runs does not widen it.
-"""
+"""Two runs on the same tasks: the paired difference, and which tasks went which way."""
 
 from __future__ import annotations
 

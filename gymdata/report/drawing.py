@@ -1,8 +1,4 @@
-"""Charts as SVG, written by hand: bars, lines and rates with intervals.
-
-Invariants: a chart is read without scripts, in light and dark alike (colors are the page's variables); what was not
-measured is not drawn; every text in it is escaped.
-"""
+"""Charts as SVG, written by hand: bars, lines and rates with intervals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Figures of the rollouts of a path: rewards, pass@k, lengths, endings, tools, log-probabilities, and how it went.
-
-Invariants: every number can be recomputed with SQL over the same files; a missing value is left out and counted, never
-taken for zero; memory is bounded by the scalar columns and a batch of turns.
-"""
+"""Figures of the rollouts of a path: rewards, pass@k, lengths, endings, tools, log-probabilities, and how it went."""
 
 from __future__ import annotations
 

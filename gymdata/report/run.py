@@ -1,8 +1,4 @@
-"""``gymdata.report``: the figures of one path, or of two on the same tasks, and the page of them.
-
-Invariants: what is wrong with the files is part of the report, and a sealed file that was changed is refused as by every
-reader; the page is one file that loads nothing; it appears whole.
-"""
+"""``gymdata.report``: the figures of one path, or of two on the same tasks, and the page of them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gymdata.checks.violations import CODES, Violation, both_sides
-from gymdata.errors import printable
+from gymdata.errors import counted, printable
 from gymdata.rollouts.messages import object_of
 from gymdata.show.rollout import MessageView, errors_in, messages_of
 
@@ -181,18 +181,14 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     reasons = dict.fromkeys(r for r in (row["stop_reason"], row["finish_reason"]) if r)
     yield "status", " · ".join([row["status"], *reasons])
     yield "policy", f"{row['policy']} (version {row['policy_version']}, temperature {row['temperature']:g})"
-    breaks = f", {_many(row['n_breaks'], 'break')}" if row["n_breaks"] else ""
+    breaks = f", {counted(row['n_breaks'], 'break')}" if row["n_breaks"] else ""
     made = "rendered from text, not sampled" if any(turn.get("rendered") for turn in row["turns"] or []) else "sampled"
-    size = f"{_many(row['n_turns'], 'turn')}, {_many(row['n_generated_tokens'], 'token')} {made}"
+    size = f"{counted(row['n_turns'], 'turn')}, {counted(row['n_generated_tokens'], 'token')} {made}"
     size += f", {row['n_context_tokens']:,} of context"
     yield "size", size + breaks
     # Imported rollouts may lack this.
     if row["started_at"].timestamp():
         yield "time", f"{row['started_at']:%Y-%m-%d %H:%M:%S} UTC, {row['duration_s']:.1f} s"
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
 def _number(value: float | None) -> str:
@@ -206,7 +202,7 @@ def _turn_facts(turn: Mapping[str, Any]) -> str:
     agent = f"{turn['agent']}, " if turn.get("agent") else ""
     rendered = ", rendered from text" if turn.get("rendered") else ""
     reward = f", reward {_number(turn['reward'])}" if turn.get("reward") is not None else ""
-    return f"{agent}{_many(n, 'token')}{rendered}, {turn['finish_reason']}{mean}{reward}"
+    return f"{agent}{counted(n, 'token')}{rendered}, {turn['finish_reason']}{mean}{reward}"
 
 
 def _message(out: _Page, message: MessageView, of_turn: str) -> None:
@@ -258,7 +254,8 @@ def _violations(out: _Page, found: Sequence[Violation]) -> None:
 def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
     row = shown.row
     out.title(f"pair {row['pair_id']}")
-    sides = {name: f"{row[f'{name}_rollout_id']}, {_sampled(row, name)} tokens sampled" for name in _SIDES}
+    sampled = {name: sum(row[f"{name}_mask"]) for name in _SIDES}
+    sides = {name: f"{row[f'{name}_rollout_id']}, {n:,} tokens sampled" for name, n in sampled.items()}
     out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({row['source']})"), *sides.items()])
     for message in messages_of([*row["prompt"], *row["chosen"][: shown.fork_message]], ()):
         out.line()
@@ -273,10 +270,6 @@ def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
 
 
 _SIDES = {"chosen": "bold green", "rejected": "bold red"}
-
-
-def _sampled(row: Mapping[str, Any], side: str) -> str:
-    return f"{sum(row[f'{side}_mask']):,}"
 
 
 def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:

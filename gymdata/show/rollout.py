@@ -1,8 +1,4 @@
-"""A rollout as people read it, on a terminal, on the pages of ``view`` and in a report: messages, tool calls and faults.
-
-Invariants: what a rollout holds is data: no text of a message or a call is one that a terminal or browser acts on; a rollout
-is shown with the faults that ``validate`` finds in it.
-"""
+"""A rollout as people read it, on a terminal, on the pages of ``view`` and in a report: messages, tool calls and faults."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which rollouts or pair to show, and all that there is to see of each: its row and its violations.
-
-Invariants: a rollout is shown with the faults that ``validate`` finds in it, so that damaged numbers are never shown as
-sound; a run that is being collected shows its journaled rows, too; nothing is written.
-"""
+"""Which rollouts or pair to show, and all that there is to see of each: its row and its violations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pages that show rollouts side by side: a group, a preference pair, and a judge's comparisons.
-
-Invariants: a judge's figures are computed from the comparisons that the page lists; only comparisons whose two rollouts
-have different rewards can be "against the rewards"; a failed comparison is never a verdict.
-"""
+"""Pages that show rollouts side by side: a group, a preference pair, and a judge's comparisons."""
 
 from __future__ import annotations
 
@@ -21,6 +17,7 @@ from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
+from gymdata.rollouts.next_prompt import common_length
 from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.stages import Rows, facts_of
@@ -33,11 +30,7 @@ _MOST_COMPARED = 6_000
 #: The meaning of each figure about a judge, and a fair judge's value.
 FIGURES = {
     "position_bias": ("first position wins", "of decided comparisons; a fair judge is at 50 %", 0.5),
-    "position_inconsistency": (
-        "changes its mind",
-        "of pairs: another one wins after swapping",
-        0.0,
-    ),
+    "position_inconsistency": ("changes its mind", "of pairs: another one wins after swapping", 0.0),
     "longer_wins": ("longer answer wins", "of decided comparisons of unequal length", 0.5),
     "both_positions": ("agrees with the rewards", "of judged comparisons of unequal rewards", 1.0),
     "called_equal": ("calls equals equal", "of judged comparisons of equal rewards", 1.0),
@@ -113,7 +106,7 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
     sides: dict[str, Any] = {"tokens": None, "fork": None, "shared": None}
     if ids["chosen"] and ids["rejected"]:
         a, b = ids["chosen"], ids["rejected"]
-        fork = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        fork = common_length(a, b)
         sides["fork"], sides["shared"] = len(row["prompt_ids"]) + fork, fork
         sides["tokens"] = {
             side: _marked(ids[side], row[f"{side}_mask"], parts, vocabulary)
@@ -251,19 +244,13 @@ class Verdicts:
                 "flip": bool(self.flips[n]),
                 "half": bool(self.half_ties[n]),
                 "against": next((word for word, those in against if those[n]), ""),
-                "rewards": [_plain(r[n]) for r in self.rewards],
+                "rewards": [None if np.isnan(r[n]) else float(r[n]) for r in self.rewards],
                 "indices": [None if np.isnan(i[n]) else int(i[n]) for i in self.indices],
             }
         return rows  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 def _taken(values: np.ndarray, at: pa.Array) -> np.ndarray:
-    places = at.to_numpy(zero_copy_only=False)
-    found = np.full(len(places), np.nan)
-    known = np.isfinite(places.astype(float))
-    found[known] = values[places[known].astype(np.int64)]
-    return found
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+    """The values at some places, NaN where there is no place."""
+    numbers: np.ndarray = pc.fill_null(pa.array(values).take(at), math.nan).to_numpy(zero_copy_only=False)
+    return numbers

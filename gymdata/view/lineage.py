@@ -1,7 +1,4 @@
-"""What was made from what: the run.json of every file here, and of all that they name as parents, as a graph.
-
-Invariants: an edge is a parent that a run.json names; a parent that has been moved or deleted is a node that says so.
-"""
+"""What was made from what: the run.json of every file here, and of all that they name as parents, as a graph."""
 
 from __future__ import annotations
 

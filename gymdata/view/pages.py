@@ -1,7 +1,4 @@
-"""The pages of ``gymdata view``: an address to the name of its template and the values in it.
-
-Invariant: pages only read; for something that does not exist, a page lists what does.
-"""
+"""The pages of ``gymdata view``: an address to the name of its template and the values in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``gymdata view``: a server for the browser on this machine, or one file that needs none.
-
-Invariants: it listens on the loopback address unless another one is given; nothing is written but the file that ``export``
-names; it ends when it is interrupted.
-"""
+"""``gymdata view``: a server for the browser on this machine, or one file that needs none."""
 
 from __future__ import annotations
 

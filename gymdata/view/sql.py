@@ -1,8 +1,4 @@
-"""SQL over what the pages show, as ``gymdata query`` runs it: one SELECT, nothing outside the given files, bounded.
-
-Invariants: a statement has a time limit, a memory limit and a limit of shown rows, and an error names the one that was
-reached; a download has the statement's whole result.
-"""
+"""SQL over what the pages show, as ``gymdata query`` runs it: one SELECT, nothing outside the given files, bounded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Curves of trained models, from the metrics.jsonl that a training writes line by line.
-
-Invariants: a torn last line is left out until it is whole; a value that is no finite number is a gap; a step that was
-trained again after a resume is shown once, as the later line has it.
-"""
+"""Curves of trained models, from the metrics.jsonl that a training writes line by line."""
 
 from __future__ import annotations
 
@@ -18,16 +14,8 @@ from gymdata.view.evidence.stages import facts_of
 METRICS = "metrics.jsonl"
 #: Series that describe the run rather than its progress.
 _BESIDE = frozenset(
-    (
-        "step",
-        "epoch",
-        "elapsed_s",
-        "train_runtime",
-        "train_samples_per_second",
-        "train_steps_per_second",
-        "total_flos",
-        "train_loss",
-    )
+    ("step", "epoch", "elapsed_s", "total_flos", "train_loss", "train_runtime")
+    + ("train_samples_per_second", "train_steps_per_second")
 )
 #: Panels that are shown first, in this order; every other series has one of its own.
 _FIRST = (

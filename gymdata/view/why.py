@@ -1,9 +1,5 @@
 """Why a sampled token is trained, and how: where its mask comes from, its group's arithmetic, its probabilities, and
 its losses.
-
-Invariants: an advantage is the one in the file of experiences where there is one, and beside it the same arithmetic
-done again from the rewards that the page shows; without such a file it is labelled a preview; counts over the run leave
-out, and name, what cannot be matched token for token.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from gymdata.scores.chosen import TOTAL
 from gymdata.store.tables import read_table
 from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot
-from gymdata.view.evidence.rollout import Tokens
+from gymdata.view.evidence.rollout import Tokens, finite
 from gymdata.view.evidence.stages import Stages, facts_of
 
 _BINS = 2_000
@@ -41,8 +37,6 @@ _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
     """Everything that determines the weight of sampled token ``k`` of ``turn`` in training."""
     reference = tokens.reference[turn]
-    logprob = float(tokens.turns[turn]["generation_log_probs"][k])
-    other = None if reference is None else float(reference[k])
     return {
         "turn": turn,
         "k": k,
@@ -50,8 +44,8 @@ def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Sna
         "id": int(tokens.turns[turn]["generation_token_ids"][k]),
         "mask": _mask(tokens, turn, k),
         "credit": _credit(tokens, row, turn, k, snapshot),
-        "logprob": _finite(logprob),
-        "reference": _finite(other),
+        "logprob": finite(tokens.turns[turn]["generation_log_probs"][k]),
+        "reference": None if reference is None else finite(reference[k]),
         "audited": tokens.audited,
         "sequence": _sequence(tokens, turn),
         "losses": loss_panels(),
@@ -117,26 +111,24 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     shaped = _shaped(rewards, estimator, config)
     known = rewards[np.isfinite(rewards)]
     advantages = tokens.advantages[turn]
-    saved = None if advantages is None else float(advantages[k])
     for one, value in zip(group, shaped.tolist(), strict=True):
-        one["advantage"] = _finite(value)
+        one["advantage"] = finite(value)
         one["this"] = one["rollout_id"] == row["rollout_id"]
-    other_score = (facts.get("score") or TOTAL) != (snapshot.score or TOTAL)
-    settings = {key: config[key] for key in _SHAPING if config.get(key) not in (None, False, "none", "outcome", 1.0)}
+    score = facts.get("score") or TOTAL
     return {
         "estimator": estimator,
         "formula": f"A = {used.formula}" if used else estimator,
         "by_group": used is not None and used.standardizes,
         "file": tokens.experience,
-        "score": facts.get("score") or TOTAL,
-        "same_rewards": not other_score,
-        "settings": settings,
+        "score": score,
+        "same_rewards": score == (snapshot.score or TOTAL),
+        "settings": {k: config[k] for k in _SHAPING if config.get(k) not in (None, False, "none", "outcome", 1.0)},
         "group": group,
         "mean": float(known.mean()) if len(known) else None,
         "std": float(known.std(ddof=used.ddof if used else 1)) if len(known) > 1 else None,
         "flat": bool(len(known) and known.max() == known.min()),
         "computed": next((one["advantage"] for one in group if one["this"]), None),
-        "saved": _finite(saved),
+        "saved": None if advantages is None else finite(advantages[k]),
         "dropped": tokens.left_out,
     }
 
@@ -175,7 +167,7 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict
             "step": row["step"],
             "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
             **{
-                one: _finite(row[many][k]) if row[many] else None
+                one: finite(row[many][k]) if row[many] else None
                 for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))
             },
         }
@@ -198,7 +190,7 @@ def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:
         total = sum(
             float(np.sum(tokens.reference[t] - tokens.turns[t]["generation_log_probs"], dtype=np.float64)) for t in mine
         )
-        return {"number": number, "tokens": size, "mean_log_ratio": _finite(total / size)}
+        return {"number": number, "tokens": size, "mean_log_ratio": finite(total / size)}
     return None
 
 
@@ -208,8 +200,7 @@ def ratios(audit: Path, experience: Path) -> dict[str, Any]:
 
     Rollouts whose experiences are one sequence with as many trained tokens as were audited; ``left_out`` counts others.
     """
-    state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (audit, experience))
-    return _ratios(state)
+    return _ratios(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (audit, experience)))
 
 
 @lru_cache(4)
@@ -255,13 +246,11 @@ def _counted(
     values: npt.NDArray[Any], sign: npt.NDArray[Any], width: float, weight: npt.NDArray[Any] | None = None
 ) -> list[list[int]]:
     clipped = np.clip(np.nan_to_num(values), -width, width)
-    found = []
-    for one in (-1, 0, 1):
-        here = sign == one
-        weights = None if weight is None else weight[here]
-        counts, _ = np.histogram(clipped[here], _BINS, (-width, width), weights=weights)
-        found.append(counts.astype(int).tolist())
-    return found
+    weights = np.ones(len(values)) if weight is None else weight
+    histograms = (
+        np.histogram(clipped[sign == n], _BINS, (-width, width), weights=weights[sign == n]) for n in (-1, 0, 1)
+    )
+    return [counts.astype(int).tolist() for counts, _ in histograms]
 
 
 def _sizes(lists: Any) -> Any:
@@ -270,10 +259,6 @@ def _sizes(lists: Any) -> Any:
 
 def _flat(lists: Any) -> Any:
     return pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def counts_over_run(tokens: Tokens) -> dict[str, Any] | None:

@@ -1,8 +1,4 @@
-"""Which rollouts have faults: the errors that ``gymdata validate`` finds in single rows, looked for beside the pages.
-
-Invariants: a file is checked once, and of one that grows only what was added; a page never waits for more than a
-moment, and says how many rollouts are not checked yet; many rollouts are checked only on request, a thousand at a time.
-"""
+"""Which rollouts have faults: the errors that ``gymdata validate`` finds in single rows, looked for beside the pages."""
 
 from __future__ import annotations
 

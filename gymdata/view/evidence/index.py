@@ -1,9 +1,4 @@
-"""Which rollouts there are, kept up to date while a run is collected, and each of them by its number without reading others.
-
-Invariants: what is in memory for all rollouts is their scalar columns; a row's tokens are read when its page is shown,
-pages verified; a file that cannot be read, or is not as its run recorded it, is reported and shows no numbers; a row
-keeps its place while its file grows.
-"""
+"""Which rollouts there are, kept up to date while a run is collected, and each of them by its number without reading others."""
 
 from __future__ import annotations
 

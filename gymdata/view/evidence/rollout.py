@@ -43,7 +43,8 @@ class Evidence:
     fault: str = ""
 
 
-def _number(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """A number for JSON; None for what is not finite."""
     return float(value) if value is not None and np.isfinite(value) else None
 
 
@@ -144,7 +145,7 @@ class Tokens:
                     "finish": printable(str(turn.get("finish_reason") or "")),
                     "agent": printable(str(turn.get("agent") or "")),
                     "rendered": bool(turn.get("rendered")),
-                    "reward": _number(turn.get("reward")),
+                    "reward": finite(turn.get("reward")),
                     "context": context,
                     "ids": sampled,
                     "logprob": _numbers(turn["generation_log_probs"]),

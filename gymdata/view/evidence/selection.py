@@ -1,9 +1,4 @@
-"""Which rollouts a page shows: filter boxes and conditions in the language of ``gymdata filter``, order, pages, groups.
-
-Invariants: the boxes are conditions, so a selection is a ``gymdata filter`` command that keeps the same rollouts (of
-faults, which no condition knows, by their ids where these are few); rows without a value come last in either direction;
-numbers are over the whole selection, not its page.
-"""
+"""Which rollouts a page shows: filter boxes and conditions in the language of ``gymdata filter``, order, pages, groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Tables beside the rollouts: pairs, comparisons, scores, experiences, audits. Their keys are in memory, their rows on disk.
-
-Invariants: a table is looked at as it is on disk when a page is made; a row's lists are read when the row is looked at;
-what a file holds is verified, and a file that is not as its run recorded it is an error, not a shorter table.
-"""
+"""Tables beside the rollouts: pairs, comparisons, scores, experiences, audits. Their keys are in memory, their rows on disk."""
 
 from __future__ import annotations
 
