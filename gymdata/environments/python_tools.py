@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import Any
 
 from gymdata.environments.port import StepResult, Talk, Verdict
-from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, user_answer
-from gymdata.environments.tool_error import as_text, clean, tool_error_message
+from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, tool_message, user_answer
+from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError, UsageError
 from gymdata.models._transformers import schema_of
 from gymdata.rollouts.messages import Message, Task
@@ -215,12 +215,8 @@ class ToolEpisode:
         steps: list[Step] = []
         for call in calls:
             function = call.get("function") or {}
-            name = clean(str(function.get("name")))
             steps.append(await self._run(str(function.get("name")), function.get("arguments")))
-            answer: Message = {"role": "tool", "name": name, "content": steps[-1].content}
-            if call.get("id"):
-                answer["tool_call_id"] = call["id"]
-            answers.append(answer)
+            answers.append(tool_message(call, steps[-1].content))
             if steps[-1].done:
                 break
         rewards = [reward_of(step.reward, "the reward of a tool") for step in steps]

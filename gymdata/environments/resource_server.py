@@ -23,8 +23,8 @@ from typing import Any, TypeGuard
 from urllib.parse import quote
 
 from gymdata.environments.port import StepResult, Talk, Verdict
-from gymdata.environments.step import Step, plus
-from gymdata.environments.tool_error import as_text, clean, tool_error_message
+from gymdata.environments.step import Step, plus, tool_message
+from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
 from gymdata.rollouts.messages import Message, Task
@@ -125,9 +125,10 @@ class ServerEpisode:
         answers: list[Message] = []
         reward: float | None = None
         for call in calls:
-            step, answer = await self._answer(call)
+            function = call.get("function") or {}
+            step = await self._call(str(function.get("name")), function.get("arguments"))
             reward = plus(reward, step.reward)
-            answers.append(answer)
+            answers.append(tool_message(call, step.content))
             if step.done:
                 return StepResult(answers, True, reward, step.ended)
         return StepResult(answers, reward=reward)
@@ -149,15 +150,6 @@ class ServerEpisode:
         return read_verdict(answer, body, f"{http.base}{_VERIFY}")
 
     async def close(self) -> None: ...
-
-    async def _answer(self, call: Mapping[str, Any]) -> tuple[Step, Message]:
-        function = call.get("function") or {}
-        name, arguments = str(function.get("name")), function.get("arguments")
-        step = await self._call(name, arguments)
-        answer: Message = {"role": "tool", "name": clean(name), "content": step.content}
-        if call.get("id"):
-            answer["tool_call_id"] = call["id"]
-        return step, answer
 
     async def _call(self, name: str, arguments: Any) -> Step:
         if name not in self._names or name in RESERVED:

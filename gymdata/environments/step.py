@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymdata.environments.port import StepResult
-from gymdata.environments.tool_error import as_text
+from gymdata.environments.tool_error import as_text, clean
 from gymdata.errors import OutsideError, brief
 from gymdata.rollouts.messages import Message
 from gymdata.user_code import called, raised_at
@@ -66,6 +66,13 @@ def reward_of(value: Any, what: str) -> float | None:
     if not math.isfinite(number):
         raise OutsideError.no_reward(what, value)
     return number
+
+
+def tool_message(call: Mapping[str, Any], content: str) -> Message:
+    """The answer to a tool call."""
+    name = clean(str((call.get("function") or {}).get("name")))
+    answered = {"tool_call_id": call["id"]} if call.get("id") else {}
+    return {"role": "tool", "name": name, "content": content, **answered}
 
 
 def plus(*rewards: float | None) -> float | None:

@@ -30,6 +30,7 @@ from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
 from gymdata.environments.resource_server import read_verdict
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
+from gymdata.store.lines import NON_FINITE
 from gymdata.rollouts.messages import Message, Task
 from gymdata.urls import WORKFLOW_KEYS, address
 
@@ -215,9 +216,8 @@ def _ids(values: Any) -> TypeGuard[list[int]]:
 
 def _numbers(values: Any) -> Sequence[float] | None:
     """The numbers as floats; NaN and the infinities may be strings. ``validate`` reports them (L302)."""
-    names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if not isinstance(values, list):
         return None
-    numbers: list[Any] = [names.get(v) if isinstance(v, str) else v for v in values]
+    numbers: list[Any] = [NON_FINITE.get(v) if isinstance(v, str) else v for v in values]
     # An integer beyond float64 is no logarithm of anything, and could not be stored.
     return numbers if all(type(v) is float or (type(v) is int and abs(v) < 1 << 1023) for v in numbers) else None

@@ -13,10 +13,8 @@ from gymdata.view.evidence.stages import facts_of
 
 METRICS = "metrics.jsonl"
 #: Series that describe the run rather than its progress.
-_BESIDE = frozenset(
-    ("step", "epoch", "elapsed_s", "total_flos", "train_loss", "train_runtime")
-    + ("train_samples_per_second", "train_steps_per_second")
-)
+_TOTALS = ("total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+_BESIDE = frozenset(("step", "epoch", "elapsed_s", *_TOTALS))
 #: Panels that are shown first, in this order; every other series has one of its own.
 _FIRST = (
     ("loss", ("loss", "eval_loss")),

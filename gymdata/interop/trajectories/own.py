@@ -18,6 +18,7 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import MESSAGE_FIELDS, as_float
+from gymdata.store.lines import NON_FINITE
 from gymdata.rollouts.messages import STRICT
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
@@ -150,9 +151,8 @@ def id_of(value: Any) -> int:
 
 def log_probs_of(values: Any, length: int) -> np.ndarray:
     """Log-probabilities as float32; NaN for all when they are not one per token."""
-    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     if isinstance(values, list) and len(values) == length:
-        numbers: list[Any] = [words.get(v, v) if isinstance(v, str) else v for v in values]
+        numbers: list[Any] = [NON_FINITE.get(v, v) if isinstance(v, str) else v for v in values]
         if all(type(v) in (int, float) for v in numbers):
             with np.errstate(over="ignore"):
                 return np.array([as_float(v) for v in numbers], np.float32)
@@ -161,9 +161,7 @@ def log_probs_of(values: Any, length: int) -> np.ndarray:
 
 def shortest(value: Any) -> float:
     """A float32 as the shortest number that reads back as the same float32."""
-    if isinstance(value, str):
-        value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
-    return float(str(np.float32(value)))
+    return float(str(np.float32(NON_FINITE[value] if isinstance(value, str) else value)))
 
 
 def exact(value: Any) -> float:

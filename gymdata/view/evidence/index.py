@@ -1,4 +1,4 @@
-"""Which rollouts there are, kept up to date while a run is collected, and each of them by its number without reading others."""
+"""Which rollouts there are, kept up to date while a run is collected; each is read alone, by its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables beside the rollouts: pairs, comparisons, scores, experiences, audits. Their keys are in memory, their rows on disk."""
+"""Tables beside the rollouts: pairs, comparisons, scores, experiences, audits. Keys are in memory, rows on disk."""
 
 from __future__ import annotations
 
