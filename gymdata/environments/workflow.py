@@ -30,8 +30,8 @@ from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
 from gymdata.environments.resource_server import read_verdict
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
-from gymdata.store.lines import NON_FINITE
 from gymdata.rollouts.messages import Message, Task
+from gymdata.store.lines import NON_FINITE
 from gymdata.urls import WORKFLOW_KEYS, address
 
 PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

@@ -8,7 +8,6 @@ foreign form would get wrong; a kept source comes back as it was, except for num
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -18,11 +17,11 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import MESSAGE_FIELDS, as_float
-from gymdata.store.lines import NON_FINITE
 from gymdata.rollouts.messages import STRICT
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
+from gymdata.store.lines import NON_FINITE
 
 #: The key of gymdata's own facts in another format's objects.
 OWN = "gymdata"
