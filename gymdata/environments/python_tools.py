@@ -164,11 +164,7 @@ class ToolEpisode:
     """One rollout's instance, messages and tools."""
 
     def __init__(
-        self,
-        environment: PythonTools,
-        instance: Any,
-        functions: Mapping[str, Tool],
-        messages: list[Message],
+        self, environment: PythonTools, instance: Any, functions: Mapping[str, Tool], messages: list[Message]
     ) -> None:
         self.messages = messages
         self.tools: list[dict[str, Any]] | None = environment.schemas or None

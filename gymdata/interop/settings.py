@@ -23,8 +23,7 @@ class ImportConfig(Config):
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
     tokenizer: str | None = pydantic.Field(
-        None,
-        description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not).",
+        None, description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not)."
     )
     workers: Workers = 1
 

@@ -22,16 +22,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards, load_rewards
 from gymdata.rewards.port import View
-from gymdata.rewards.scheduler import (
-    VIEWED,
-    PartTally,
-    RewardScheduler,
-    Weighted,
-    saved_view,
-    tallies,
-    total,
-    view_of,
-)
+from gymdata.rewards.scheduler import VIEWED, PartTally, RewardScheduler, Weighted, saved_view, tallies, total, view_of
 from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import files_of, find_run_json, scan_batches

@@ -144,15 +144,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: Any = (
-        text.number,
-        text.short,
-        text.share,
-        text.signed,
-        text.ending,
-        text.seconds,
-        text.moment,
-    )
+    filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds, text.moment)
     made.filters |= {one.__name__: one for one in filters} | {"count": counted}
     made.globals |= {
         f"{name}_href": (links or {}).get(name, functools.partial(_page_of, name)) for name in ("rollout", "comparison")

@@ -319,12 +319,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any
         "messages": parsed.messages,
         "tools": chat_tools(params.get("tools")),
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
-        "extra": _kept(
-            kept,
-            "nemo_gym",
-            {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {},
-            plain=plain,
-        ),
+        "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
         "turns": turns.rows,
         "started_at": datetime.fromtimestamp(seconds if known else 0, UTC).isoformat(),
         "duration_s": 0.0,

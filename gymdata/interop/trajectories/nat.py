@@ -27,14 +27,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gymdata.interop.importing import GONE, BadItem, Importing, Shape
-from gymdata.interop.rows import (
-    equal,
-    foreign_row,
-    message_of,
-    number_or_none,
-    refuse_other_name,
-    refuse_surrogates,
-)
+from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
