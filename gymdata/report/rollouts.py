@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,12 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any
         one = [(at, found.get(at, (distinct[0] + at * step, 0))) for at in range(round(places[-1]) + 1)]
         return [{"low": float(value), "high": float(value), "count": int(n)} for _, (value, n) in one]
     counts, edges = np.histogram(values, bins)
-    return [
-        {"low": float(a), "high": float(b), "count": int(n)}
-        for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
+    return _bins(edges, counts)
+
+
+def _bins(edges: npt.NDArray[Any], counts: npt.NDArray[Any]) -> list[dict[str, Any]]:
+    ends = zip(edges[:-1], edges[1:], counts, strict=True)
+    return [{"low": float(low), "high": float(high), "count": int(n)} for low, high, n in ends]
 
 
 def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, Any]:
@@ -237,10 +240,7 @@ def _of_turns(path: str | Path) -> dict[str, Any]:
             names = [name or "" for name in column.to_pylist()]
             results.update(names)
             errors.update(name for name, bad in zip(names, messages.fails[tools].tolist(), strict=True) if bad)
-    bins = [
-        {"low": float(a), "high": float(b), "count": int(n)}
-        for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
+    bins = _bins(edges, counts)
     mean = total / tokens if tokens else None
     return {
         "finish_reasons": dict(finish),
@@ -264,8 +264,10 @@ def _over_time(table: pa.Table, path: Path) -> dict[str, Any]:
         edges = np.linspace(0.0, ended.max(), _POINTS + 1)
         done = np.histogram(ended, edges)[0]
         tokens = np.histogram(ended, edges, weights=table["n_generated_tokens"].to_numpy())[0]
-        times = np.array([_seconds(record.get("at")) for record in failures], np.float64) - start / 1e6
-        failed = np.histogram(times[np.isfinite(times)], edges)[0]
+        times = [
+            time.timestamp() - start / 1e6 for record in failures if (time := moment(record.get("at"))) is not None
+        ]
+        failed = np.histogram(np.array(times, np.float64), edges)[0]
         step = edges[1] - edges[0]
         found = [
             {"s": float(edge), "rollouts": int(a), "tokens_per_s": float(b / step), "failures": int(c)}
@@ -274,13 +276,12 @@ def _over_time(table: pa.Table, path: Path) -> dict[str, Any]:
     return {"over_time": found, "failures": {"n": len(failures), "by_kind": dict(kinds)}}
 
 
-def _seconds(at: Any) -> float:
-    from datetime import datetime
-
+def moment(text: Any) -> datetime | None:
+    """The time of an ISO text; None of anything else."""
     try:
-        return datetime.fromisoformat(at).timestamp()
+        return datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        return math.nan
+        return None
 
 
 def _examples(table: pa.Table, path: str | Path) -> dict[str, tuple[str, float | None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
+from gymdata.report.rollouts import moment
 from gymdata.report.settings import ReportConfig
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
@@ -169,7 +169,7 @@ def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
     command = facts.get("command") or ""
     config, engine = facts.get("config") or {}, facts.get("engine") or {}
     config = config if isinstance(config, Mapping) else {}
-    times = [(_time(a.get("started_at")), _time(a.get("ended_at"))) for a in attempts]
+    times = [(moment(a.get("started_at")), moment(a.get("ended_at"))) for a in attempts]
     spent = [(end - start).total_seconds() for start, end in times if start and end]
     model = facts.get("policy") or config.get("model") or (facts.get("model") or {}).get("path")
     versions = facts.get("versions") if isinstance(facts.get("versions"), Mapping) else {}
@@ -188,13 +188,6 @@ def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
         "run_id": facts.get("run_id"),
     }
     return {key: value for key, value in known.items() if value not in (None, "", [], {})}
-
-
-def _time(text: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
 
 
 def _end(path: Path) -> dict[str, Any] | None:
