@@ -91,7 +91,8 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
         of = slice(first, last)
         if one_chain[row]:
             # The prompts of turns that each continue the one before: beginnings of one text.
-            ends, end, pieces = [], -1, []
+            ends, end = [], -1
+            pieces: list[Text] = []
             for new, sampled in zip(delta[of], generations[of], strict=True):
                 for piece in (new, sampled):
                     if piece:
@@ -100,7 +101,7 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
                         end += 1 + len(piece)
                     ends.append(max(end, 0))
             whole = memoryview(b",".join(pieces))
-            prompts = [whole[:end] for end in ends[::2]]
+            prompts: list[Text] = [whole[:end] for end in ends[::2]]
         else:
             prompts = _branched(delta[of], generations[of], parents[of], prefixes[of], held[of])
         yield RowTexts(prompts, generations[of], log_probs[of], rendered[of])
