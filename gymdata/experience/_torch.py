@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 
 from gymdata.experience.texts import RolloutTexts
+from gymdata.rollouts.ragged import Ragged
 from gymdata.store.partial_reads import RowGroup
 
 #: Field of Experience → column of the table.
@@ -202,30 +203,24 @@ class _Row:
     scalars: dict[str, Any]
     response: int
 
-    @property
-    def length(self) -> int:
-        return len(self.lists["input_ids"])
-
 
 @dataclass(slots=True)
 class _Group:
-    """Numpy views of a row group's buffers: (offsets, values) of lists, and scalars."""
+    """Lists and scalars of a row group."""
 
-    lists: dict[str, tuple[np.ndarray, np.ndarray]]
+    lists: dict[str, Ragged]
     scalars: dict[str, Any]
 
     @classmethod
     def of(cls, table: pa.Table) -> _Group:
         lists, scalars = {}, {}
         for name in table.column_names:
-            column = table[name].chunk(0) if table[name].num_chunks else table[name].combine_chunks()
-            if pa.types.is_list(column.type):
-                offsets = column.offsets.to_numpy()
-                lists[name] = offsets - offsets[0], column.flatten().to_numpy(zero_copy_only=False)
-            elif name in _SCALARS:
-                scalars[name] = column.to_numpy(zero_copy_only=False).astype(_SCALARS[name])
+            if pa.types.is_list(table[name].type):
+                lists[name] = Ragged.of(table[name])
             else:
-                scalars[name] = column.to_pylist() if name in _NAMES else column
+                scalars[name] = (
+                    table[name].to_numpy().astype(_SCALARS[name]) if name in _SCALARS else table[name].to_pylist()
+                )
         return cls(lists, scalars)
 
 
@@ -246,14 +241,14 @@ class _Rows:
             while not self._keep and len(self._opened) > 2:
                 del self._opened[next(iter(self._opened))]
         group, at = self._opened[index], row - int(self._starts[index])
-        lists = {name: values[bounds[at] : bounds[at + 1]] for name, (bounds, values) in group.lists.items()}
+        lists = {name: values[at] for name, values in group.lists.items()}
         trained = lists["loss_mask"] != 0
         first = int(trained.argmax()) if trained.any() else len(trained)
         return _Row(lists, {name: column[at] for name, column in group.scalars.items()}, len(trained) - first)
 
 
 def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
-    lengths = np.array([row.length for row in rows])
+    lengths = np.array([len(row.lists["input_ids"]) for row in rows])
     responses = [row.response for row in rows]
     width, actions = int(lengths.max()), max(1, *responses)
     # The last places of each line of a padded batch are its row's.

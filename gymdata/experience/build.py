@@ -23,9 +23,8 @@ from gymdata.experience.group_rewards import Shaped, ShapeSettings
 from gymdata.experience.scalars import Scalars
 from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
-from gymdata.experience.token_scores import score_tokens
+from gymdata.experience.token_scores import Scorers, score_tokens
 from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
-from gymdata.models.scoring import Critic, PolicyModel
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
 from gymdata.rollouts.ragged import offsets_of
@@ -190,7 +189,14 @@ class Crediting:
         }
         if not shaped.kept.any():
             rewards = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
-            raise _all_dropped(report, len(rollouts), float(rewards[0]) if len(rewards) == 1 else None)
+            dropped = (f"{len(ids):,} {reason.replace('_', ' ')}" for reason, ids in report.dropped_groups.items())
+            raise RefusedError(
+                f"nothing is left of {counted(len(rollouts), 'rollout')}: all groups are dropped ({'; '.join(dropped)})",
+                code="R503",
+                hint="collect more rollouts per task at a higher temperature, or --zero-variance keep"
+                if len(rewards) != 1
+                else f"every reward is {rewards[0]:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another",
+            )
         cut = int((shaped.kept & truncated).sum())
         if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):
             report.notes.append(f"{cut:,} truncated rollouts count as ended: no value is known after their last token")
@@ -266,16 +272,9 @@ class Crediting:
                     yield row, found, batch
                     row += batch.num_rows
 
-    def fill(
-        self,
-        shaped: Shaped,
-        policy: PolicyModel | None,
-        critic: Critic | None,
-        progress: Progress,
-        teacher: PolicyModel | None,
-    ) -> None:
+    def fill(self, shaped: Shaped, models: Scorers, progress: Progress) -> None:
         """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
-        scored = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, policy, critic, progress, teacher)
+        scored = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, models, progress)
         twice = sorted(set(scored.columns) & set(self.evidence))
         if twice:
             raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
@@ -434,15 +433,3 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
         raise DataError(f"{path}: has no row for {place.null_count:,} of the rollouts (first: {missing})")
     lists = {name: table[name].cast(pa.list_(pa.float32())).combine_chunks() for name in names}
     return {name: column.take(place) for name, column in lists.items()}
-
-
-def _all_dropped(report: ExperiencesReport, rollouts: int, every: float | None) -> RefusedError:
-    """``every``: the reward of all rollouts, where they have the same."""
-    why = "; ".join(f"{len(groups):,} {reason.replace('_', ' ')}" for reason, groups in report.dropped_groups.items())
-    return RefusedError(
-        f"nothing is left of {counted(rollouts, 'rollout')}: all groups are dropped ({why})",
-        code="R503",
-        hint="collect more rollouts per task at a higher temperature, or --zero-variance keep"
-        if every is None
-        else f"every reward is {every:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another",
-    )

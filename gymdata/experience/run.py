@@ -23,6 +23,7 @@ from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, r
 from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.scalars import Scalars
 from gymdata.experience.settings import ExperienceConfig
+from gymdata.experience.token_scores import Scorers
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
@@ -92,26 +93,27 @@ def _build(
         _baselines(sources, config.baseline),
     )
     report = ExperiencesReport(target, config.estimator, score, notes=notes)
+    models: dict[str, dict[str, Any]] = {}
     named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
-    models = {name: _model_facts(model) for name, model in named.items() if model is not None}
+    for name, path in named.items():
+        if path is not None:
+            from gymdata.models.model_identity import policy_facts
+
+            models[name] = {"path": path, "policy_hash": policy_facts(path)["policy_hash"]}
     shaped = work.shape(report)
     refuse_short_horizon(report.counts["rollouts_used"], config)
     if models:
         _score(work, shaped, models, config, sources, progress)
     _write(out, target.name, work, shaped, report, progress)
+    parents = [*sources, *scored_by, config.token_columns, config.baseline, *named.values()]
     facts = {
         "command": list(command),
         "config": config.model_dump(mode="json"),
-        "parents": [parent_of(p) for p in [*sources, *scored_by]],
+        "parents": [parent_of(path) for path in parents if path is not None],
         **{key: value for key, value in report.to_dict().items() if key != "path"},
         "dropped_groups": report.dropped_groups,
+        **models,
     }
-    if config.token_columns is not None:
-        facts["parents"].append(parent_of(config.token_columns))
-    if config.baseline is not None:
-        facts["parents"].append(parent_of(config.baseline))
-    facts |= models
-    facts["parents"] += [parent_of(model["path"]) for model in models.values()]
     out.finish(facts)
     return report
 
@@ -225,13 +227,6 @@ def _allowed(sources: Sequence[str | Path]) -> int:
     return found.pop()
 
 
-def _model_facts(model: str) -> dict[str, Any]:
-    """What a model is, for run.json. Raises DataError when it is not there."""
-    from gymdata.models import model_identity
-
-    return {"path": model, "policy_hash": model_identity.policy_facts(model)["policy_hash"]}
-
-
 def _score(
     work: Crediting,
     shaped: Shaped,
@@ -259,11 +254,7 @@ def _score(
                 "which nothing is learned"
             )
     how = config.dtype or "auto", config.device, config.batch_tokens
-    policy = critic = teacher = None
-    if config.reference is not None:
-        models["reference"], policy = load_policy(config.reference, *how)
-    if config.critic is not None:
-        models["critic"], critic = load_critic(config.critic, *how)
-    if config.teacher is not None:
-        models["teacher"], teacher = load_policy(config.teacher, *how)
-    work.fill(shaped, policy, critic, progress, teacher)
+    loaded: dict[str, Any] = {}
+    for name, model in models.items():
+        models[name], loaded[name] = (load_critic if name == "critic" else load_policy)(model["path"], *how)
+    work.fill(shaped, Scorers(**loaded), progress)

@@ -25,24 +25,50 @@ class TokenScores:
     after: np.ndarray | None
 
 
+@dataclass(frozen=True, slots=True)
+class Scorers:
+    """The models that score sampled tokens, where they are named."""
+
+    reference: PolicyModel | None = None
+    critic: Critic | None = None
+    teacher: PolicyModel | None = None
+
+    def scored(self, sequences: RolloutSequences, kept: np.ndarray, temperature: np.ndarray) -> dict[str, np.ndarray]:
+        """Name → one number per sampled token; ``after`` is the value of the state after it."""
+        whole = ToScore.of(sequences, temperature)
+        rows = np.flatnonzero(kept[sequences.rollout])
+        given, place = whole.take(rows), whole.scores.take(rows).values
+        scores: dict[str, Any] = {}
+        if self.reference is not None:
+            scores["ref_logprobs"], scores["entropy"] = self.reference.log_probs(given, entropy=True)
+        if self.teacher is not None:
+            scores["teacher_logprobs"], _ = self.teacher.log_probs(given)
+        if self.critic is not None:
+            scores["values"], scores["after"] = self.critic.values(given)
+        result = {}
+        for name, values in scores.items():
+            full = np.zeros(whole.n_scored, np.float32)
+            full[place] = values
+            result[name] = sequences.in_turn_order(full)
+        return result
+
+
 def score_tokens(
     batches: Iterator[tuple[int, RolloutSequences, pa.RecordBatch]],
     kept: np.ndarray,
     temperature: np.ndarray,
-    policy: PolicyModel | None,
-    critic: Critic | None,
+    models: Scorers,
     progress: Progress,
-    teacher: PolicyModel | None = None,
 ) -> TokenScores:
     """Score the rollouts of ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one
     entry per rollout of all. Raises RefusedError for ids that a model cannot read."""
     lists: dict[str, list[pa.ListArray]] = {}
-    after = np.zeros(len(kept)) if critic is not None else None
+    after = None if models.critic is None else np.zeros(len(kept))
     progress.update(done=0, total=len(kept))
     for row, sequences, batch in batches:
         here = slice(row, row + batch.num_rows)
         by_rollout = sequences.sampled.logprobs
-        for name, values in _scored(sequences, kept[here], temperature[here], policy, critic, teacher).items():
+        for name, values in models.scored(sequences, kept[here], temperature[here]).items():
             if name == "after":
                 assert after is not None
                 filled = by_rollout.lengths > 0
@@ -51,30 +77,3 @@ def score_tokens(
                 lists.setdefault(name, []).append(by_rollout.like(values).to_arrow())
         progress.update(done=here.stop, total=len(kept))
     return TokenScores({name: pa.concat_arrays(parts) for name, parts in lists.items()}, after)
-
-
-def _scored(
-    sequences: RolloutSequences,
-    kept: np.ndarray,
-    temperature: np.ndarray,
-    policy: PolicyModel | None,
-    critic: Critic | None,
-    teacher: PolicyModel | None,
-) -> dict[str, np.ndarray]:
-    """Name → one number per sampled token; ``after`` is the value of the state after it."""
-    whole = ToScore.of(sequences, temperature)
-    rows = np.flatnonzero(kept[sequences.rollout])
-    given, place = whole.take(rows), whole.scores.take(rows).values
-    found: dict[str, Any] = {}
-    if policy is not None:
-        found["ref_logprobs"], found["entropy"] = policy.log_probs(given, entropy=True)
-    if teacher is not None:
-        found["teacher_logprobs"], _ = teacher.log_probs(given)
-    if critic is not None:
-        found["values"], found["after"] = critic.values(given)
-    result = {}
-    for name, scores in found.items():
-        full = np.zeros(whole.n_scored, np.float32)
-        full[place] = scores
-        result[name] = sequences.in_turn_order(full)
-    return result

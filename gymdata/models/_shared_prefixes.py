@@ -68,7 +68,9 @@ class Sharing:
             None if flex else DENSE_LIMIT.get(input_ids.device.type),
         )
         worth = _WORTH * padded_cost(rows.shape[0], rows.shape[1], width)
-        if tree.ids.size >= rows.size or (self.mode == "auto" and tree.cost(width) > worth):
+        if tree.ids.size >= rows.size or (
+            self.mode == "auto" and padded_cost(len(tree.ids), tree.ids.shape[1], width) > worth
+        ):
             return None
         self.run += tree.ids.size - rows.size
         return tree
@@ -136,23 +138,15 @@ def _share_head(model: Any, sharing: Sharing, backbone_forward: Callable[..., An
         ids = torch.from_numpy(tree.ids).to(labels.device).view(-1)[targets]
         with answering(sharing.backbone, states[None]):
             out = fused(shift_labels=ids[None], fused_lm_head=True)
-        return _spread(out, scored, places)
+        # In the padded layout, 0 where nothing is scored.
+        per_token = {
+            f.name: value.new_zeros(scored.shape).masked_scatter(scored, _at(value[0], places))
+            for f in fields(out)
+            if isinstance(value := getattr(out, f.name), torch.Tensor) and value.ndim == 2 and value.shape[0] == 1
+        }
+        return replace(out, **per_token, loss=-per_token["log_probs"].sum() / scored.sum().clamp(min=1))
 
     model.forward = forward
-
-
-def _spread(out: Any, scored: torch.Tensor, places: torch.Tensor) -> Any:
-    """The head's score of each target, in the padded layout; 0 where nothing is scored."""
-
-    def padded(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(scored.shape).masked_scatter(scored, _at(values[0], places))
-
-    per_token = {
-        f.name: padded(value)
-        for f in fields(out)
-        if isinstance(value := getattr(out, f.name), torch.Tensor) and value.ndim == 2 and value.shape[0] == 1
-    }
-    return replace(out, **per_token, loss=-per_token["log_probs"].sum() / scored.sum().clamp(min=1))
 
 
 @contextmanager
@@ -198,8 +192,14 @@ def reshard(model: torch.nn.Module) -> None:
 def _is_plain(backbone: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call is one over a padded batch whose answer is hidden states and nothing else."""
     # By default many models keep a cache, and it would be one of the padded batch.
-    if args or kwargs.get("use_cache") is not False or (backbone.training and _has_dropout(backbone)):
+    if args or kwargs.get("use_cache") is not False:
         return False
+    if backbone.training:  # siblings would share a draw of dropout, which single sequences do not
+        config = backbone.config.get_text_config()
+        if any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in backbone.modules()):
+            return False
+        if any(getattr(config, name, 0.0) for name in ("attention_dropout", "attention_probs_dropout_prob")):
+            return False
     odd = [name for name, value in kwargs.items() if name not in _PLAIN and value is not None and value is not False]
     mask = kwargs.get("attention_mask")
     return not odd and kwargs.get("input_ids") is not None and mask is not None and mask.ndim == 2
@@ -268,11 +268,3 @@ def _differs(backbone: Any) -> str | None:
     finally:
         backbone.train(training)
     return None
-
-
-def _has_dropout(backbone: Any) -> bool:
-    """Siblings would share the draw of what they share, which single sequences do not."""
-    if any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in backbone.modules()):
-        return True
-    config = backbone.config.get_text_config()
-    return any(getattr(config, name, 0.0) for name in ("attention_dropout", "attention_probs_dropout_prob"))

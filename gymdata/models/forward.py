@@ -16,16 +16,14 @@ def load_policy(
     The facts: path, policy_hash, checkpoint_dtype (that it was saved in), tokenizer (its folder), tokenizer_hash and
     chat_template_hash (None without one), dtype and device. Raises DataError when there is no such model.
     """
-    facts, loaded = _loaded("ForwardPolicy", model, dtype, device, batch_tokens)
-    return facts, loaded
+    return _loaded("ForwardPolicy", model, dtype, device, batch_tokens)
 
 
 def load_critic(
     model: str, dtype: str = "auto", device: str | None = None, batch_tokens: int | None = None
 ) -> tuple[dict[str, Any], Critic]:
     """The same of a critic: a sequence classification model with one label."""
-    facts, loaded = _loaded("ForwardCritic", model, dtype, device, batch_tokens)
-    return facts, loaded
+    return _loaded("ForwardCritic", model, dtype, device, batch_tokens)
 
 
 def _loaded(

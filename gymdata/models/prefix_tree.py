@@ -35,11 +35,6 @@ class PrefixTree:
     ends: Ints
     nodes: list[Ints]
 
-    def cost(self, width: int) -> float:
-        """The cost for a model of hidden size ``width``, in tokens: see ``padded_cost``."""
-        rows, length = self.ids.shape
-        return padded_cost(rows, length, width)
-
     def padded_nodes(self, shape: tuple[int, int]) -> Ints:
         """The node of each place of the padded batch (B, L); padding is at node 0."""
         nodes = np.zeros(shape, np.int64)

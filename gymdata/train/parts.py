@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from gymdata.errors import DataError, counted
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.train.pair_data import pair_twice
 from gymdata.train.rollout_data import made_sequences, no_token_ids
-from gymdata.train.sequence_data import WEIGHTS, lacking_weights, sequence_names, twice
+from gymdata.train.sequence_data import WEIGHTS, sequence_names, twice
 
 #: Rows of a part. A part takes about a hundred bytes per token while it is checked.
 ROWS = 1024
@@ -44,7 +45,12 @@ def experience_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> I
             lacking = part[name].null_count
             known = has.setdefault(name, not lacking) if part.num_rows else not lacking
             if lacking not in (0, len(part)) or known == bool(lacking):
-                _refuse_missing(source, name)
+                weights = [batch.column(0) for batch in scan_batches(source, EXPERIENCES, [name], ROWS)]
+                n_lacking, n_rows = sum(c.null_count for c in weights), sum(map(len, weights))
+                raise DataError(
+                    f"{source}: {name} is missing in {n_lacking:,} of {counted(n_rows, 'row')}",
+                    hint="give it in every row, or drop the column",
+                )
         seen.add(sequence_names(part))
         yield first, part
     if seen.repeated() is not None:
@@ -116,13 +122,6 @@ class Names:
         order = np.lexsort(keys.T)
         same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)
         return int(order[same.argmax()]) if same.any() else None
-
-
-def _refuse_missing(source: str, name: str) -> None:
-    """A column that some rows have and some do not."""
-    columns = [batch.column(0) for batch in scan_batches(source, EXPERIENCES, [name], ROWS)]
-    lacking, rows = (sum(counts) for counts in zip(*((c.null_count, len(c)) for c in columns), strict=True))
-    raise lacking_weights(source, name, lacking, rows)
 
 
 def held_out(source: str, table: Table, split: float, seed: int) -> set[str]:

@@ -294,7 +294,13 @@ class _Training:
         if state == "finished":
             self.progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
             if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
-                _tidy(out, job)
+                # It was killed after SUCCESS, or another process works there.
+                with contextlib.suppress(StoreError):
+                    lock = Lock(out)
+                    try:
+                        _drop_what_resumes(out, job)
+                    finally:
+                        lock.remove()
             return read_run_json(out)
         refuse_held(out)
         new_folder, fresh = not out.exists(), not _is_training(out)
@@ -420,17 +426,6 @@ def _drop_prepared(out: Path) -> None:
     shutil.rmtree(out / JOB / DATA, ignore_errors=True)
     with contextlib.suppress(OSError):
         (out / JOB).rmdir()
-
-
-def _tidy(out: Path, job: Job) -> None:
-    """Remove what only a resume needs, for a training that was killed after SUCCESS; not while another process works
-    there."""
-    with contextlib.suppress(StoreError):
-        lock = Lock(out)
-        try:
-            _drop_what_resumes(out, job)
-        finally:
-            lock.remove()
 
 
 def _drop_what_resumes(out: Path, job: Job) -> None:

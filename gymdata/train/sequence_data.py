@@ -96,14 +96,6 @@ def twice(where: str) -> DataError:
     return DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
 
 
-def lacking_weights(where: str, name: str, lacking: int, rows: int) -> DataError:
-    """The error for a weight that only some rows have."""
-    return DataError(
-        f"{where}: {name} is missing in {lacking:,} of {counted(rows, 'row')}",
-        hint="give it in every row, or drop the column",
-    )
-
-
 def training_experiences(
     table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
 ) -> TrainingExperiences:
@@ -179,8 +171,6 @@ def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: 
     for name in WEIGHTS:
         if name not in table.column_names or table[name].null_count == len(table):
             continue
-        if table[name].null_count:
-            raise lacking_weights(where, name, table[name].null_count, len(table))
         ids, names = sequences.token_ids, sequences.names
         found[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
         values = weights.values.copy()

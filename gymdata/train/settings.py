@@ -9,7 +9,7 @@ the proof of trained tokens, metrics, curve and resuming are shared by all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -209,11 +209,6 @@ def _annotate() -> Any:
     )
 
 
-def _belongs(setting: str) -> Callable[[Any], bool]:
-    """Does the chosen loss have the setting?"""
-    return lambda config: setting in config.own_settings
-
-
 def _with_loss_settings(kind: type[_Kind]) -> type[_Kind]:
     """The class with a field for each setting of the losses; left out, a setting has the loss's own default."""
     fields = shared_fields({name: loss.options for name, loss in LOSSES.items()}, "the loss's own")
@@ -232,7 +227,10 @@ class TrainRlConfig(TrainConfig):
     columns = EXPERIENCE_COLUMNS
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
-        **{name: (with_setting(name), _belongs(name)) for name in LOSS_SETTINGS},
+        **{
+            name: (with_setting(name), lambda c, name=name: name in c.own_settings)  # type: ignore[misc]  # a lambda's default
+            for name in LOSS_SETTINGS
+        },
         "loss_constant": ("{loss_aggregation:constant}", lambda c: c.loss_aggregation == "constant"),
     }
 

@@ -62,18 +62,10 @@ class PairCollator:
 
     def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
-        real = len(self.sequences) // 2
-        source = rows % real
-        ids, attention, mask = padded(
-            self.sequences, np.concatenate([2 * source, 2 * source + 1]), self.pad_token_id, self.pad_to_multiple_of
-        )
-        mask[np.tile(rows >= real, 2)] = 0
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(attention),
-            "completion_mask": torch.from_numpy(mask),
-            ROWS: rows,
-        }
+        pairs = len(self.sequences) // 2
+        source = rows % pairs
+        sides, fillers = np.concatenate([2 * source, 2 * source + 1]), np.tile(rows >= pairs, 2)
+        return {**padded(self.sequences, sides, fillers, self.pad_token_id, self.pad_to_multiple_of), ROWS: rows}
 
 
 @dataclass
@@ -121,17 +113,18 @@ class PackedCollator:
 
 
 def padded(
-    sequences: NamedSequences, which: np.ndarray, pad: int, multiple: int | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, attention mask and loss mask of the sequences ``which``, each int64 of shape (len(which), L)."""
+    sequences: NamedSequences, which: np.ndarray, fillers: np.ndarray, pad: int, multiple: int | None = None
+) -> Batch:
+    """``padded_lists`` of the sequences ``which``."""
     read_rows(len(which))
-    return padded_lists([(sequences.token_ids[i], sequences.loss_mask[i]) for i in which], pad, multiple)
+    return padded_lists([(sequences.token_ids[i], sequences.loss_mask[i]) for i in which], fillers, pad, multiple)
 
 
 def padded_lists(
-    lists: Sequence[tuple[np.ndarray, np.ndarray]], pad: int, multiple: int | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ids, attention mask and loss mask of sequences given as (ids, mask), each int64 of shape (len(lists), L)."""
+    lists: Sequence[tuple[np.ndarray, np.ndarray]], fillers: np.ndarray, pad: int, multiple: int | None = None
+) -> Batch:
+    """input_ids, attention_mask and completion_mask of sequences given as (ids, mask), each int64 of shape (len(lists), L);
+    nothing is trained of those that are true in ``fillers``."""
     lengths = np.array([len(ids) for ids, _ in lists])
     width = int(lengths.max())
     if multiple:
@@ -142,7 +135,9 @@ def padded_lists(
     for line, (own, trained) in enumerate(lists):
         ids[line, : len(own)] = own
         mask[line, : len(own)] = trained
-    return ids, attention, mask
+    mask[fillers] = 0
+    arrays = {"input_ids": ids, "attention_mask": attention, "completion_mask": mask}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def to_multiple(value: Any) -> int | None:

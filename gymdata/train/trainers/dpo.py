@@ -28,45 +28,30 @@ CONFIG = DPOConfig
 WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PAIR_LOSSES)
 
 
-def build(config: TrainDpoConfig, data: TrainingPairs, _job: Job, **trainer: Any) -> ExactDPOTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are DPOTrainer's own arguments, ``args`` and ``token_checksum`` among
-    them."""
-    saved = data.sequences.logprob_sums().reshape(-1, 2) if config.ref == "saved" else None
-    if saved is not None:
-        trainer["args"].precompute_ref_log_probs = True
-    return ExactDPOTrainer(
-        pairs=data,
-        reference=saved,
-        pair_weights=config.pair_weights,
-        margin_scale=config.margin_scale,
-        reward_scale=config.reward_scale,
-        **trainer,
-    )
-
-
 class ExactDPOTrainer(MeanOverRows, DPOTrainer):
-    """DPOTrainer over ``pairs``. ``reference``: float64 (n, 2), log-probabilities of chosen and rejected, if known."""
+    """DPOTrainer over pairs, made for a job (see ``run``). ``reference``: float64 (n, 2), log-probabilities of chosen and
+    rejected, once they are known."""
 
+    data: TrainingPairs
     #: Tokens of the chosen sides of the step that is trained.
     step_tokens: int = 0
 
     def __init__(
         self,
+        config: TrainDpoConfig,
+        data: TrainingPairs,
+        _job: Job,
         *,
-        pairs: TrainingPairs,
-        reference: np.ndarray | None,
-        pair_weights: bool,
-        margin_scale: float,
-        reward_scale: float,
         args: DPOConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.pairs = pairs
-        self.reference = reference
-        self.weight = pairs.weight if pair_weights else np.ones(len(pairs))
-        self.margin = margin_scale * pairs.margin
-        self.reward_scale = reward_scale
+        self.reference: np.ndarray | None = None
+        if config.ref == "saved":
+            self.reference = data.sequences.logprob_sums().reshape(-1, 2)
+            args.precompute_ref_log_probs = True
+        self.weight = data.weight if config.pair_weights else np.ones(len(data))
+        self.margin, self.reward_scale = config.margin_scale * data.margin, config.reward_scale
         #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
         self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
         # TRL's sigmoid has no smoothing: cDPO is computed here.
@@ -77,11 +62,11 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         with skip_weights_hash(dpo_trainer):
             super().__init__(
                 args=args,
-                data=pairs,
+                data=data,
                 processing_class=processing_class,
-                train_dataset=row_dataset(len(pairs), args),
+                train_dataset=row_dataset(len(data), args),
                 data_collator=PairCollator(
-                    pairs.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)
+                    data.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)
                 ),
                 **rest,
             )
@@ -94,20 +79,17 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         return dataset
 
     def _score_reference(self, batch_size: int) -> None:
-        order = self.pairs.sequences.scoring_order(sides=2)
-        found = torch.zeros(len(self.pairs), 2, dtype=torch.float64)
-        with self.scoring(self.ref_model) as model:
-            for rows, batch in self.batches_to_score(order, batch_size, self.data_collator):
-                scored = torch.stack(self.compute_ref_log_probs(model, batch), dim=1).double().cpu()
-                found[torch.from_numpy(rows)] = scored[: len(rows)]
-        self.reference = self.on_every_process(found)
+        order = self.data.sequences.scoring_order(sides=2)
+        self.reference = self.score_rows(
+            order, batch_size, self.data_collator, self.compute_ref_log_probs, self.ref_model
+        )
 
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
         self.token_checksum.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
-        real = rows < len(self.pairs)
-        source = rows % len(self.pairs)
+        real = rows < len(self.data)
+        source = rows % len(self.data)
         if self.reference is not None:
             known = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = known.unbind(dim=1)
@@ -149,12 +131,15 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             mask.sum(dim=1),
             beta=self.beta,
             margin=torch.from_numpy(self.margin[rows]).to(token_logps),
-            rewards=torch.from_numpy(self.pairs.margin[rows]).to(token_logps),
+            rewards=torch.from_numpy(self.data.margin[rows]).to(token_logps),
             reward_scale=self.reward_scale,
             label_smoothing=self.label_smoothing,
             tokens=self.step_tokens / self.step_rows if self.step_rows else None,
         )
         return (torch.from_numpy(weight).to(per_pair) * per_pair).mean()
+
+
+build = ExactDPOTrainer
 
 
 def pair_losses(

@@ -62,15 +62,6 @@ class MeasureHeldOut(TrainerCallback):
         Trainer.log(self.trainer, self.trainer.heldout_figures())
 
 
-def save_merged(trainer: Any, out: Path) -> None:
-    """The whole model into ``out``, an adapter merged: what loads it as a classifier knows no adapters."""
-    model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    if not hasattr(model, "merge_and_unload"):
-        trainer.save_whole(out)
-    elif trainer.is_world_process_zero():
-        model.merge_and_unload().save_pretrained(out)
-
-
 class Exact:
     """Mixin; list it before the library's trainer. ``token_checksum`` follows the training; ``sharing``: whether shared
     prefixes of a batch are computed once."""
@@ -81,7 +72,7 @@ class Exact:
     groups: np.ndarray | None = None
     #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
     in_parts: bool = False
-    #: Whether an adapter is merged when the model is saved.
+    #: Whether an adapter is merged when the model is saved: what loads a classifier knows no adapters.
     merges: bool = False
     #: Rows of the batches since the last step.
     step_batches: tuple[np.ndarray, ...] = ()
@@ -294,6 +285,18 @@ class Exact:
             model.train(training)
             reshard(model)
 
+    def score_rows(
+        self, order: np.ndarray, size: int, collate: Any, score: Callable[[Any, Batch], Any], model: Any = None
+    ) -> np.ndarray:
+        """float64 (len(order), 2): two numbers of ``score(model, batch)`` for each row of ``order``, ``size`` at a time,
+        shared among the processes."""
+        scores = torch.zeros(len(order), 2, dtype=torch.float64)
+        with self.scoring(model) as scorer:
+            for rows, batch in self.batches_to_score(order, size, collate):
+                both = torch.stack(tuple(score(scorer, batch)), dim=1).double().cpu()
+                scores[torch.from_numpy(rows)] = both[: len(rows)]
+        return self.on_every_process(scores)
+
     def on_every_process(self, found: torch.Tensor) -> np.ndarray:
         """The sum over the processes of arrays that each filled for its share, with zeros elsewhere."""
         if self.accelerator.num_processes > 1:
@@ -374,15 +377,16 @@ class Exact:
                 hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
             )
 
-    def save_whole(self, out: Path) -> None:
-        """The model, or its adapter, into ``out``. Called on every process."""
+    def save_trained(self, out: Path) -> None:
+        """The trained model, or its adapter, into ``out``. Called on every process."""
+        model = self.accelerator.unwrap_model(self.model)
+        if self.merges and hasattr(model, "merge_and_unload"):
+            if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+                model.merge_and_unload().save_pretrained(out)
+            return
         if self.is_fsdp_enabled:  # accelerate saves shards by default
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        self.save_model(str(out))  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
-
-    def save_trained(self, out: Path) -> None:
-        """The trained model into ``out``. Called on every process."""
-        self.save_whole(out)
+        self.save_model(str(out))  # type: ignore[attr-defined]  # as above
 
     def heldout_figures(self) -> dict[str, float]:
         """The model's figures on held-out tasks, for the metrics of each epoch."""

@@ -41,19 +41,6 @@ _CROSSED = "crossed"
 _REFERENCE = ("ref_logps", "ref_KL_logps")
 
 
-def build(config: TrainKtoConfig, data: TrainingLabels, _job: Job, **trainer: Any) -> ExactKTOTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are KTOTrainer's own arguments, ``args`` and ``token_checksum`` among
-    them."""
-    args = trainer["args"]
-    args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
-    if args.loss_type == "kto" and rows_a_step(args) < 2:
-        raise UsageError(
-            "settings: per_device_train_batch_size is 1, KTO compares a rollout with others of its batch",
-            hint="give at least 2, or --set loss_type=apo_zero_unpaired",
-        )
-    return ExactKTOTrainer(data=data, **trainer)
-
-
 def training_order(data: TrainingLabels, sharing: Mode, args: KTOConfig) -> np.ndarray:
     """The order of training: at random, or of two prompts in turn where their rows begin alike."""
     if sharing != "off":
@@ -86,12 +73,12 @@ class LabelCollator:
     def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         filler, source = rows >= len(self.data), rows % len(self.data)
-        batch: Batch = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
-        ids, attention, mask = padded(self.data.sequences, source, self.pad_token_id, self.pad_to_multiple_of)
-        self._put(batch, "", ids, attention, mask, filler)
+        sizes = self.pad_token_id, self.pad_to_multiple_of
+        batch = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
+        batch |= padded(self.data.sequences, source, filler, *sizes)
         if self.contrast is not None:
             lists = [self._crossed(int(x), int(y)) for x, y in zip(source, self.contrast[source], strict=True)]
-            self._put(batch, _KL, *padded_lists(lists, self.pad_token_id, self.pad_to_multiple_of), filler)
+            batch |= {f"{_KL}{name}": tensor for name, tensor in padded_lists(lists, filler, *sizes).items()}
         return batch
 
     def _crossed(self, x: int, y: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,16 +91,11 @@ class LabelCollator:
         mask = np.concatenate([np.zeros(len(prompt), np.int8), sequences.loss_mask[y][first[y] :]])
         return ids[:limit], mask[:limit]
 
-    @staticmethod
-    def _put(batch: Batch, prefix: str, ids: Any, attention: Any, mask: Any, filler: np.ndarray) -> None:
-        mask[filler] = 0
-        names = ("input_ids", "attention_mask", "completion_mask")
-        batch.update({f"{prefix}{n}": torch.from_numpy(a) for n, a in zip(names, (ids, attention, mask), strict=True)})
-
 
 class ExactKTOTrainer(MeanOverRows, KTOTrainer):
-    """KTOTrainer over ``data``. ``reference``: float64 (rows, 2), log-probs of each row's own and crossed completion. The
-    estimate of the KL is that of all rows of a step, made before its first micro-batch is trained."""
+    """KTOTrainer over ``data``, made for a job (see ``run``). ``reference``: float64 (rows, 2), log-probs of each row's own
+    and crossed completion. The estimate of the KL is that of all rows of a step, made before its first micro-batch is
+    trained."""
 
     #: The estimate for the step that is trained, and the log-probs that it is made of and that TRL need not compute again.
     step_kl: torch.Tensor | None = None
@@ -121,13 +103,21 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
 
     def __init__(
         self,
-        *,
+        config: TrainKtoConfig,
         data: TrainingLabels,
+        _job: Job,
+        *,
         sharing: Mode,
         args: KTOConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
+        args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
+        if args.loss_type == "kto" and rows_a_step(args) < 2:
+            raise UsageError(
+                "settings: per_device_train_batch_size is 1, KTO compares a rollout with others of its batch",
+                hint="give at least 2, or --set loss_type=apo_zero_unpaired",
+            )
         self.reference: np.ndarray | None = None
         order = training_order(data, sharing, args)
         with skip_weights_hash(kto_trainer):
@@ -152,14 +142,12 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         return dataset
 
     def _score_reference(self, order: np.ndarray) -> None:
-        size, found = self.args.per_device_train_batch_size, torch.zeros(len(order), 2, dtype=torch.float64)
-        with self.scoring(self.ref_model) as model:
-            for rows, batch in self.batches_to_score(order, size, self.data_collator):
-                own, crossed = self.compute_ref_log_probs(model, batch)
-                found[torch.from_numpy(rows), 0] = own.double().cpu()[: len(rows)]
-                if crossed is not None:
-                    found[torch.from_numpy(rows), 1] = crossed.double().cpu()[: len(rows)]
-        self.reference = self.on_every_process(found)
+        def score(model: Any, batch: Batch) -> Any:
+            own, crossed = self.compute_ref_log_probs(model, batch)
+            return own, torch.zeros_like(own) if crossed is None else crossed
+
+        size = self.args.per_device_train_batch_size
+        self.reference = self.score_rows(order, size, self.data_collator, score, self.ref_model)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         super()._get_num_items_in_batch(batch_samples, device)
@@ -221,3 +209,6 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         apart = self.beta * (ratio - (kl if self.calculate_KL else 0.0))
         desirable = self.desirable_weight * (1 - torch.sigmoid(apart))
         return torch.where(good, desirable, self.undesirable_weight * torch.sigmoid(apart))
+
+
+build = ExactKTOTrainer

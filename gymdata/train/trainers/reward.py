@@ -23,28 +23,9 @@ from gymdata.train.launch import Job
 from gymdata.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.train.settings import TrainRewardConfig
 from gymdata.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
-from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut, save_merged
+from gymdata.train.trainers.exact import MeanOverRows, MeasureHeldOut
 
 CONFIG = RewardConfig
-
-
-def build(config: TrainRewardConfig, data: RewardPairs, _job: Job, **trainer: Any) -> ExactRewardTrainer:
-    """The trainer for a job (see ``run``); ``trainer`` are RewardTrainer's own arguments, with ``args`` and
-    ``token_checksum``."""
-    if not isinstance(trainer["model"], str):
-        raise UsageError(
-            "a reward model is not made from a LoRA folder", hint="merge the adapter into its base model first"
-        )
-    if trainer["peft_config"] is not None:
-        trainer["peft_config"].task_type = "SEQ_CLS"  # the new head is trained whole
-    tokenizer = trainer["processing_class"]
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(distinct_pad(tokenizer, last_ids(data)))
-    return ExactRewardTrainer(
-        data=data,
-        weight=data.weight if config.pair_weights else np.ones(len(data)),
-        margin=config.margin_scale * data.margin,
-        **trainer,
-    )
 
 
 def last_ids(data: RewardPairs) -> set[int]:
@@ -67,7 +48,7 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
 
 
 class ExactRewardTrainer(MeanOverRows, RewardTrainer):
-    """RewardTrainer over ``data``; ``weight`` and ``margin`` have one entry per pair."""
+    """RewardTrainer over ``data``, made for a job (see ``run``); ``weight`` and ``margin`` have one entry per pair."""
 
     data: RewardPairs
     args: RewardConfig
@@ -75,20 +56,34 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
 
     def __init__(
         self,
-        *,
+        config: TrainRewardConfig,
         data: RewardPairs,
-        weight: np.ndarray,
-        margin: np.ndarray,
+        _job: Job,
+        *,
         args: RewardConfig,
+        model: Any,
+        peft_config: Any,
         processing_class: Any,
         **rest: Any,
     ) -> None:
-        self.weight, self.margin = weight, margin
+        if not isinstance(model, str):
+            raise UsageError(
+                "a reward model is not made from a LoRA folder", hint="merge the adapter into its base model first"
+            )
+        if peft_config is not None:
+            peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         self.tokenizer = processing_class
-        self.uniform = bool(np.all(weight == 1))
+        self.tokenizer.pad_token = processing_class.convert_ids_to_tokens(
+            distinct_pad(processing_class, last_ids(data))
+        )
+        self.weight = data.weight if config.pair_weights else np.ones(len(data))
+        self.margin = config.margin_scale * data.margin
+        self.uniform = bool(np.all(self.weight == 1))
         super().__init__(
             args=args,
             data=data,
+            model=model,
+            peft_config=peft_config,
             processing_class=processing_class,
             train_dataset=row_dataset(len(data), args),
             data_collator=self._collator(data, processing_class.pad_token_id, args),
@@ -134,15 +129,13 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         pairs = self.data.heldout
         assert pairs is not None
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
+
+        def score(model: Any, batch: Batch) -> Any:
+            given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            return model(**given, use_cache=False).logits.squeeze(-1).chunk(2)
+
         order = pairs.sequences.scoring_order(sides=2)
-        found = torch.zeros(len(pairs), 2, dtype=torch.float64)
-        with self.scoring() as model:
-            for rows, batch in self.batches_to_score(order, self.args.per_device_train_batch_size, collate):
-                given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-                scores = model(**given, use_cache=False).logits.squeeze(-1)
-                sides = torch.stack(scores.double().cpu().chunk(2), dim=1)
-                found[torch.from_numpy(rows)] = sides[: len(rows)]
-        return self.on_every_process(found)
+        return self.score_rows(order, self.args.per_device_train_batch_size, collate, score)
 
     def heldout_figures(self) -> dict[str, float]:
         return {"heldout/accuracy": float(np.mean(np.diff(self.heldout_scores(), axis=1) < 0))}
@@ -153,15 +146,14 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
             return {}
         return {"heldout": ranking(self.heldout_scores(), self.data.heldout_tasks)}
 
-    def save_trained(self, out: Path) -> None:
-        """The whole model (an adapter is merged), with the pad token that it was trained with."""
-        save_merged(self, out)
-
     def finish(self, out: Path) -> None:
         """The tokenizer's files were copied as they are; they must name the pad token that the model knows."""
         file = out / "tokenizer_config.json"
         settings = json.loads(file.read_text()) if file.is_file() else {}
         file.write_text(json.dumps({**settings, "pad_token": self.tokenizer.pad_token}, indent=2) + "\n")
+
+
+build = ExactRewardTrainer
 
 
 def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, Any]:

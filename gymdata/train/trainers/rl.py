@@ -108,21 +108,19 @@ class ExperienceCollator:
     def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         source, sequences = rows % len(self.data), self.data.sequences
-        ids, attention, mask = padded(sequences, source, self.pad_token_id, self.pad_to_multiple_of)
-        mask[rows >= len(self.data)] = 0
+        batch = padded(sequences, source, rows >= len(self.data), self.pad_token_id, self.pad_to_multiple_of)
+        mask = batch["completion_mask"].numpy()
         lists = self.data.per_token
         if self.reference is not None:
             lists["reference"] = self.reference
-        values = {name: np.zeros(ids.shape, np.float32) for name in lists}
+        values = {name: np.zeros(mask.shape, np.float32) for name in lists}
         for line, index in enumerate(source):
             for name, ragged in lists.items():
                 values[name][line, : sequences.lengths[index]] = ragged[index]
         for array in values.values():
             array[mask == 0] = 0
         return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(attention),
-            "completion_mask": torch.from_numpy(mask),
+            **batch,
             "temperature": torch.from_numpy(sampled_at(self.data.temperature[source]).astype(np.float32)),
             "weight": torch.from_numpy(self.data.weight[source].astype(np.float32)),
             **{name: torch.from_numpy(array[:, 1:].copy()) for name, array in values.items()},

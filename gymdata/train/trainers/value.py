@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from gymdata.train.mapped import chunks, part_of
 from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
 from gymdata.train.trainers.batches import Batch
-from gymdata.train.trainers.exact import MeasureHeldOut, save_merged
+from gymdata.train.trainers.exact import MeasureHeldOut
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.rl import BatchRLTrainer, RLConfig, model_inputs
 
@@ -188,9 +187,6 @@ class ExactValueTrainer(BatchRLTrainer):
         tokens = self.data.heldout.sequences.trained().count
         about = {"tokens": tokens, "tasks": len(set(self.data.heldout_tasks))}
         return {"heldout": {**about, **self._heldout(), "before": self.before}}
-
-    def save_trained(self, out: Path) -> None:
-        save_merged(self, out)
 
 
 def moments(numbers: np.ndarray) -> Moments:

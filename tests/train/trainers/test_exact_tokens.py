@@ -62,22 +62,22 @@ def writable(lists: Any) -> Any:
 
 
 def flip_one_id(trainer: Any) -> None:
-    sequences = trainer.pairs.sequences
+    sequences = trainer.data.sequences
     writable(sequences.token_ids)
     sequences.token_ids.values[np.flatnonzero(sequences.is_trained)[3]] ^= 1
 
 
 def shift_one_mask(trainer: Any) -> None:
-    sequences = trainer.pairs.sequences
+    sequences = trainer.data.sequences
     writable(sequences.loss_mask)[4][:] = np.roll(sequences.loss_mask[4], -1)
 
 
 def lose_one_pair(trainer: Any) -> None:
-    trainer.train_dataset = trainer.train_dataset.select(range(len(trainer.pairs) - 1))
+    trainer.train_dataset = trainer.train_dataset.select(range(len(trainer.data) - 1))
 
 
 def train_one_twice(trainer: Any) -> None:
-    trainer.train_dataset = trainer.train_dataset.select([0, *range(1, len(trainer.pairs) - 1), 0])
+    trainer.train_dataset = trainer.train_dataset.select([0, *range(1, len(trainer.data) - 1), 0])
 
 
 @pytest.mark.parametrize("fault", [flip_one_id, shift_one_mask, lose_one_pair, train_one_twice])
