@@ -324,15 +324,11 @@ def _first_prompts(some: SuspectTokens, renderings: Renderings) -> _Prompts:
     prompts = dict(renderings(some.rollout_ids))
     own = [some.given.token_ids[row] for row in range(len(some.given))]
     if len({int(ids[0]) for ids in own}) == 1:
-        starts = [_first_scored(some, row) for row in range(len(own))]
+        starts = [int(some.given.mask[row].argmax()) for row in range(len(own))]
         prompts["the file's prompt without its first token"] = [
             ids[1:end].tolist() if end > 1 else None for ids, end in zip(own, starts, strict=True)
         ]
     return prompts
-
-
-def _first_scored(some: SuspectTokens, row: int) -> int:
-    return int(some.given.mask[row].argmax())
 
 
 def _under(
@@ -343,7 +339,7 @@ def _under(
     for row, prompt in enumerate(prompts):
         scored = some.given.scores.span(row)
         size = int((some.probe.number[scored] == 0).sum())
-        own, begin = some.given.token_ids[row], _first_scored(some, row)
+        own, begin = some.given.token_ids[row], int(some.given.mask[row].argmax())
         # A sequence whose first turn is not scored here, or that was rendered like this, is no evidence.
         if not prompt or not size or some.probe.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
             continue

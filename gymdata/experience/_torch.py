@@ -16,22 +16,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gymdata.experience.loading import BESIDE, COLUMNS
 from gymdata.experience.texts import RolloutTexts
 from gymdata.rollouts.ragged import Ragged
 from gymdata.store.partial_reads import RowGroup
 
-#: Field of Experience → column of the table.
-COLUMNS = {
-    "action_log_probs": "logprobs",
-    "base_action_log_probs": "ref_logprobs",
-    "values": "values",
-    "returns": "returns",
-    "advantages": "advantages",
-    "kl": "kl",
-    "action_entropy": "entropy",
-}
-#: Columns that have no published field: in ``info`` under their own name.
-BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 _FLOATS = COLUMNS | {name: name for name in BESIDE}
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}

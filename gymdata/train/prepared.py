@@ -15,7 +15,7 @@ import pickle
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -37,15 +37,14 @@ def prepare(folder: Path, parts: Iterable[TrainingData]) -> TrainingData:
 
     Raises StoreError when the disk refuses, and whatever ``parts`` does.
     """
-    folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     data: TrainingData | None = None
     try:
         folder.mkdir(parents=True)
         for part in parts:
             data = _appended(data, part, folder, "")
-        with replacing(folder / PREPARED) as temporary:
-            temporary.write_bytes(pickle.dumps(data))
+        with replacing(folder / PREPARED) as temporary, temporary.open("wb") as stream:
+            _Pickler(stream).dump(data)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     return opened(folder)
@@ -54,43 +53,55 @@ def prepare(folder: Path, parts: Iterable[TrainingData]) -> TrainingData:
 def opened(folder: Path) -> TrainingData:
     """The data that was written to ``folder``, its numbers in mapped files. Raises StoreError when it is not complete."""
     try:
-        content = (folder / PREPARED).read_bytes()
+        with (folder / PREPARED).open("rb") as stream:
+            data: TrainingData = _Unpickler(stream, folder).load()
     except FileNotFoundError as error:
         raise StoreError(
             f"{folder}: the prepared training data is not complete", hint="start the training again"
         ) from error
-    data: TrainingData = pickle.loads(content)  # noqa: S301  written by the command that started this process
     return data
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """``length`` entries of ``shape`` in a file; unpickled, they are a mapped array."""
+    """``length`` entries of ``shape`` in a file of the folder."""
 
-    path: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
     length: int
 
-    @classmethod
-    def append(cls, path: Path, values: Array) -> _File:
-        shape = values.shape[1:]
-        with path.open("ab") as stream:
-            stream.write(np.ascontiguousarray(values).view(np.uint8).data if len(values) else b"")
-            return cls(path, values.dtype.str, shape, stream.tell() // (values.itemsize * math.prod(shape)))
-
     def __len__(self) -> int:
         return self.length
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return mapped, (self.path, self.dtype, self.shape)
+
+class _Pickler(pickle.Pickler):
+    """Names the files of arrays."""
+
+    def persistent_id(self, value: Any) -> Any:
+        return (value.name, value.dtype, value.shape) if isinstance(value, _File) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Maps them, wherever the folder is now."""
+
+    def __init__(self, stream: IO[bytes], folder: Path) -> None:
+        super().__init__(stream)
+        self.folder = folder
+
+    def persistent_load(self, file: Any) -> Array:
+        name, dtype, shape = file
+        return mapped(self.folder / name, dtype, shape)
 
 
 def _appended(before: Any, part: Any, folder: Path, name: str) -> Any:
     """``part`` behind ``before``, what this returned for the earlier parts (None: it is the first): columns, which have an
     entry per row, as files that are called ``name``, and facts summed."""
     if isinstance(part, np.ndarray):
-        return _File.append(folder / name, part)
+        shape = part.shape[1:]
+        with (folder / name).open("ab") as stream:
+            stream.write(np.ascontiguousarray(part).view(np.uint8).data if len(part) else b"")
+            return _File(name, part.dtype.str, shape, stream.tell() // (part.itemsize * math.prod(shape)))
     if isinstance(part, Ragged):
         offsets = part.offsets if before is None else part.offsets[1:] + len(before.values)
         files: Any = (part.values, offsets.astype(np.int64, copy=False))

@@ -20,7 +20,7 @@ from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_a
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import unscored_hint
 from gymdata.stats import unit_of
-from gymdata.train.sequence_data import TrainingExperiences, trained_rows, training_experiences
+from gymdata.train.sequence_data import TrainingExperiences, trained_rows
 
 #: Columns of rollouts that supervised training reads.
 SFT_COLUMNS: tuple[str, ...] = (
@@ -73,42 +73,24 @@ def rollouts_to_train(
     return np.asarray(rows[chosen])
 
 
-def rollout_part(
-    made: pa.Table, total: int, max_length: int | None, where: str, seen: set[bytes] | None
-) -> TrainingExperiences:
-    """The sequences ``made`` of some of the chosen rollouts, weight 1, scored at temperature 1. Of sequences with the same
-    ids and mask (after the cut) the first is trained: ``seen``: keys of those before; None keeps all. ``total``: rollouts
-    that these were chosen from. Raises RefusedError when the tokens must not be trained on (T205, T206, T213, L301 to L303).
-    """
-    return _once(training_experiences(made, max_length, where), total, seen)
-
-
 def distilled_rollouts(
-    chosen: pa.Table,
-    total: int,
-    max_length: int | None,
-    where: str,
-    agents: Collection[str],
-    seen: set[bytes] | None,
-    *,
-    rendered: bool,
+    chosen: pa.Table, max_length: int | None, where: str, agents: Collection[str], *, rendered: bool
 ) -> TrainingExperiences:
-    """As ``rollout_part`` of all chosen rollouts (``SFT_COLUMNS``), with the distributions that were saved with them, at the
-    rollouts' temperatures. Raises RefusedError for rollouts without those, too."""
+    """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
+    rollouts' temperatures. Raises RefusedError for rollouts without those, and when the tokens must not be trained on."""
     k = _alternatives_per_token(chosen, where)
     require_agents(chosen["turns"].chunks, agents, where)
     made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
-    return _once(TeacherDistributions.of(made, k, max_length, where), total, seen)
+    return TeacherDistributions.of(made, k, max_length, where)
 
 
-def _once(data: TrainingExperiences, total: int, seen: set[bytes] | None) -> TrainingExperiences:
-    once = data if seen is None else data.take(data.sequences.first_of_equal(seen=seen))
-    chosen = {
-        "rollouts": total,
-        "rollouts_chosen": len(set(data.rollout_ids)),
-        "left_out_duplicate": len(data) - len(once),
-    }
-    return replace(once, chosen=chosen)
+def trained_once(
+    data: TrainingExperiences, counts: Mapping[str, int], seen: set[bytes] | None, *label: np.ndarray
+) -> TrainingExperiences:
+    """``data`` with ``counts``: of sequences with the same ids, mask and ``label`` the first is trained. ``seen``: keys of
+    those in earlier parts, to which these are added; None keeps all."""
+    once = data if seen is None else data.take(data.sequences.first_of_equal(*label, seen=seen))
+    return replace(once, chosen={**counts, "left_out_duplicate": len(data) - len(once)})
 
 
 @dataclass(frozen=True)
@@ -334,20 +316,3 @@ def rollouts_to_label(
         "left_out_no_reward": table.num_rows - known,
     }
     return np.asarray(of[rows]), desirable, counts
-
-
-def label_part(
-    made: pa.Table,
-    label: Mapping[str, bool],
-    counts: Mapping[str, int],
-    max_length: int | None,
-    where: str,
-    seen: set[bytes] | None,
-) -> TrainingLabels:
-    """The sequences ``made`` of some rollouts, all of a rollout with its ``label``. Of sequences with the same ids, mask and
-    label the first is trained; ``seen`` and errors as in ``rollout_part``."""
-    data = training_experiences(made, max_length, where)
-    mine = np.array([label[rollout] for rollout in data.rollout_ids], np.bool_)
-    whole = TrainingLabels(**{**vars(data), "label": mine})
-    once = whole if seen is None else whole.take(whole.sequences.first_of_equal(mine, seen=seen))
-    return replace(once, chosen={**counts, "left_out_duplicate": len(whole) - len(once)})

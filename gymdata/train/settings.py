@@ -9,7 +9,7 @@ the proof of trained tokens, metrics, curve and resuming are shared by all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -30,15 +30,16 @@ from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, ro
 from gymdata.train.rollout_data import (
     KTO_COLUMNS,
     SFT_COLUMNS,
+    TrainingLabels,
     distilled_rollouts,
-    label_part,
-    rollout_part,
     rollouts_to_label,
     rollouts_to_train,
+    trained_once,
 )
 from gymdata.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     VALUE_COLUMNS,
+    TrainingExperiences,
     returns_apart,
     training_experiences,
     with_optimal_advantages,
@@ -375,14 +376,17 @@ class TrainSftConfig(RolloutsConfig):
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
         chosen = rollouts_to_train(self.scored(table, source), self.select, self.min_reward, source, self.target_model)
-        total, seen = table.num_rows, self.seen()
+        parts: Iterable[TrainingExperiences]
         if self.distill:  # how many alternatives a token has is known only from the whole file
             mine = read_table(source, self.table, columns=self.columns).take(pa.array(chosen))
             agents, rendered = self.target_agents, bool(self.allow_rendered)
-            yield distilled_rollouts(mine, total, self.max_length, source, agents, seen, rendered=rendered)
-            return
-        for _, _, made in self.sequences(source, chosen, rows):
-            yield rollout_part(made, total, self.max_length, source, seen)
+            parts = [distilled_rollouts(mine, self.max_length, source, agents, rendered=rendered)]
+        else:
+            sequences = self.sequences(source, chosen, rows)
+            parts = (training_experiences(made, self.max_length, source) for *_, made in sequences)
+        total, seen = table.num_rows, self.seen()
+        for data in parts:
+            yield trained_once(data, {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}, seen)
             total = 0
 
 
@@ -414,8 +418,10 @@ class TrainKtoConfig(RolloutsConfig):
         )
         seen = self.seen()
         for numbers, ids, made in self.sequences(source, chosen, rows):
-            label = dict(zip(ids, desirable[numbers].tolist(), strict=True))
-            yield label_part(made, label, counts, self.max_length, source, seen)
+            label_of = dict(zip(ids, desirable[numbers].tolist(), strict=True))
+            data = training_experiences(made, self.max_length, source)
+            label = np.array([label_of[rollout] for rollout in data.rollout_ids], np.bool_)
+            yield trained_once(TrainingLabels(**vars(data), label=label), counts, seen, label)
             counts = {}
 
 

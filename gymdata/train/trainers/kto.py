@@ -15,7 +15,6 @@ from trl.trainer import kto_trainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
-from gymdata.errors import UsageError
 from gymdata.models._shared_prefixes import Mode
 from gymdata.train.launch import Job
 from gymdata.train.rollout_data import TrainingLabels
@@ -113,11 +112,6 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         **rest: Any,
     ) -> None:
         args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
-        if args.loss_type == "kto" and rows_a_step(args) < 2:
-            raise UsageError(
-                "settings: per_device_train_batch_size is 1, KTO compares a rollout with others of its batch",
-                hint="give at least 2, or --set loss_type=apo_zero_unpaired",
-            )
         self.reference: np.ndarray | None = None
         order = training_order(data, sharing, args)
         with skip_weights_hash(kto_trainer):
