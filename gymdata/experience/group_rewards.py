@@ -139,18 +139,13 @@ def _shape_steps(steps: Array, groups: Array, owner: Array, estimator: str) -> A
 
 
 def _limited(values: Array, settings: ShapeSettings) -> Array:
+    """Normalised, then clipped. Values without variance become 0, for then there is no signal; LightRFT divides by its
+    running deviation (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far."""
     if settings.reward_norm != "none":
-        values = _normed(values, centre=settings.reward_norm == "mean-std")
+        known = np.isfinite(values)
+        moments = credit.running_moments(None, values)
+        if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
+            values = np.where(known, 0.0, values)
+        else:
+            values = (values - (moments.mean if settings.reward_norm == "mean-std" else 0.0)) / moments.std
     return credit.masked.clipped(values, settings.reward_clip)
-
-
-def _normed(values: Array, *, centre: bool) -> Array:
-    """Divided by the standard deviation of all known ones, the mean taken away first with ``centre``; all 0 where they
-    have no variance, for then there is no signal. As LightRFT divides by its running deviation
-    (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far, and infinite or nearly so for equal rewards.
-    """
-    known = np.isfinite(values)
-    moments = credit.running_moments(None, values)
-    if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
-        return np.where(known, 0.0, values)
-    return (values - (moments.mean if centre else 0.0)) / moments.std

@@ -111,7 +111,13 @@ def _give_returns(
     if outcome is not None and steps is None and settings.is_plain(values is not None):
         result.returns = result.advantages = by_rollout.spread(outcome)
         return
-    rewards = _placed(sampled, outcome, steps)
+    offsets = by_rollout.offsets
+    rewards = np.zeros(int(offsets[-1]), np.float64) if outcome is None else _at_the_end(outcome, offsets)
+    if steps is not None:
+        # A turn that sampled nothing gives its reward to the token before it.
+        has = np.isfinite(steps) & (by_rollout.lengths > 0)[sampled.turn_rollout]
+        last = np.maximum(sampled.turn_ends[has] - 1, offsets[:-1][sampled.turn_rollout[has]])
+        np.add.at(rewards, last, steps[has])
     if result.kl is not None and settings.kl_coef > 0:
         rewards -= settings.kl_coef * result.kl
     step: Any = settings.gamma
@@ -151,18 +157,6 @@ def _at_the_end(outcome: Array, offsets: Array) -> Array:
     rewards = np.zeros(int(offsets[-1]), np.float64)
     filled = offsets[1:] > offsets[:-1]
     rewards[offsets[1:][filled] - 1] += outcome[filled]
-    return rewards
-
-
-def _placed(sampled: SampledTokens, outcome: Array | None, steps: Array | None) -> Array:
-    """Rewards a sampled token. A turn that sampled nothing gives its reward to the token before it."""
-    offsets = sampled.logprobs.offsets
-    begin, end = offsets[:-1], offsets[1:]
-    rewards = np.zeros(int(offsets[-1]), np.float64) if outcome is None else _at_the_end(outcome, offsets)
-    if steps is not None:
-        has = np.isfinite(steps) & (end > begin)[sampled.turn_rollout]
-        at = np.maximum(sampled.turn_ends[has] - 1, begin[sampled.turn_rollout[has]])
-        np.add.at(rewards, at, steps[has])
     return rewards
 
 

@@ -61,8 +61,11 @@ def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
             for batch in scan_batches(path, ROLLOUTS, _COLUMNS, _BATCH_ROWS):
                 ids, messages, n_turns, tasks = (batch.column(name) for name in _COLUMNS)
                 prompts = joined_contents(split_messages(messages, n_turns.to_numpy())[0])
-                rows = zip(ids.to_pylist(), prompts.to_pylist(), tasks.to_pylist(), strict=True)
-                yield {rollout_id: _Texts(prompt, *_of_task(task)) for rollout_id, prompt, task in rows}
+                answers = (
+                    (row.get("label"), row.get("answer")) for row in map(object_of, map(loads, tasks.to_pylist()))
+                )
+                rows = zip(ids.to_pylist(), prompts.to_pylist(), answers, strict=True)
+                yield {rollout_id: _Texts(prompt, *map(_text, task)) for rollout_id, prompt, task in rows}
         except (DataError, StoreError):
             continue  # a model or a table of scores, or rollouts that are gone
 
@@ -73,11 +76,6 @@ def _behind(file: Path) -> Iterator[str | Path]:
     except (DataError, StoreError):
         return
     yield from (path for path in rollouts_behind(file) if not is_url(path))
-
-
-def _of_task(task: str) -> tuple[str | None, str | None]:
-    row = object_of(loads(task))
-    return _text(row.get("label")), _text(row.get("answer"))
 
 
 def _text(value: Any) -> str | None:

@@ -66,13 +66,29 @@ def prefix_tree(sequences: Sequence[Array], width: int, limit: int | None = None
     trees: list[_Tree] = []
     previous: Array | None = None
     for number in order:
-        ids = sequences[number]
-        shared = 0 if previous is None else common_prefix(previous, ids)
-        if not trees or not trees[-1].takes(len(ids), shared, width, limit):
+        sequence = sequences[number]
+        shared = 0 if previous is None else common_prefix(previous, sequence)
+        if not trees or not trees[-1].takes(len(sequence), shared, width, limit):
             trees.append(_Tree())
-        trees[-1].add(number, ids, shared)
-        previous = ids
-    return _laid_out(trees, len(sequences), width, limit)
+        trees[-1].add(number, sequence, shared)
+        previous = sequence
+    # In rows of one length: the largest tree's, or a longer one that leaves less room unused.
+    largest = max(tree.size for tree in trees)
+    rooms = {int(largest * factor) for factor in _ROOM if limit is None or largest * factor <= limit} | {largest}
+    layouts = [_filled(trees, room) for room in sorted(rooms)]
+    rows, length = min(layouts, key=lambda layout: padded_cost(len(layout[0]), layout[1], width))
+    shape = len(rows), length
+    ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    ends = np.tile(np.arange(1, length + 1), (len(rows), 1))
+    nodes: list[Ints] = [np.empty(0, np.int64)] * len(sequences)
+    for row, members in enumerate(rows):
+        start = 0
+        for tree in members:
+            tree.write(ids[row], positions[row], ends[row], start)
+            for number, path in tree.members:
+                nodes[number] = path + (row * length + start)
+            start += tree.size
+    return PrefixTree(ids, positions, ends, nodes)
 
 
 class _Tree:
@@ -116,26 +132,6 @@ class _Tree:
         ids[here], positions[here] = np.concatenate(self.ids), np.concatenate(self.positions)
         for nodes, end in [*self.ends, (self.members[-1][1], self.size)]:
             ends[nodes + at] = end + at
-
-
-def _laid_out(trees: Sequence[_Tree], count: int, width: int, limit: int | None) -> PrefixTree:
-    """The trees in rows of one length: the largest tree's, or a longer one that leaves less room unused."""
-    largest = max(tree.size for tree in trees)
-    rooms = {int(largest * factor) for factor in _ROOM if limit is None or largest * factor <= limit} | {largest}
-    layouts = [_filled(trees, room) for room in sorted(rooms)]
-    rows, length = min(layouts, key=lambda layout: padded_cost(len(layout[0]), layout[1], width))
-    shape = len(rows), length
-    ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    ends = np.tile(np.arange(1, length + 1), (len(rows), 1))
-    nodes: list[Ints] = [np.empty(0, np.int64)] * count
-    for row, members in enumerate(rows):
-        at = 0
-        for tree in members:
-            tree.write(ids[row], positions[row], ends[row], at)
-            for number, path in tree.members:
-                nodes[number] = path + (row * length + at)
-            at += tree.size
-    return PrefixTree(ids, positions, ends, nodes)
 
 
 def _filled(trees: Sequence[_Tree], capacity: int) -> tuple[list[list[_Tree]], int]:

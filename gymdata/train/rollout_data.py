@@ -177,9 +177,34 @@ def made_sequences(
     ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
     unusable (T206, T213, L301 to L303).
     """
-    batches = rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-    parts = [_sequences(batch, agents, where, rendered, alternatives_per_token) for batch in batches]
-    return pa.concat_tables(parts)
+    tables = []
+    for batch in rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
+        turns = batch.column("turns")
+        sequences = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
+        if agents:
+            sequences = sequences.restricted(sequences.sampled.of_agents(agents))
+        of, n = pa.array(sequences.rollout), len(sequences)
+        lists = {
+            "input_ids": sequences.token_ids,
+            "loss_mask": sequences.loss_mask,
+            "logprobs": sequences.logprobs,
+            "advantages": sequences.token_ids.like(np.zeros(len(sequences.token_ids.values), np.float32)),
+        }
+        temperature = pa.array(np.ones(n, np.float32))
+        if alternatives_per_token:
+            lists |= _top_lists(turns, sequences, alternatives_per_token)
+            temperature = batch.column("temperature").take(of)
+        columns = {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(sequences.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": temperature,
+            "policy_hash": batch.column("policy_hash").take(of),
+            "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
+        }
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
 
 
 def no_token_ids(where: str) -> RefusedError:
@@ -198,36 +223,6 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
         there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
         raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
     return mine
-
-
-def _sequences(batch: pa.RecordBatch, agents: Collection[str], where: str, rendered: bool, k: int) -> pa.Table:
-    turns = batch.column("turns")
-    found = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
-    if agents:
-        found = found.restricted(found.sampled.of_agents(agents))
-    of, n = pa.array(found.rollout), len(found)
-    advantages = found.token_ids.like(np.zeros(len(found.token_ids.values), np.float32))
-    lists = {
-        "input_ids": found.token_ids,
-        "loss_mask": found.loss_mask,
-        "logprobs": found.logprobs,
-        "advantages": advantages,
-    }
-    temperature = pa.array(np.ones(n, np.float32))
-    if k:
-        lists |= _top_lists(turns, found, k)
-        temperature = batch.column("temperature").take(of)
-    return pa.table(
-        {
-            "rollout_id": batch.column("rollout_id").take(of),
-            "sequence_index": pa.array(found.index),
-            **{name: ragged.to_arrow() for name, ragged in lists.items()},
-            "weight": pa.array(np.ones(n)),
-            "temperature": temperature,
-            "policy_hash": batch.column("policy_hash").take(of),
-            "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
-        }
-    )
 
 
 def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str, Ragged]:

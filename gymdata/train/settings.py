@@ -449,7 +449,7 @@ class TrainRewardConfig(RenderedConfig):
 
 
 class TrainValueConfig(TrainConfig):
-    """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value.ValueLoss``."""
+    """``gymdata train-value``. The loss is that of ``gymdata.train.trainers.value``."""
 
     algorithm = "value"
     library = "transformers' TrainingArguments"

@@ -74,7 +74,10 @@ class Recorder(TrainerCallback):
         row = {"step": state.global_step, "epoch": state.epoch, "elapsed_s": round(passed, 3)}
         # After a resume, transformers divides the loss of the new steps by the number of all steps.
         wrong = {"train_loss"} if self._first_step else set()
-        row |= {key: _plain(value) for key, value in logs.items() if key not in row and key not in wrong}
+        for key, value in logs.items():
+            if key not in row and key not in wrong:
+                number = value.item() if hasattr(value, "item") else value
+                row[key] = str(number) if isinstance(number, float) and not math.isfinite(number) else number
         if "loss" in row:
             row["tokens_per_s"] = round(self._tokens(args) / passed, 1) if passed > 0 else None
             self._report(args, state, **figures_of(row))
@@ -183,10 +186,3 @@ def draw_curve(folder: Path) -> None:
 
 def _held_out(row: dict[str, Any]) -> bool:
     return any(name.startswith("heldout/") for name in row)
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

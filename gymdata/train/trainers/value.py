@@ -55,7 +55,7 @@ def build(
 
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
-    made = ExactValueTrainer(data=data, value_loss=ValueLoss(config.value_clip), model=critic, **trainer)
+    made = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **trainer)
     made.when_sharded(made.measure_before)
     return made
 
@@ -89,34 +89,17 @@ def loaded_critic(folder: str, args: RLConfig) -> Any:
     return model
 
 
-@dataclass(frozen=True)
-class ValueLoss:
-    """The loss of each token: ½·(V − R)²; with ``clip`` ε ½·max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²).
-
-    Source: the value loss of PPO as TRL's PPOTrainer (``cliprange_value``) and LightRFT's ``ValueLoss`` compute it.
-    """
-
-    clip: float | None = None
-
-    def __call__(self, values: torch.Tensor, returns: torch.Tensor, old: torch.Tensor | None = None) -> torch.Tensor:
-        """All of one shape; returns the loss of each token, that shape. ``old`` is needed with ``clip`` alone."""
-        loss = (values - returns) ** 2
-        if self.clip is not None and old is not None:
-            near = old + (values - old).clamp(-self.clip, self.clip)
-            loss = torch.maximum(loss, (near - returns) ** 2)
-        return 0.5 * loss
-
-
 class ExactValueTrainer(BatchRLTrainer):
-    """Trains ``data`` towards its returns."""
+    """Trains ``data`` towards its returns, with PPO's value loss: as TRL's PPOTrainer (``cliprange_value``) and LightRFT's
+    ``ValueLoss`` compute it."""
 
     data: TrainingReturns
     components = ("value",)
     merges = True
 
-    def __init__(self, *, value_loss: ValueLoss, **rest: Any) -> None:
+    def __init__(self, *, clip: float | None, **rest: Any) -> None:
         super().__init__(**rest)
-        self.value_loss = value_loss
+        self.clip = clip
         self.before: dict[str, float] = {}
         self.sums: dict[str, float] = defaultdict(float)
         if self.data.heldout is not None:
@@ -129,7 +112,13 @@ class ExactValueTrainer(BatchRLTrainer):
         return values.masked_fill(~mask, 0.0)
 
     def token_losses(self, outputs: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
-        return {"value": self.value_loss(outputs, inputs["returns"], inputs.get("values"))}
+        """½·(V − R)² of each token; with ``clip`` ε ½·max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²)."""
+        returns, old = inputs["returns"], inputs.get("values")
+        loss = (outputs - returns) ** 2
+        if self.clip is not None and old is not None:
+            near = old + (outputs - old).clamp(-self.clip, self.clip)
+            loss = torch.maximum(loss, (near - returns) ** 2)
+        return {"value": 0.5 * loss}
 
     def annotated(self, outputs: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
         return {"values": outputs}
