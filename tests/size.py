@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "doctor": 360,
     "engines": 3_400,
     "environments": 1_620,
-    "experience": 1_986,
+    "experience": 1_990,
     "filter": 990,
     "finetune": 3_210,
     "genrm": 950,

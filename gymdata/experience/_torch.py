@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from gymdata.experience.loading import BESIDE, COLUMNS
+from gymdata.experience.fields import BESIDE, COLUMNS
 from gymdata.experience.texts import RolloutTexts
 from gymdata.rollouts.ragged import Ragged
 from gymdata.store.partial_reads import RowGroup

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, UsageError, needs
+from gymdata.experience.fields import BESIDE, COLUMNS
 from gymdata.public import path_of
 
 if TYPE_CHECKING:
@@ -14,18 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Experience", "Samples", "load_experiences", "pin_memory", "to"]
 _ALWAYS = ("rollout_id", "sequence_index", "input_ids", "loss_mask", "reward", "weight", "temperature")
-#: Field of Experience → column of the table.
-COLUMNS = {
-    "action_log_probs": "logprobs",
-    "base_action_log_probs": "ref_logprobs",
-    "values": "values",
-    "returns": "returns",
-    "advantages": "advantages",
-    "kl": "kl",
-    "action_entropy": "entropy",
-}
-#: Columns that have no published field: in ``info`` under their own name.
-BESIDE = ("rl_weight", "ce_weight", "ref_kl_weight", "teacher_logprobs")
 _TOKENS = (*COLUMNS.values(), *BESIDE)
 
 
