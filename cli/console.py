@@ -48,6 +48,8 @@ _COMMAND = re.compile(r"`[^`\n]+`")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 #: No rate is shown for less time than this: early counts come in bursts.
 _RATE_AFTER_S = 2.0
+#: The time left is known from this share of what is left.
+_RATE_AFTER = 0.02
 #: The narrowest that a value may be beside its name.
 _NARROWEST = 20
 _BAR_WIDTH = 24
@@ -418,7 +420,10 @@ class Watch:
         if passed < _RATE_AFTER_S or not done or not total:
             return ""
         left = total - self._counts.get("done", 0)
-        return f"{_clock(passed / done * left)} left" if left > 0 else f"took {_clock(passed)}"
+        if left <= 0:
+            return f"took {_clock(passed)}"
+        # The first of many rollouts in flight say nothing about the others.
+        return f"{_clock(passed / done * left)} left" if done >= _RATE_AFTER * left else ""
 
 
 def _clock(seconds: float) -> str:

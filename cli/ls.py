@@ -13,7 +13,7 @@ from .flags import Json
 if TYPE_CHECKING:
     from gymdata.ls.run import LsReport
 
-_SPARED = ("parents", "MB", "changed (UTC)", "kind")
+_SPARED = ("parents", "size", "changed (UTC)", "kind")
 
 _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look below (default: this one).")]
 
@@ -27,15 +27,15 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
     --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
     run.json is damaged.
     """
+    from rich.filesize import decimal
+
     from gymdata.ls.run import ls as run
 
     report = run(path, unused=unused)
     code = finish(report, lambda: _show(report, unused), json=json)
     if report.removal is not None:
-        size = sum(output.bytes for output in report.outputs) / 1e6
-        note(
-            f"{size:,.1f} MB that no model below {report.folder} was made from; the rm line removes it, folders and all"
-        )
+        size = decimal(sum(output.bytes for output in report.outputs))
+        note(f"{size} that no model below {report.folder} was made from; the rm line removes it, folders and all")
     elif report.unfinished:
         states = ", ".join(sorted({output.state for output in report.unfinished}))
         note(f"{states}: rows may be missing; rerun the same command to resume")
@@ -43,6 +43,8 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
 
 
 def _show(report: LsReport, unused: bool) -> None:
+    from rich.filesize import decimal
+
     if not report.outputs:
         paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
         return
@@ -51,14 +53,14 @@ def _show(report: LsReport, unused: bool) -> None:
             o.path,
             o.kind,
             o.rows,
-            f"{o.bytes / 1e6:,.1f}",
+            decimal(o.bytes),
             o.changed[:16].replace("T", " "),
             o.state,
             ", ".join(o.parents),
         )
         for o in report.outputs
     ]
-    names = ("path", "kind", "rows", "MB", "changed (UTC)", "state", "parents")
+    names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")
     # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
     for count in range(len(_SPARED) + 1):
         kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]

@@ -129,7 +129,11 @@ class OneCommand(TyperCommand):
                 formatter.write(f"  {line}\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises UsageError for an option that is given twice, or both on and off."""
+        """Raises UsageError for an option that is given twice, or both on and off, and for settings after one --set."""
+        for name, first, second in zip(args, args[1:], args[2:], strict=False):
+            if name == "--set" and re.match(r"[a-z][\w.]*=", second) and not os.path.exists(second):  # noqa: PTH110 - no Path of it
+                hint = f"repeat --set: --set {shlex.quote(first)} --set {shlex.quote(second)}"
+                raise UsageError(f"--set takes one KEY=VALUE, got {second} after {first}", hint=hint)
         every, options = self.make_parser(ctx), {}
         for param in self.get_params(ctx):
             if param.param_type_name == "option" and not param.multiple and not getattr(param, "count", False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,8 +39,9 @@ def _show(summary: ScoreSummary) -> None:
     flipped = summary.flips["flipped"]
     if flipped:
         columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
-        first = f"first {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
-        rows = [[row[c] for c in columns] for row in flipped[:_SHOWN]]
+        first = f"largest {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
+        largest = heapq.nlargest(_SHOWN, flipped, key=lambda row: abs(row["new"] - row["old"]))
+        rows = [[row[c] for c in columns] for row in largest]
         if not fits(columns, rows):
             # As many characters as tell the ids apart, and are a name that `show` takes.
             ids, length = {row[-1] for row in rows}, _SHORTEST

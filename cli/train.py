@@ -51,7 +51,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         from gymdata.train.run import train
 
         source = str(located(source))
-        found = pairs_of_run(source) if kind.table.name == "pairs" else None
+        found = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
         if found is not None:
             note(f"pairs: {', '.join(map(str, found))}")
         with Watch("training") as watch:

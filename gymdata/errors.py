@@ -410,9 +410,12 @@ class StoreError(GymdataError):
     @classmethod
     def other_settings(cls, place: Path, what: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
+        words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
+        beside = place.with_stem(f"{place.stem}-{next(words, 'other')}")
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
+            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: "
+            f"{option('output', str(beside))}",
         )
 
     @classmethod

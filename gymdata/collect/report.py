@@ -112,8 +112,12 @@ class CollectSummary(Report):
         return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
-        """A line for each odd behavior of the policy, and one for what slowed the run down."""
-        odd = [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
+        """A line for each odd behavior of the policy, for a reward of the first to end, and for what slowed the run down."""
+        odd = []
+        if self.pending and self.reward["n"]:
+            ended = f"the reward is that of the {counted(self.reward['n'], 'rollout')} that ended"
+            odd.append(f"{ended}, {self.pending:,} are pending: short answers end first, so it can change")
+        odd += [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
         return [*odd, *([self.slowed_by] if self.slowed_by else [])]
 
     def _scoring(self) -> list[Row]:

@@ -8,6 +8,7 @@ every rollout, and the tokens of few.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -273,10 +274,11 @@ def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
     return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {remedy}"
 
 
-def pairs_of_run(path: str | Path) -> list[Path] | None:
+def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | None:
     """The pairs files that a run folder leads to, in one stage folder below it; None for any other path.
 
-    Raises UsageError when several stage folders hold pairs, DataError when nothing is there.
+    Raises UsageError when several stage folders hold pairs (the newest is put into ``command``), DataError when nothing
+    is there.
     """
     given = Path(path)
     files = [source.path for source in resolve(path, PAIRS)]
@@ -288,8 +290,14 @@ def pairs_of_run(path: str | Path) -> list[Path] | None:
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:
-        names = ", ".join(map(str, folders))
-        raise UsageError(f"{path}: {len(folders)} folders of it hold pairs: {names}", hint="give one of them")
+        newest = str(
+            max(folders, key=lambda folder: max(file.stat().st_mtime for file in files if file.parent == folder))
+        )
+        words = shlex.join(newest if word == str(path) else word for word in command)
+        raise UsageError(
+            f"{path}: {len(folders)} folders of it hold pairs: {', '.join(map(str, folders))}",
+            hint=f"give one of them{f', as in: {words}' if words else ''}",
+        )
     return files
 
 

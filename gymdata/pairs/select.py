@@ -346,6 +346,7 @@ def pair_rows(
         "margin": pa.array(margin),
         "weight": pa.array(np.ones(n)),
         "source": pa.array([source] * n, pa.string()),
+        "score": pa.array([score_name] * n, pa.string()),
         **{name: better[name] for name in ("policy_hash", "policy_version", "temperature")},
         "prompt_ids": better["prompt_ids"],
     }

@@ -110,8 +110,10 @@ def report(
 def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
     if config.output is not None:
         target = local_output(config.output)
+        if target.is_dir() or not target.suffix:
+            target /= "report.html"
         if target.suffix not in (".html", ".htm"):
-            raise UsageError.bad_value("-o", str(config.output), "a name ending in .html")
+            raise UsageError.bad_value("-o", str(config.output), "a folder, or a name ending in .html")
         from gymdata.report.page import is_page
 
         if target.is_file() and not is_page(target):
@@ -252,8 +254,8 @@ def _headline(found: Mapping[str, Any]) -> str:
         return f"{counted(len(found['epochs']), 'epoch')}{moved}"
     if found["training"]:
         one = found["training"][0]
-        loss = one["curves"].get("loss")
-        moved = f", loss {loss[0][1]:.3f} → {loss[-1][1]:.3f}" if loss else ""
+        loss = [means.get("loss") for means in (one["first"], one["last"])]
+        moved = f", loss {loss[0]:.4g} → {loss[1]:.4g}" if None not in loss else ""
         return f"{one['stage']}: {one['steps'] or 0:,} steps, {one['trained_tokens'] or 0:,} tokens{moved}"
     if found["pairs"]:
         n, tasks = (sum(one[key] for one in found["pairs"]) for key in ("pairs", "tasks"))

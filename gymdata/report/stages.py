@@ -13,6 +13,7 @@ import numpy as np
 from gymdata.report.rollouts import histogram, share
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, SCORES, Table, check_version
+from gymdata.scores.chosen import scores_of_pairs
 from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches
 from gymdata.store.lineage import lineage, parent_paths
 from gymdata.store.lines import read_metrics
@@ -48,12 +49,13 @@ def figures(path: Path) -> dict[str, Any]:
 
 def _pairs(path: Path) -> Iterator[dict[str, Any]]:
     for source in _sources(path, PAIRS):
-        table = read_table(source.path, PAIRS, ["task_id", "margin", "chosen_mask", "rejected_mask"])
+        table = read_table(source.path, PAIRS, ["task_id", "margin", "source", "score", "chosen_mask", "rejected_mask"])
         margin = table["margin"].to_numpy()
         masks = [Ragged.of(table[name]) for name in ("chosen_mask", "rejected_mask")]
         chosen, rejected = (np.diff(np.append(0, np.cumsum(mask.values))[mask.offsets]) for mask in masks)
         yield {
             "path": str(source.path),
+            "scores": sorted(scores_of_pairs(table)),
             "pairs": table.num_rows,
             "tasks": len(set(table["task_id"].to_pylist())),
             "margin": {"mean": float(margin.mean()) if len(margin) else None, "histogram": histogram(margin)},
@@ -143,6 +145,7 @@ def _judge(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     rows = read_metrics(folder / METRICS)
     proof = facts.get("trained_tokens") or {}
+    means = facts.get("training") or {}
     return {
         "path": str(folder),
         "stage": facts.get("stage"),
@@ -150,6 +153,9 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "steps": facts.get("steps"),
         "trained_tokens": (proof.get("batches") or {}).get("count"),
         "tokens_equal": proof.get("equal"),
+        # As the training printed them: means of the first and of the last tenth of its steps.
+        "first": means.get("first") or {},
+        "last": means.get("last") or {},
         "curves": {name: points for name in CURVES if (points := curve(rows, "step", name))},
     }
 

@@ -274,6 +274,7 @@ PAIRS = Table(
             _f("ref_rejected_logps", pa.float64(), null=True),
             _f("ref_hash", pa.string(), null=True),
             _f("rendered", pa.bool_(), null=True),
+            _f("score", pa.string(), null=True),
         ]
     ),
     dictionary=(
@@ -281,6 +282,7 @@ PAIRS = Table(
         "task_id",
         "tools",
         "source",
+        "score",
         "policy_hash",
         "policy_version",
         "temperature",
@@ -292,7 +294,7 @@ PAIRS = Table(
         "rejected_mask" + _LEAF,
     ),
     split=("chosen_logprobs" + _LEAF, "rejected_logprobs" + _LEAF),
-    optional=frozenset({"tools", "ref_chosen_logps", "ref_rejected_logps", "ref_hash", "rendered"}),
+    optional=frozenset({"tools", "ref_chosen_logps", "ref_rejected_logps", "ref_hash", "rendered", "score"}),
 )
 
 EXPERIENCES = Table(

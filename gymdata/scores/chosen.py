@@ -187,6 +187,12 @@ def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
     return folder, rows
 
 
+def scores_of_pairs(pairs: pa.Table) -> list[str]:
+    """The names of the scores that made ``pairs``; files of earlier versions say only whether it was a reward."""
+    names = pc.coalesce(pairs["score"], pairs["source"]) if "score" in pairs.column_names else pairs["source"]
+    return [str(name) for name in pc.unique(names).to_pylist()]
+
+
 def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
     """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
     or none."""

@@ -256,7 +256,8 @@ def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
     out.title(f"pair {row['pair_id']}")
     sampled = {name: sum(row[f"{name}_mask"]) for name in _SIDES}
     sides = {name: f"{row[f'{name}_rollout_id']}, {n:,} tokens sampled" for name, n in sampled.items()}
-    out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({row['source']})"), *sides.items()])
+    made_by = row.get("score") or row["source"]
+    out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({made_by})"), *sides.items()])
     for message in messages_of([*row["prompt"], *row["chosen"][: shown.fork_message]], ()):
         out.line()
         _message(out, message, "")

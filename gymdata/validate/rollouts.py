@@ -34,7 +34,7 @@ from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.store.paths import Source, resolve, sealed_twin
+from gymdata.store.paths import Source, find_run_json, read_facts, resolve, sealed_twin
 from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.json_columns import UnknownKey
 from gymdata.workers.processes import in_order
@@ -63,6 +63,7 @@ def validate_rollouts(
         names_reward(run or {}),
         selection.wants("T209"),
         reader,
+        unweighted(run or {}),
     )
     make = _MakeChecks(settings, selection, tuple(own), nemo_gym)
     checks = make()
@@ -217,7 +218,9 @@ def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Viol
 
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
-    behavior, found = Behavior(CheckSettings()), list[Violation]()
+    found_json = find_run_json(path)
+    run = {} if found_json is None else read_facts(found_json)
+    behavior, found = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):
             if isinstance(batch, Evidence):
@@ -258,6 +261,13 @@ def names_reward(run: Mapping[str, Any]) -> bool:
     if isinstance(identity, Mapping):
         places += [identity.get("rewards"), identity.get("reward")]
     return any(bool(p) for p in places)
+
+
+def unweighted(run: Mapping[str, Any]) -> frozenset[str]:
+    """The rewards of run.json that have the weight 0: they are measured, and no part of the reward."""
+    identity = run.get("identity")
+    rewards = identity.get("rewards") if isinstance(identity, Mapping) else None
+    return frozenset(str(r.get("name")) for r in rewards or () if isinstance(r, Mapping) and r.get("weight") == 0)
 
 
 def vocabulary(run: Mapping[str, Any]) -> int | None:

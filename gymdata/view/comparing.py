@@ -18,6 +18,7 @@ from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.next_prompt import common_length
+from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.stages import Rows, facts_of
@@ -81,22 +82,30 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # -- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def list_pairs(rows: Rows, page: int, sort: str) -> dict[str, Any]:
-    """One page of the pairs, by margin or in the file's order."""
-    keys = rows.keys
-    order = np.arange(len(rows))
+def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, Any]:
+    """One page of a file's pairs, by margin or in the file's order; ``files``: the name, scores and size of each file."""
+    tables = [rows.keys.slice(span.start, len(span)) for span in map(rows.span, range(len(rows.files)))]
+    pairs = tables[number] if tables else rows.keys
+    margins, order = pairs["margin"].to_numpy(), np.arange(len(pairs))
     if sort in ("margin", "-margin"):
         direction = "descending" if sort == "margin" else "ascending"
-        order = pc.sort_indices(keys, sort_keys=[("margin", direction, "at_end")]).to_numpy()
-    chosen = order[(page - 1) * PAGE : page * PAGE]
-    margins = keys["margin"].to_numpy()
+        order = pc.sort_indices(pairs, sort_keys=[("margin", direction, "at_end")]).to_numpy()
     return {
-        "rows": keys.take(pa.array(chosen)).to_pylist(),
-        "total": len(rows),
-        "tasks": int(pc.count_distinct(keys["task_id"]).as_py()) if len(rows) else 0,
+        "rows": pairs.take(pa.array(order[(page - 1) * PAGE : page * PAGE])).to_pylist(),
+        "files": [
+            (
+                "/".join(file.parts[-3:]),
+                ", ".join(scores_of_pairs(table)),
+                len(table),
+            )
+            for file, table in zip(rows.files, tables, strict=True)
+        ],
+        "number": number,
+        "total": len(pairs),
+        "tasks": int(pc.count_distinct(pairs["task_id"]).as_py()),
         "mean_margin": float(margins.mean()) if len(margins) else None,
         "page": page,
-        "pages": max(1, -(-len(rows) // PAGE)),
+        "pages": max(1, -(-len(pairs) // PAGE)),
     }
 
 

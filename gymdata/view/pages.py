@@ -235,11 +235,18 @@ class Pages:
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
         size = vocabulary_size(snapshot.file(number))
         found = violations(batch, 0, size, reader_of(lambda: vocabulary))
+        parts = [(part["name"], part["value"]) for part in row["rewards"]]
+        scores = dict([("reward", batch.column("reward")[0].as_py()), *(parts if len(parts) > 1 else [])])
+        made = self.stages.rows("scores")
+        for n in made.where("rollout_id", row["rollout_id"]):
+            # Scoring again adds rows: the last one counts.
+            scores[made.keys["name"][n].as_py()] = made.keys["value"][n].as_py()
+        scores.pop(snapshot.score or "reward", None)
         evidence = Evidence(
             row,
             # Before the lists of the turns are made into arrays.
             messages_of(row["messages"], row["turns"]),
-            [(part["name"], part["value"]) for part in row["rewards"]],
+            list(scores.items()),
             [violation for violation in found if violation.code not in BREAKS],
         )
         try:
@@ -326,8 +333,9 @@ class Pages:
 
     def pairs(self, request: Request) -> Page:
         sort = request.query_params.get("sort", "")
-        found = comparing.list_pairs(self.stages.rows("pairs"), _page(request), sort)
-        return "pairs.html", found | {"sort": sort}
+        rows = self.stages.rows("pairs")
+        number = _chosen(request, len(rows.files))
+        return "pairs.html", comparing.list_pairs(rows, number, _page(request), sort) | {"sort": sort}
 
     def pair(self, request: Request) -> Page:
         given = request.query_params.get("id", "")
@@ -335,9 +343,10 @@ class Pages:
         found = rows.where("pair_id", given)
         if not found:
             raise Missing(f"there is no pair {given!r} among the {len(rows):,} here")
-        ids, at = rows.keys["pair_id"], found[0]
-        neighbours = (ids[at - 1].as_py() if at else None), (ids[at + 1].as_py() if at + 1 < len(ids) else None)
-        return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours}
+        file = rows.file_number(found[0])
+        near = [n if n in rows.span(file) else None for n in (found[0] - 1, found[0] + 1)]
+        neighbours = [None if n is None else rows.keys["pair_id"][n].as_py() for n in near]
+        return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours, "number": file}
 
     def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
         row = rows.row(number)

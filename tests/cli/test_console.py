@@ -111,6 +111,18 @@ def test_what_came_at_once_is_no_rate(capsys: pytest.CaptureFixture[str], clock:
     assert capsys.readouterr().err.splitlines()[-1] == "judge 240/240"
 
 
+def test_the_first_of_many_give_no_time_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    """One rollout of 800 after six seconds, with many in flight, is not 1:19:54 left."""
+    with Watch("collect") as watch:
+        watch.update(done=0, fresh=0, total=800)
+        clock[0] += 6
+        watch.update(done=1, fresh=1, total=800)
+        clock[0] += 6
+        watch.update(done=40, fresh=40, total=800)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[2:] for line in lines] == [[], ["3:48 left"]]
+
+
 def test_a_rate_counts_from_the_first_update(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     """After two seconds the rate is that of what came since the clock began."""
     with Watch("score") as watch:
@@ -264,6 +276,19 @@ def test_ids_of_flips_that_do_not_fit_are_cut_to_what_tells_them_apart(
         assert main(["score", str(run), "--reward", "regex:2"]) == 0
         flips = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " 0     1 " in line]
         assert flips == [one[:length] for one in ids]
+
+
+def test_flips_are_listed_by_the_size_of_their_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest changes stand first, whatever the order of the file."""
+    run = write_run(tmp_path / "run", [rollout("t", k, 0.1 * (k == 1), two_turns(4, 20 + k)) for k in range(30)])
+    source = tmp_path / "r.py"
+    source.write_text("def r(completion): return int(completion[-1]['content'].split()[0])")
+    assert main(["score", str(run), "--reward", f"{source}:r"]) == 0
+    said = capsys.readouterr().out
+    assert "Flipped (largest 20 of 30)" in said
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("  t ")] == [
+        str(29 - n) for n in range(20)
+    ]
 
 
 def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,3 +56,10 @@ def test_a_key_set_twice_is_refused(sets: tuple[str, str], capsys: Capture) -> N
     assert main(["collect", "t.jsonl", *words]) == 2
     key, first = sets[0].split("=")
     assert f"--set {key}: given twice: {first} and {sets[1].split('=')[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["collect", "pairs"])
+def test_a_second_setting_after_set_is_answered_with_the_words_to_type(command: str, capsys: Capture) -> None:
+    """Also by commands that take several paths, where it would be one; a file of that name is a path."""
+    assert main([command, "t.jsonl", "--set", "seed=1", "a.b=x y"]) == 2
+    assert "repeat --set: --set seed=1 --set 'a.b=x y'" in capsys.readouterr().err

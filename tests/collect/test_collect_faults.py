@@ -347,6 +347,9 @@ def test_two_ctrl_c_drop_what_is_in_flight(tasks: Tasks, tmp_path: Path) -> None
         18,
         "18 rollouts are pending; rerun the same command to resume",
     )
+    assert summary.reward["n"] == 0 or any(
+        "2 rollouts that ended, 18 are pending" in line for line in summary.remarks()
+    )
     assert sampler.closed == 1
     assert not (tmp_path / "run" / "failures.jsonl").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -80,6 +81,7 @@ def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixtu
     """Path, kind, rows, size, last change, state and parents."""
     assert main(["ls", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert all(re.search(r" [1-9][\d.,]* (bytes|kB) ", line) for line in lines if "complete" in line)
     assert [line.split()[:3] for line in lines if "complete" in line] == [
         ["best.parquet", "pairs", "1"], ["x", "collect", "2"], ["x/pairs-reward", "pairs", "1"],
     ]  # fmt: skip

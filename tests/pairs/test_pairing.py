@@ -217,8 +217,21 @@ def test_a_run_without_variance_writes_nothing(tmp_path: Path) -> None:
     before = sorted(run.rglob("*"))
     report = gymdata.pairs(run)
     assert (report.table.num_rows, report.files) == (0, {})
-    assert [name for name in report.table.column_names if name != "tools"] == PAIRS.required()
+    assert [name for name in report.table.column_names if name not in ("tools", "score")] == PAIRS.required()
     assert sorted(run.rglob("*")) == before
+
+
+def test_another_strategy_is_refused_with_the_output_that_keeps_both(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every strategy's pairs of a score have one default folder; the words that follow write beside it."""
+    assert main(["pairs", str(run)]) == 0
+    assert main(["pairs", str(run), "--strategy", "all"]) == 2
+    said = capsys.readouterr().err
+    more = said.strip().rpartition("keeps both: ")[2].split()
+    assert more == ["--output", str(run / "pairs-reward-all")]
+    assert main(["pairs", str(run), "--strategy", "all", *more]) == 0
+    assert gymdata.pairs(run, output=run / "pairs-reward-all", strategy="all").table["score"].to_pylist() == ["reward"]
 
 
 def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_pairs_and_training_equal_sql(run: Path) -> None:
     """Counts, margins and lengths of pairs, and the curve of a trained model, are those of their files."""
     gymdata.pairs(run)
     (pairs,) = gymdata.report(run, write=False).to_dict()["pairs"]
+    assert pairs["scores"] == ["reward"]
     ((n, tasks, margin, chosen, rejected),) = sql(
         "SELECT count(*), count(DISTINCT task_id), avg(margin), avg(list_sum(chosen_mask)), avg(list_sum(rejected_mask)) "
         "FROM pairs", run)  # fmt: skip
@@ -151,12 +152,14 @@ def test_pairs_and_training_equal_sql(run: Path) -> None:
     assert (pairs["chosen_tokens"], pairs["rejected_tokens"]) == (chosen, rejected)
     model = run.parent / "model"
     write_run_json(model, {"stage": "train-dpo", "status": "completed", "steps": 2,
+                           "training": {"first": {"loss": 1.9}, "last": {"loss": 1.6}},
                            "trained_tokens": {"equal": True, "batches": {"count": 9}}})  # fmt: skip
     (model / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5, "x": NaN}\n{"st')
     report = gymdata.report(model, write=False)
     (training,) = report.to_dict()["training"]
     assert (training["curves"], training["trained_tokens"]) == ({"loss": [[1.0, 2.0], [2.0, 1.5]]}, 9)
-    assert report.headline == "train-dpo: 2 steps, 9 tokens, loss 2.000 → 1.500"
+    # The means are those that the training printed.
+    assert report.headline == "train-dpo: 2 steps, 9 tokens, loss 1.9 → 1.6"
 
 
 def test_headlines(run: Path, tmp_path: Path) -> None:
@@ -225,6 +228,7 @@ def test_what_cannot_be_reported_is_an_error(run: Path, tmp_path: Path, capsys: 
         gymdata.report(tmp_path / "empty")
     with pytest.raises(UsageError, match=r"ending in \.html"):
         gymdata.report(run, output=tmp_path / "page.pdf")
+    assert gymdata.report(run, output=tmp_path / "folder").path == tmp_path / "folder" / "report.html"
     (tmp_path / "mine.html").write_text("precious")
     with pytest.raises(UsageError, match="exists and is no report"):
         gymdata.report(run, output=tmp_path / "mine.html")

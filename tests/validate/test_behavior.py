@@ -17,6 +17,7 @@ from gymdata.checks.codes.behavior import loops
 from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
 from gymdata.rollouts.ragged import Ragged
+from gymdata.store import read_run_json, write_run_json
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -296,6 +297,11 @@ def test_a_part_that_dominates_is_found(tmp_path: Path, suffix: str) -> None:
     assert found(tmp_path / "c", parts(exact, [1.0] * 10, 0.01), suffix) == []
     assert found(tmp_path / "d", parts(exact, exact, 0.01), suffix) == []
     assert found(tmp_path / "e", parts(exact[:7], style[:7], 0.01), suffix) == []
+    # A part of weight 0 is measured only.
+    run = write_run(tmp_path / "f" / "run", parts(exact, style, 0.01), suffix)
+    weights = [{"name": "exact", "weight": 1}, {"name": "style", "weight": 0}]
+    write_run_json(run, read_run_json(run) | {"identity": {"rewards": weights}})
+    assert validate(run, select=["B"]).violations == []
 
 
 def drifting(early: int, late: int, n: int = 200, *, ordered: bool = True) -> list[Row]:

@@ -98,6 +98,37 @@ def test_a_pair_parts_where_its_tokens_do(serve: Serve, run: Path):
     assert pair["pair_id"] in get(base + "/pairs")[1]
 
 
+def test_pairs_of_each_score_are_listed_apart(serve: Serve, run: Path):
+    """One file of pairs is listed at a time, chosen by its folder and score; its means, its neighbours and its sort are its
+    own. A pair names the score that it was made by."""
+    gymdata.pairs(run, strategy="all")
+    gymdata.score(run, reward=lambda completion: 10.0 * ("43" in str(completion)), name="tens")
+    gymdata.pairs(run, strategy="all")
+    base = serve(run)
+    by_file = [text_of(get(f"{base}/pairs?n={n}&sort=margin")[1]) for n in (0, 1)]
+    for page in by_file:
+        assert "run/pairs-reward/pairs.parquet reward 4" in page
+        assert "run/pairs-tens/pairs.parquet tens 3" in page
+    assert "4 pairs 1 tasks 1 mean margin" in by_file[0]
+    assert "3 pairs 1 tasks 10 mean margin" in by_file[1]
+    assert "n=1&amp;sort=-margin" in get(f"{base}/pairs?n=1&sort=margin")[1]
+    listed = re.findall(r"/pair\?id=(\w+)\">a<", get(base + "/pairs?n=0")[1])
+    assert len(listed) == 4
+    last = get(f"{base}/pair?id={listed[-1]}")[1]
+    assert "made by reward" in text_of(last)
+    assert 'rel="next"' not in last
+
+
+def test_a_rollout_shows_each_of_its_scores_by_name(serve: Serve, run: Path):
+    """The newest score stands first; what collect stored and every other scoring stand beside it, each with its name."""
+    gymdata.score(run, reward=lambda completion: 7.0, name="sevens")
+    gymdata.score(run, reward=lambda completion: 9.0, name="nines")
+    shown = text_of(get(serve(run) + "/rollout?id=a-0")[1])
+    assert "9 nines" in shown
+    assert "reward 1 " in shown
+    assert "sevens 7 " in shown
+
+
 def test_a_judge_is_measured_by_what_is_listed(serve: Serve, run: Path):
     """Rates and intervals are those of the listed comparisons; flips and verdicts against the rewards are marked."""
     base = serve(run)

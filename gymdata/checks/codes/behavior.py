@@ -235,7 +235,8 @@ class Behavior(Check):
             found.append(self._first_spelled._replace(detail=spelled))
         if self._first is not None:
             reward = np.concatenate([np.empty(0), *self._reward])
-            parts = {name: np.concatenate(values) for name, values in self._parts.items()}
+            weighted = self._parts.keys() - self.settings.unweighted
+            parts = {name: np.concatenate(self._parts[name]) for name in sorted(weighted)}
             texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", self._drift()))
             found += [self._first._replace(code=code, detail=text) for code, text in texts if text is not None]
         return found

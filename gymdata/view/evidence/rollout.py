@@ -31,8 +31,8 @@ _AROUND, _MOST_SHOWN = 24, 400
 
 @dataclass
 class Evidence:
-    """What the pages show of one rollout. ``rewards``: its named parts; ``violations``: all but breaks; ``fault``: why its
-    tokens are not shown."""
+    """What the pages show of one rollout. ``rewards``: its other scores by name; ``violations``: all but breaks; ``fault``:
+    why its tokens are not shown."""
 
     row: dict[str, Any]
     messages: list[MessageView]

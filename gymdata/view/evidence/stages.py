@@ -21,7 +21,8 @@ from gymdata.store.tables import read_table
 
 #: The columns by which rows of a table are found and listed.
 KEYS = {
-    "pairs": ["pair_id", "run_id", "task_id", "chosen_rollout_id", "rejected_rollout_id", "margin", "weight", "source"],
+    "pairs": ["pair_id", "run_id", "task_id", "chosen_rollout_id", "rejected_rollout_id", "margin", "weight", "source",
+              "score"],
     "comparisons": ["comparison_id", "group_id", "task_id", "rollout_i", "rollout_j", "judge_idx", "score_1", "score_2",
                     "ranking", "status", "judge"],
     "experiences": ["rollout_id", "group_id", "sequence_index", "reward", "weight"],
@@ -60,7 +61,14 @@ class Rows:
         return found
 
     def file(self, number: int) -> Path:
-        return self.files[int(np.searchsorted(self.file_starts, number, side="right")) - 1]
+        return self.files[self.file_number(number)]
+
+    def file_number(self, number: int) -> int:
+        return int(np.searchsorted(self.file_starts, number, side="right")) - 1
+
+    def span(self, file: int) -> range:
+        """The rows of a file."""
+        return range(*np.append(self.file_starts, len(self))[file : file + 2].tolist())
 
     def row(self, number: int) -> dict[str, Any]:
         return self.rows([number])[0]
@@ -98,7 +106,8 @@ class Stages:
             groups += row_groups(file, table)
             file_starts.append(at)
             at += parts[-1].num_rows
-        keys = pa.concat_tables(parts) if parts else table.schema.empty_table().select(KEYS[name])
+        # Files of earlier versions lack columns.
+        keys = pa.concat_tables([table.schema.empty_table().select(KEYS[name]), *parts], promote_options="permissive")
         sizes = np.cumsum([0, *(group.rows for group in groups)])[:-1]
         found = Rows(keys, tuple(s.path for s in sources.values()), tuple(groups), np.array(file_starts), sizes)
         with self._guard:
