@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 
 from .console import finish, fits, grid, note, paragraphs, say
 from .flags import Json
@@ -27,8 +28,6 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
     --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
     run.json is damaged.
     """
-    from rich.filesize import decimal
-
     from gymdata.ls.run import ls as run
 
     report = run(path, unused=unused)
@@ -43,21 +42,11 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
 
 
 def _show(report: LsReport, unused: bool) -> None:
-    from rich.filesize import decimal
-
     if not report.outputs:
         paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
         return
     rows = [
-        (
-            o.path,
-            o.kind,
-            o.rows,
-            decimal(o.bytes),
-            o.changed[:16].replace("T", " "),
-            o.state,
-            ", ".join(o.parents),
-        )
+        (o.path, o.kind, o.rows, decimal(o.bytes), o.changed[:16].replace("T", " "), o.state, ", ".join(o.parents))
         for o in report.outputs
     ]
     names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")

@@ -411,11 +411,10 @@ class StoreError(GymdataError):
     def other_settings(cls, place: Path, what: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
-        beside = place.with_stem(f"{place.stem}-{next(words, 'other')}")
+        beside = option("output", str(place.with_stem(f"{place.stem}-{next(words, 'other')}")))
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
-            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: "
-            f"{option('output', str(beside))}",
+            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: {beside}",
         )
 
     @classmethod
@@ -566,12 +565,12 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
-    """The file or folder that was meant by a path that is not there: the nearest name in its folder. ``folders``: only
-    folders can be meant."""
-    try:
+    """The nearest name to a path that is not there, or to its first folder that is not. ``folders``: only of folders."""
+    with contextlib.suppress(OSError):
+        while not path.parent.exists():
+            path, folders = path.parent, True
         return _nearest(path.name, (one.name for one in path.parent.iterdir() if not folders or one.is_dir()))
-    except OSError:
-        return None
+    return None
 
 
 def _nearest(got: str, known: Iterable[str]) -> str | None:

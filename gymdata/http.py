@@ -343,13 +343,10 @@ def _dumps(body: Mapping[str, Any]) -> bytes:
 
 
 def _loads(raw: bytes) -> Any:
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        pass
     # Python servers write NaN and Infinity, which strict readers refuse.
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(raw)
+    for loads in (orjson.loads, json.loads):
+        with contextlib.suppress(ValueError, RecursionError):
+            return loads(raw)
     return None
 
 

@@ -238,7 +238,14 @@ def _build(
     selection.counts.abandoned_turns = int(candidates.abandoned_turns[used].sum())
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
-        report.comparisons.update(_account(direct, frame))
+        groups = frame["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+        report.comparisons.update(
+            compared=len(direct.low),
+            in_both_positions=int(direct.both_positions.sum()),
+            order_flipped=int(direct.flipped.sum()),
+            contradicted=int(direct.mixed.sum()),
+            cycles=direct.cycles(groups)[0],
+        )
     if not report.ok:
         note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
         hint = other_scores(sources, score_name)
@@ -290,9 +297,7 @@ def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | 
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:
-        newest = str(
-            max(folders, key=lambda folder: max(file.stat().st_mtime for file in files if file.parent == folder))
-        )
+        newest = str(max(files, key=lambda file: file.stat().st_mtime_ns).parent)
         words = shlex.join(newest if word == str(path) else word for word in command)
         raise UsageError(
             f"{path}: {len(folders)} folders of it hold pairs: {', '.join(map(str, folders))}",
@@ -310,19 +315,6 @@ def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
     for folder, table in zip(folders, tables, strict=True):
         refuse_odd_matches(table, ids, groups, folder / "comparisons.parquet")
     return genrm.preferences(matches_in(concat(tables), number))
-
-
-def _account(direct: genrm.Preferences, rollouts: pa.Table) -> dict[str, int]:
-    """Contradictions and cycles among the comparisons, whether or not they made a pair."""
-    groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-    triples, _ = direct.cycles(groups)
-    contradicted = {"order_flipped": int(direct.flipped.sum()), "contradicted": int(direct.mixed.sum())}
-    return {
-        "compared": len(direct.low),
-        "in_both_positions": int(direct.both_positions.sum()),
-        **contradicted,
-        "cycles": triples,
-    }
 
 
 def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[str, int]]:

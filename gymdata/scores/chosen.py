@@ -93,8 +93,7 @@ def scores_of(
 
 
 def with_score(sources: Sequence[str | Path], rollouts: pa.Table, name: str | None) -> tuple[pa.Table, list[Path]]:
-    """``rollouts`` (with rollout_id, reward and rewards) with the score ``name`` as their reward, and the folders of the
-    re-scorings that it came from. Without a name they are as they are."""
+    """``rollouts`` with the score ``name`` as reward (None: as they are), and the folders of its re-scorings."""
     if name is None:
         return rollouts, []
     _, values, folders = scores_of(sources, rollouts, name)
@@ -125,8 +124,8 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
 
 
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
-    """What to do about rollouts without a reward: the scores that were made of them and have values are named, and those
-    that have none. ``refused``: the requested score, which has no values; the most common reason is named."""
+    """What to do about rollouts without a reward; scores that were made of them are named, with or without values.
+    ``refused``: the requested score, which has no values; the most common reason is named."""
     reasons = {name: _why_without(sources, name) for source in sources for name in _rescorings(source)}
     good = [name for name, why in reasons.items() if why is None and name != refused]
     bad = [name for name, why in reasons.items() if why is not None]
@@ -189,8 +188,8 @@ def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
 
 def scores_of_pairs(pairs: pa.Table) -> list[str]:
     """The names of the scores that made ``pairs``; files of earlier versions say only whether it was a reward."""
-    names = pc.coalesce(pairs["score"], pairs["source"]) if "score" in pairs.column_names else pairs["source"]
-    return [str(name) for name in pc.unique(names).to_pylist()]
+    columns = [pairs[name] for name in ("score", "source") if name in pairs.column_names]
+    return [str(name) for name in pc.unique(pc.coalesce(*columns)).to_pylist()]
 
 
 def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:

@@ -29,7 +29,7 @@ from gymdata.checks.violations import (
     Violation,
     rows_with_errors,
 )
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, counted
 from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
@@ -218,20 +218,15 @@ def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Viol
 
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
-    found_json = find_run_json(path)
-    run = {} if found_json is None else read_facts(found_json)
+    run = read_facts(run_json) if (run_json := find_run_json(path)) is not None else {}
     behavior, found = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):
             if isinstance(batch, Evidence):
                 found += behavior.find(batch)
     counts = Counter(v.code for v in found)
-    lines = {code: f"{CODES[code].meaning}: {_many(n)}" for code, n in sorted(counts.items())}
+    lines = {code: f"{CODES[code].meaning}: {counted(n, 'time')}" for code, n in sorted(counts.items())}
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
-
-
-def _many(n: int) -> str:
-    return f"{n:,} time" + ("" if n == 1 else "s")
 
 
 def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:

@@ -93,11 +93,7 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, Any]:
     return {
         "rows": pairs.take(pa.array(order[(page - 1) * PAGE : page * PAGE])).to_pylist(),
         "files": [
-            (
-                "/".join(file.parts[-3:]),
-                ", ".join(scores_of_pairs(table)),
-                len(table),
-            )
+            ("/".join(file.parts[-3:]), ", ".join(scores_of_pairs(table)), len(table))
             for file, table in zip(rows.files, tables, strict=True)
         ],
         "number": number,

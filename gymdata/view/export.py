@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from gymdata import __version__
@@ -28,8 +29,6 @@ from gymdata.view.settings import ViewConfig
 
 _SHOWN = ("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks",
           "n_context_tokens", "n_generated_tokens", "policy", "policy_version")  # fmt: skip
-#: Characters in JSON that HTML could read as the end of a script.
-_ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 
 def export(paths: Sequence[Path], config: ViewConfig) -> str:
@@ -97,7 +96,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
             policy=policy,
             script=Markup(script),
             style=Markup(style),
-            evidence=Markup(_json(evidence).decode()),
+            evidence=htmlsafe_json_dumps(evidence, lambda value: orjson.dumps(value).decode()),
             codes=CODES,
             gymdata_version=__version__,
         )
@@ -128,13 +127,6 @@ def _pairs(pages: Pages, here: Container[str], limit: int) -> tuple[list[dict[st
     sides = (rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
     found = [n for n, (one, other) in enumerate(zip(*sides, strict=True)) if one in here and other in here]
     return [pages.pair_values(rows, n) for n in found[:limit]], max(0, len(found) - limit)
-
-
-def _json(value: Any) -> bytes:
-    text = orjson.dumps(value)
-    for plain, escaped in _ESCAPES.items():
-        text = text.replace(plain, escaped)
-    return text
 
 
 def _hash(text: str) -> str:

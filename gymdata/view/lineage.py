@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def graph(paths: Sequence[Path]) -> dict[str, Any]:
     """Nodes with their places, edges as paths of an SVG, and the size of the picture."""
     nodes: dict[str, Node] = {}
     for path in paths:
-        for folder in _with_stages(path):
+        inner = sorted(path.iterdir()) if path.is_dir() and (path / RUN_JSON).is_file() else []
+        for folder in (path, *(stage for stage in inner if (stage / RUN_JSON).is_file())):
             _add(nodes, folder, here=True)
     # A policy that was not trained from anything here, and missing parents, are in the first column.
     for node in nodes.values():
@@ -78,13 +79,6 @@ def graph(paths: Sequence[Path]) -> dict[str, Any]:
         "height": 40 + max((len(column) for _, column in shown), default=0) * (_HEIGHT + _GAP_Y),
         "box": (_WIDTH, _HEIGHT),
     }
-
-
-def _with_stages(path: Path) -> Iterator[Path]:
-    """A path, and the stage folders inside it."""
-    yield path
-    if path.is_dir() and (path / RUN_JSON).is_file():
-        yield from (inner for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file())
 
 
 def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
@@ -116,7 +110,13 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
         node.parents.append(_leaf(nodes, "sources", str(file.get("path")), f"xxh3 {file.get('xxh3', '?')}"))
     model = (facts.get("identity") or {}).get("model") or (facts.get("config") or {}).get("model")
     if isinstance(model, str) and stage.startswith(("collect", "finetune", "train")):
-        node.parents.append(_model(nodes, model))
+        # The policy that rollouts were sampled with, or that a training began from.
+        if Path(model).is_dir():
+            node.parents.append(_add(nodes, Path(model), here=False))
+        else:
+            detail = "a served model, or one that is not on this machine"
+            nodes.setdefault(f"model {model}", Node(f"model {model}", "models", model, detail))
+            node.parents.append(f"model {model}")
     node.parents = [one for one in dict.fromkeys(node.parents) if one != key]
     return key
 
@@ -125,16 +125,6 @@ def _leaf(nodes: dict[str, Node], kind: str, path: str, detail: str) -> str:
     key = str(Path(path).resolve())
     if key not in nodes:
         nodes[key] = Node(key, kind, Path(path).name, detail, missing=not Path(path).exists())
-    return key
-
-
-def _model(nodes: dict[str, Node], name: str) -> str:
-    """A policy that rollouts were sampled with, or that a training began from."""
-    path = Path(name)
-    if path.is_dir():
-        return _add(nodes, path, here=False)
-    key = f"model {name}"
-    nodes.setdefault(key, Node(key, "models", name, "a served model, or one that is not on this machine"))
     return key
 
 

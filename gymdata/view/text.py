@@ -20,7 +20,6 @@ def number(value: Any) -> str:
 
 
 def short(value: Any, length: int = 12) -> str:
-    """The beginning of an id."""
     text = visible(value)
     return text if len(text) <= length else text[: length - 1] + "…"
 
@@ -32,7 +31,6 @@ def ending(value: Any, length: int) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign."""
     return "–" if value is None or value != value else f"{value:+.3f}"
 
 
@@ -47,7 +45,6 @@ def visible(value: Any) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration."""
     if not value:
         # Imported rollouts have no durations.
         return "–"

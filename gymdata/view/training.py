@@ -65,7 +65,10 @@ def curves(file: Path) -> dict[str, Any]:
             by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
     steps = sorted(by_step)
     names = list(dict.fromkeys(name for step in steps for name, value in by_step[step].items() if _is_number(value)))
-    series = {name: [_value(by_step[step].get(name)) for step in steps] for name in names}
+    rows = [
+        {name: float(v) for name, v in by_step[step].items() if _is_number(v) and math.isfinite(v)} for step in steps
+    ]
+    series = {name: [row.get(name) for row in rows] for name in names}
     return {"steps": steps, "panels": list(_panels(series))}
 
 
@@ -89,7 +92,3 @@ def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _value(value: Any) -> float | None:
-    return float(value) if _is_number(value) and math.isfinite(value) else None

@@ -81,6 +81,9 @@ def test_a_path_that_leads_nowhere_says_so(run: Path, tmp_path: Path):
     """Missing files name their neighbour; folders that are no runs say what they hold; globs that match nothing too."""
     with pytest.raises(DataError, match=r"did you mean 'part-0000.\.parquet'"):
         resolve(run / "rollouts" / "part-0000.parquet")
+    # A typo further up is named, too.
+    with pytest.raises(DataError, match="did you mean 'rollouts'"):
+        resolve(run / "rollout" / "part-00000.parquet")
     with pytest.raises(DataError, match=r"not a run: it has no run\.json"):
         resolve(tmp_path)
     with pytest.raises(DataError, match="a glob that matches something"):
