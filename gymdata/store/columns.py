@@ -10,6 +10,7 @@ microseconds.
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -32,6 +33,9 @@ class _MismatchError(Exception):
         self.at, self.got, self.expected = at, got, expected
 
 
+_FAULTS = (_MismatchError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError)
+
+
 def build(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> pa.RecordBatch:
@@ -46,7 +50,7 @@ def build(
         arrays = [_build(f, [row.get(f.name) for row in rows]) for f in fields]
         if table.name == ROLLOUTS.name and not set(HASHES).isdisjoint(columns):
             arrays = _with_hashes(arrays, rows, columns)
-    except (_MismatchError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except _FAULTS as error:
         raise _first_fault(rows, table, columns, where, lines) or DataError.unreadable(where, repr(error)) from error
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
 
@@ -305,6 +309,33 @@ def _first_fault(
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 return DataError.bad_row(where, line, name, str(error), _expected(f.type))
     return None
+
+
+def misfit(f: pa.Field, value: Any) -> tuple[list[str | int], str] | None:
+    """Where the JSON value does not fit the field, as keys and positions inside it, and what is expected there; None
+    where it fits."""
+    if _fits(f, value):
+        return None
+    kind = f.type
+    if pa.types.is_list(kind) and type(value) is list:
+        item = pa.field("item", kind.value_type, nullable=False)
+        items = pa.field("items", kind, nullable=False)
+        position = bisect_left(range(len(value)), True, key=lambda last: not _fits(items, value[: last + 1]))
+        path, expected = misfit(item, value[position]) or ([], _expected(kind.value_type))
+        return [position, *path], expected
+    if pa.types.is_struct(kind) and type(value) is dict:
+        for child in kind:
+            if (fault := misfit(child, value.get(child.name))) is not None:
+                return [child.name, *fault[0]], fault[1]
+    return [], _expected(kind)
+
+
+def _fits(f: pa.Field, value: Any) -> bool:
+    try:
+        _build(f, [value])
+    except _FAULTS:
+        return False
+    return True
 
 
 def _to_list(array: pa.Array) -> list[Any]:

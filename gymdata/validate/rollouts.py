@@ -35,8 +35,6 @@ from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.store.paths import Source, find_run_json, read_facts, resolve, sealed_twin
-from gymdata.validate import json_rows as validate_rows
-from gymdata.validate.json_columns import UnknownKey
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
@@ -91,7 +89,10 @@ def validate_rollouts(
             here += one.found
             for key, seen in one.strange.items():
                 strange.setdefault(key, UnknownKey(seen.first)).rows += seen.rows
-        here += validate_rows.unknown_keys(strange)
+        for key, seen in strange.items():
+            detail = f"unknown key {key!r} in {counted(seen.rows, 'row')}, which nothing reads"
+            expected = "a column of the table"
+            here.append(Violation("S102", seen.first, expected=expected, got=key, detail=detail, severity="warning"))
         found += (v if v.file else v._replace(file=file) for v in downgrade_t205(sorted(here, key=place), has_ids))
         # Without a single log-probability none is biased.
         for row, row_settings in sampled.values() if logged else ():
@@ -109,6 +110,14 @@ def validate_rollouts(
 
 #: ``path.py:Class``, or the class.
 OwnCheck = str | type[Check]
+
+
+@dataclass(slots=True)
+class UnknownKey:
+    """A key that the table does not have: the first row with it, and in how many it is."""
+
+    first: int
+    rows: int = 0
 
 
 @dataclass(slots=True)
@@ -235,15 +244,17 @@ def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
 
 
 def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
+    # Late, so that NeMo Gym rows are validated without pyarrow.
     if source.kind == "parquet":
-        # Late, so that JSON lines are validated without pyarrow.
-        from gymdata.validate import parquet as validate_parquet
+        from gymdata.validate import parquet
 
-        return validate_parquet.scan(source.path, texts, source.part)
+        return parquet.scan(source.path, texts, source.part)
     if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
         # The run sealed it since it was found.
         return _scan(sealed, texts, strange)
-    return validate_rows.scan(source, strange)
+    from gymdata.validate import json_rows
+
+    return json_rows.scan(source, strange)
 
 
 def names_reward(run: Mapping[str, Any]) -> bool:

@@ -142,7 +142,7 @@ def test_text_of_other_tools_is_refused_in_one_way(
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
 def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
-    """No engine, trainer or Polars is imported; JSON lines do without pyarrow."""
+    """No engine, trainer or Polars is imported; NeMo Gym rows do without pyarrow."""
     path = (
         write_lines(tmp_path / "a.jsonl", nemo_rows(n=2))
         if kind == "nemo"
@@ -154,7 +154,7 @@ def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
         "print(status, sorted(heavy))"
     )
     out = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True).stdout
-    assert out.splitlines()[-1] == f"0 {['pyarrow'] if kind == 'parquet' else []}"
+    assert out.splitlines()[-1] == f"0 {[] if kind == 'nemo' else ['pyarrow']}"
 
 
 def test_a_code_is_explained_as_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
-from gymdata.validate import json_rows as validate_rows
 from gymdata.validate.run import validate
 from tests.validate.generate import native_rows, write_lines, write_native
 
@@ -71,23 +69,6 @@ def test_a_message_of_another_type_is_found(tmp_path: Path, field: str, value: A
     row["messages"][1][field] = value
     report = validate(write_lines(tmp_path / "odd.jsonl", [row]), select=["S"])
     assert [(v.code, v.detail) for v in report.violations] == [("S102", f"messages[1].{field}")]
-
-
-def test_the_types_checked_in_json_lines_are_those_of_the_table() -> None:
-    """Validation of JSON lines does without pyarrow, so it has the types a second time."""
-    names = {
-        "string": "text", "int32": "int32", "int64": "int64", "double": "number", "float": "number",
-        "timestamp[us, tz=UTC]": "time", "bool": "bool",
-    }  # fmt: skip
-
-    def spelled(fields: Any) -> dict[str, str]:
-        return {f.name: names.get(str(f.type), "parts") + "?" * f.nullable for f in fields}
-
-    apart = {"rollout_id", "group_id", "messages", "turns"}
-    assert spelled(f for f in ROLLOUTS.schema if f.name not in apart) == validate_rows.COLUMNS
-    assert spelled(MESSAGE) == validate_rows.MESSAGE
-    turn = {name: kind for name, kind in spelled(TURN).items() if name in validate_rows.TURN}
-    assert turn | {"top_log_probs": "alternatives?", "weight_versions": "spans?"} == validate_rows.TURN
 
 
 @pytest.mark.parametrize(
