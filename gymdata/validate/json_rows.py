@@ -169,6 +169,7 @@ def _checked(rows: Sequence[_Row], columns: Sequence[str]) -> Iterator[Evidence 
 def _fault(number: int, row: dict[str, Any], columns: Sequence[str]) -> Violation:
     """The first value of the row that does not fit the table, named by its turn and position."""
     faults = ((name, misfit(_FIELDS[name], row.get(name))) for name in columns)
+    path: list[Any]
     path, expected = next(([name, *fault[0]], fault[1]) for name, fault in faults if fault is not None)
     turn = position = None
     if path[0] == "turns":
