@@ -169,8 +169,8 @@ def _checked(rows: Sequence[_Row], columns: Sequence[str]) -> Iterator[Evidence 
 def _fault(number: int, row: dict[str, Any], columns: Sequence[str]) -> Violation:
     """The first value of the row that does not fit the table, named by its turn and position."""
     faults = ((name, misfit(_FIELDS[name], row.get(name))) for name in columns)
-    path: list[Any]
-    path, expected = next(([name, *fault[0]], fault[1]) for name, fault in faults if fault is not None)
+    steps, expected = next(([name, *fault[0]], fault[1]) for name, fault in faults if fault is not None)
+    path: list[Any] = steps
     turn = position = None
     if path[0] == "turns":
         turn = path[1] if len(path) > 1 else None
