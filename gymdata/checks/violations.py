@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 Severity = Literal["error", "warning", "info"]
 
 
+@dataclass(slots=True)
+class UnknownKey:
+    """A key that the table does not have: the first row with it, and in how many it is."""
+
+    first: int
+    rows: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """One fault class. ``meaning`` is one line; ``explanation`` says why it matters and what to do."""

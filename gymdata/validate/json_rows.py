@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.checks.violations import Violation
+from gymdata.checks.violations import UnknownKey, Violation
 from gymdata.errors import DataError, json_kind, json_value
 from gymdata.interop.nemo_gym.rows import BadRow, unique_keys
 from gymdata.rollouts.schema import HASHES, MESSAGE, ROLLOUTS, TURN
@@ -23,7 +23,6 @@ from gymdata.store.columns import build, misfit
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import PARSE_BYTES
-from gymdata.validate.rollouts import UnknownKey
 
 _BATCH_ROWS = 20_000
 _STATUS = ("completed", "truncated")

@@ -25,6 +25,7 @@ from gymdata.checks.violations import (
     Check,
     CheckSettings,
     Selection,
+    UnknownKey,
     ValidationReport,
     Violation,
     rows_with_errors,
@@ -110,14 +111,6 @@ def validate_rollouts(
 
 #: ``path.py:Class``, or the class.
 OwnCheck = str | type[Check]
-
-
-@dataclass(slots=True)
-class UnknownKey:
-    """A key that the table does not have: the first row with it, and in how many it is."""
-
-    first: int
-    rows: int = 0
 
 
 @dataclass(slots=True)
