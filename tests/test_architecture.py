@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,19 @@ def test_every_module_that_is_imported_exists():
         if node.module not in known and not (node.module or "").startswith("gymdata.sample_data.")
     ]
     assert not stale
+
+
+def test_a_file_that_a_message_names_is_there():
+    """Hints that send the reader to a file of ours name one that exists."""
+    gone = [
+        f"{file.relative_to(ROOT)}: {named}"
+        for file in SOURCES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for named in re.findall(r"\bgymdata/[\w/]+(?:\.py)?", node.value)
+        if not (ROOT / named).exists()
+    ]
+    assert not gone
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -127,6 +127,26 @@ def test_the_page_of_codes_is_the_table_of_codes() -> None:
     assert (TOPICS / CODES_NAME).read_text(encoding="utf-8") == codes_page()
 
 
+def test_the_page_of_differences_names_those_of_published_systems() -> None:
+    """Keys with another default, lists and classes that are read otherwise: each has a row that says what is done here."""
+    rows = [line.split("|") for line in (TOPICS / "differences.md").read_text().splitlines() if line.startswith("|")]
+    subjects = {row[1].strip() for row in rows if all(cell.strip() for cell in row[2:5])}
+    assert {
+        "`enabled`",
+        "`output_dir`",
+        "`reward_function`",
+        "inner lists of trajectories",
+        "`NaiveExperienceMaker` (LightRFT)",
+        "prompt ids of a server (NeMo Gym)",
+    } <= subjects
+
+
+def test_the_page_of_credit_says_how_batches_move() -> None:
+    """`to`, `to_device` and `pin_memory` of a batch are documented."""
+    text = (TOPICS / "batch-rl.md").read_text()
+    assert all(f"`{name}" in text for name in ("batch.to(device)", "to_device", "pin_memory()"))
+
+
 def test_the_table_of_losses_is_that_of_the_code() -> None:
     """`make schemas` writes it; a new loss without it would be undocumented."""
     text = (TOPICS / LOSSES["PAGE"]).read_text(encoding="utf-8")

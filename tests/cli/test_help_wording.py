@@ -30,6 +30,23 @@ def test_the_help_of_a_command_is_in_the_field_s_words(command: str) -> None:
     assert re.findall(r".{20}\bdefault \d\S*|.{20}\(default\)", text) == []
 
 
+def test_the_help_of_collect_is_in_groups() -> None:
+    """Each option stands under what it is about; those of every command come last."""
+    titles = re.findall(r"^(\w+):$", help_of("collect"), re.MULTILINE)
+    assert titles == [
+        "Arguments",
+        "Tasks",
+        "Model",
+        "Sampling",
+        "Environment",
+        "Reward",
+        "Output",
+        "Failures",
+        "Options",
+        "Examples",
+    ]
+
+
 def test_the_list_of_commands_uses_standard_verbs() -> None:
     """Nor has the list of commands."""
     assert [match[0] for match in DIALECT.finditer(" ".join(help_of().split()))] == []

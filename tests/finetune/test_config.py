@@ -81,7 +81,11 @@ def test_the_last_override_wins(tmp_path: Path) -> None:
         ("trainers.trainer.pairs", {"split": 0.5}, "split cannot be honoured"),
         ("finetuning.trainer", "trainr", "did you mean 'trainer'"),
         ("finetuning.target_model", "polcy", "did you mean 'policy'"),
-        ("finetuning.target_functions", ["search"], "target_functions cannot be honoured"),
+        (
+            "finetuning.target_functions",
+            ["search"],
+            "target_agents in the sft or kto section of the trainer adapter chooses turns by agent",
+        ),
         ("finetuning.num_epochs", "many", "finetuning.num_epochs: got 'many'"),
         ("finetuning.collect_every", 3, "max_policy_lag"),
         ("finetuning.validation", {"settings": {"temprature": 1}}, "did you mean 'temperature'"),

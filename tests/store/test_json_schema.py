@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,14 @@ SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
 def test_the_schemas_in_the_repository_are_fresh():
     """schemas/ is what this code generates; `python -m gymdata.store.json_schema --write schemas/` renews it."""
     assert json_schema.stale(SCHEMAS) == []
+
+
+def test_schemas_are_written_without_torch(tmp_path: Path):
+    """`make schemas` needs none of the libraries that train or sample."""
+    refused = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'trl', 'vllm'])); "
+    code = f"{refused}from gymdata.store.json_schema import main; sys.exit(main(sys.argv[1:]))"
+    subprocess.run([sys.executable, "-c", code, "--write", str(tmp_path)], check=True)
+    assert json_schema.stale(tmp_path) == []
 
 
 def test_a_stale_schema_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
