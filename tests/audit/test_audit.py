@@ -48,9 +48,10 @@ def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_torch_is_named_where_it_is_missing(tmp_path: Path) -> None:
-    """Torch, and not the plots' library that is missing as well; with the command that installs it, and nothing is written."""
+    """Torch, not the plots' library that is missing as well, with the command that installs it, before anything is written."""
     run = saved_run(tmp_path / "run", read_table(CLEAN).to_pylist())
-    program = "import sys; sys.modules.update(torch=None, matplotlib=None); from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    missing = "import sys; sys.modules.update(torch=None, matplotlib=None); "
+    program = f"{missing}from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "audit", str(run), "-m", str(POLICY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
