@@ -48,7 +48,7 @@ def other_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_torch_is_named_where_it_is_missing(tmp_path: Path) -> None:
-    """Torch, not the plots' library that is missing as well, with the command that installs it, before anything is written."""
+    """Torch, not the plots' library that is missing as well, with the command that installs it, before anything is there."""
     run = saved_run(tmp_path / "run", read_table(CLEAN).to_pylist())
     missing = "import sys; sys.modules.update(torch=None, matplotlib=None); "
     program = f"{missing}from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
