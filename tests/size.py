@@ -50,13 +50,13 @@ BUDGETS: dict[str, int] = {
     "store": 4_563,
     "tokenize": 387,
     "tour": 202,
-    "train": 6_874,
+    "train": 6_876,
     "validate": 1_458,
     "view": 3_169,
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 69_770, 595
+TOTAL, FILE_LINES = 69_772, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 618, 1_164, 105
 
 

@@ -186,6 +186,8 @@ def _refuse_senseless(key: str, value: Any, name: str) -> None:
         raise UsageError.bad_value(name, value, "a finite number")
     if key not in LIMITS or not (_is(value, float) or _is(value, int)):
         return
+    if key == "max_steps" and value == 0:
+        raise UsageError.bad_value(name, value, "a number of at least 1, or -1 for all epochs")
     least, most, below = LIMITS[key]
     if value < least or (most is not None and value > most) or (below is not None and value >= below):
         upper = f" and at most {most:g}" if most is not None else f" and below {below:,}" if below is not None else ""

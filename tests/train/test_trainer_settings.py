@@ -96,6 +96,7 @@ def test_no_strategy_is_the_text_that_yaml_reads_as_false() -> None:
         ("max_grad_norm", -1, "a number of at least 0"),
         ("num_train_epochs", -1, "a number of at least 0"),
         ("max_steps", -2, "a number of at least -1"),
+        ("max_steps", 0, "a number of at least 1, or -1 for all epochs"),
         ("seed", -1, "a number of at least 0 and below 4,294,967,296"),
         ("seed", 2**32, "a number of at least 0 and below 4,294,967,296"),
         ("per_device_train_batch_size", 0, "a number of at least 1"),
