@@ -389,6 +389,7 @@ STAGES: dict[str, str | Twin] = {
     "lineage": lineage,
     "pairs.{i}": lambda p, _: one(
         f"""SELECT {{'path': '{p / "pairs.parquet"}', 'pairs': count(*), 'tasks': count(DISTINCT task_id),
+        'scores': list_sort(list(DISTINCT coalesce(score, source))),
         'margin': {{'mean': avg(margin), 'histogram': ({bars("SELECT margin AS x FROM pairs")})}},
         'chosen_tokens': avg(list_sum(chosen_mask)), 'rejected_tokens': avg(list_sum(rejected_mask)),
         'chosen_longer': ({share("count(*) FILTER (a > b)", "count(*) FILTER (a <> b)", _LONGER)})}} FROM pairs""", p),
@@ -413,6 +414,8 @@ STAGES: dict[str, str | Twin] = {
     "training.{i}.steps": lambda p, _: fact(p, "$.steps"),
     "training.{i}.trained_tokens": lambda p, _: fact(p, "$.trained_tokens.batches.count"),
     "training.{i}.tokens_equal": lambda p, _: fact(p, "$.trained_tokens.equal"),
+    "training.{i}.first": lambda p, _: fact(p, "$.training.first") or {},
+    "training.{i}.last": lambda p, _: fact(p, "$.training.last") or {},
     "training.{i}.curves": curves,
     "epochs": epochs,
 }  # fmt: skip
