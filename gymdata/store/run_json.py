@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 import xxhash
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
+from gymdata.store.paths import RUN_JSON, beside, find_run_json, intent_of, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
@@ -36,9 +36,7 @@ def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     place = Path(target)
     is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
     path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
-    # Documents are parts of imported files, and restored as they were.
-    whole = complete(facts)
-    return write_json(path, {k: value if k == "documents" else redacted_all(value) for k, value in whole.items()})
+    return write_json(path, _without_secrets(complete(facts)))
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -80,7 +78,9 @@ def read_run_json(path: str | Path) -> dict[str, Any]:
 
 def state_of(run_json: Path, facts: Mapping[str, Any]) -> str:
     """``being written``, ``interrupted``, ``rollouts pending`` or ``complete``."""
-    return "being written" if is_written(run_json) else state_left(facts)
+    if is_written(run_json):
+        return "being written"
+    return "interrupted" if intent_of(run_json).is_file() else state_left(facts)
 
 
 def is_written(run_json: Path) -> bool:
@@ -97,7 +97,7 @@ def state_left(facts: Mapping[str, Any]) -> str:
     if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
         return "interrupted"
     # Trainings and finetune have no attempts, or closed ones: a status.
-    if facts.get("status") in ("running", "failed") or "replacing" in facts:
+    if facts.get("status") in ("running", "failed"):
         return "interrupted"
     operation, counts = (last or {}).get("operation"), facts.get("counts")
     gave_up = isinstance(operation, dict) and operation.get("give_up")
@@ -130,6 +130,11 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _without_secrets(facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything but ``documents``, which are parts of imported files and restored as they were."""
+    return {key: value if key == "documents" else redacted_all(value) for key, value in facts.items()}
+
+
 def plain(value: Any) -> Any:
     """``value`` after a round trip through JSON: tuples are lists, paths are text."""
     return orjson.loads(orjson.dumps(value, default=_as_json, option=_OPTIONS))
@@ -159,15 +164,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
-    refuse_link(path)
-    temporary = temporary_of(path)
-    try:
-        lock = claim(temporary)
-    except Timeout as error:
-        hint = "wait for it, stop it, or give another output folder"
-        raise StoreError(f"{path}: another process is writing it", hint=hint) from error
-    except OSError as error:
-        raise StoreError.from_os(path, error) from error
+    temporary, lock = claim_temporary(path)
     try:
         yield temporary
         sync_file(temporary)
@@ -190,6 +187,19 @@ def writing_into(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
+        raise StoreError.from_os(path, error) from error
+
+
+def claim_temporary(path: Path) -> tuple[Path, FileLock]:
+    """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
+    refuse_link(path)
+    temporary = temporary_of(path)
+    try:
+        return temporary, claim(temporary)
+    except Timeout as error:
+        hint = "wait for it, stop it, or give another output folder"
+        raise StoreError(f"{path}: another process is writing it", hint=hint) from error
+    except OSError as error:
         raise StoreError.from_os(path, error) from error
 
 
