@@ -9,6 +9,7 @@ it was made from the source's table, not of what was written.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import pickle
@@ -149,6 +150,7 @@ def _rows_appended(before: Any, part: Any, folder: Path, prefix: str) -> Any:
                 values[name] = first if more is None else _appended(first, more, folder, f"{prefix}{name}")
         return values
 
-    data = object.__new__(type(part))
+    data = copy.copy(part)
+    vars(data).clear()
     vars(data).update(dict.fromkeys(fields) | joined({} if before is None else vars(before), fields, prefix))
     return data

@@ -15,7 +15,6 @@ import pytest
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.finetune.state import State
-from gymdata.judge.verdict_cache import FolderClaim
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside
@@ -142,16 +141,15 @@ def _wait_for(event) -> None:
 @pytest.mark.parametrize("there", [False, True])
 def test_a_lock_on_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, open_run, there: bool) -> None:
     """Where not even the lock fits, a run, a folder and a file say so by name; nothing is left of what was made for it."""
-    tuned, verdicts, file = tmp_path / "tuned", tmp_path / "verdicts", tmp_path / "part" / "x.jsonl"
+    tuned, file = tmp_path / "tuned", tmp_path / "part" / "x.jsonl"
     if there:
         open_run().close()
-        for folder in (tuned, verdicts, file.parent):
+        for folder in (tuned, file.parent):
             folder.mkdir()
     before = sorted(tmp_path.rglob("*"))
     locked = [
         open_run,
         lambda: State.open(tuned, {}, None, {}),
-        lambda: FolderClaim(verdicts),
         lambda: StageOutput(beside(file), "export", [file.name]).__enter__(),
     ]
     for lock in locked:
