@@ -241,7 +241,7 @@ def _span(place: Place, expected: Object, start: int, end: int) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _tail(place: Place, expected: Object, start: int) -> Any:
+def _tail(_server: str | None, place: Place, expected: Object, start: int) -> Any:
     return _span(place, expected, start, expected.size)
 
 
@@ -279,7 +279,7 @@ class _Reader(io.RawIOBase):
 
     def _containing(self, start: int, end: int) -> tuple[int, Any]:
         if start >= (tail := max(0, self._object.size - _END)):
-            return tail, _tail(self._place, self._object, tail)
+            return tail, _tail(endpoint(self._place.scheme), self._place, self._object, tail)
         first, content = self._last
         if first <= start and end <= first + len(content):
             return self._last

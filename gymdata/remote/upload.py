@@ -132,7 +132,8 @@ class Upload:
         """Make the staged run.json that of the store, unless it was made from that. False, and nothing changed, when the
         store has another one and something here was never sent, unless that is to be discarded."""
         self._store = client.read(self.run_json)
-        if self._is_ours():
+        known = _read(self._sent, self._sending, self._seen)
+        if self._store[0] in known if self._store is not None else not _read(self._sent, self._seen):
             return True
         if self.unsent() and not discard:
             return False
@@ -147,12 +148,6 @@ class Upload:
             self._seen.write_bytes(body)
         return True
 
-    def _is_ours(self) -> bool:
-        """Whether the staging folder holds what the store has, or what was made here from that."""
-        if self._store is None:
-            return not self._sent.exists() and not self._seen.exists()
-        return self._store[0] in _read(self._sent, self._sending, self._seen)
-
     def unsent(self) -> list[Path]:
         """Staged files that the store was never sent."""
         there = b"".join(_read(self._sent, self._seen)[:1])
@@ -161,12 +156,12 @@ class Upload:
         return [
             file
             for file in self._staged_files()
-            if file.stat().st_size
-            and WANTED.fullmatch(file.name)
+            if WANTED.fullmatch(file.name)
             and not file.name.endswith(RUN_JSON)
             and referred(file) is None
             and file.relative_to(self.local.parent).as_posix() not in names
-            and record.get(file.name, {}).get("state") != _state(file)
+            and (state := _state(file))[0]
+            and record.get(file.name, {}).get("state") != state
         ]
 
     def _staged_files(self) -> list[Path]:
@@ -407,5 +402,8 @@ def _dumped(facts: Mapping[str, Any]) -> bytes:
 
 
 def _state(file: Path) -> list[int]:
-    found = file.stat()
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return [0, 0]  # a journal that was sealed meanwhile: its part is sent next
     return [found.st_size, found.st_mtime_ns]
