@@ -1,6 +1,6 @@
 """``gymdata.validate``: any path to a report. Joins the native checks, pairs, and foreign formats.
 
-Invariants: the kind of each file is found from its content; JSON lines are validated without loading pyarrow.
+Invariants: the kind of each file is found from its content; NeMo Gym rows are validated without loading pyarrow.
 """
 
 from __future__ import annotations
