@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +24,24 @@ def test_the_schemas_in_the_repository_are_fresh():
     assert json_schema.stale(SCHEMAS) == []
 
 
-def test_schemas_are_written_without_torch(tmp_path: Path):
-    """`make schemas` needs none of the libraries that train or sample."""
-    refused = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'trl', 'vllm'])); "
-    code = f"{refused}from gymdata.store.json_schema import main; sys.exit(main(sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, "--write", str(tmp_path)], check=True)
-    assert json_schema.stale(tmp_path) == []
+def test_schemas_and_pages_are_written_without_torch(tmp_path: Path):
+    """`make schemas` needs none of the libraries that train or sample: each of its lines writes without them what is in
+    the repository."""
+    root = SCHEMAS.parent
+    recipe = (root / "Makefile").read_text().split("\nschemas:")[1].split("\n\n")[0]
+    lines = re.findall(r"^\t\$\(BIN\)/python (.*) --write (\S+)$", recipe, re.MULTILINE)
+    assert len(lines) == recipe.count("\n")
+    for name in ("torch", "transformers", "trl", "vllm"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name='{name}')")
+    for number, (words, folder) in enumerate(lines):
+        shutil.copytree(root / folder, tmp_path / str(number))
+        subprocess.run(
+            [sys.executable, *words.split(), "--write", str(tmp_path / str(number))],
+            check=True,
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
+        )
+        assert not filecmp.dircmp(root / folder, tmp_path / str(number)).diff_files
 
 
 def test_a_stale_schema_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
