@@ -55,7 +55,7 @@ def watch(root: Path, reached: Reached) -> None:
             at(None)
         elif arguments[2] & _WRITES:
             at(None)
-            empties = arguments[2] & os.O_TRUNC and path.exists() and path.stat().st_size
+            empties = arguments[2] & os.O_TRUNC and path.is_file() and path.stat().st_size
             if empties or (arguments[2] & os.O_CREAT and not path.exists()):
                 at((path, 0))
 

@@ -1,7 +1,7 @@
 """The rollouts that pairs are selected from, as numbers; and the contents of the selected ones, which are read once.
 
-Selection sees scores, hashes and counts of every rollout. The tokens of those in pairs wait in an unnamed temporary file,
-from which pairs are written in their order, a few million tokens at a time.
+Selection sees scores, hashes and counts of every rollout. The tokens of those in pairs wait in a file without a name, from
+which pairs are written in their order, a few million tokens at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.store.lineage import vocabulary
 from gymdata.store.paths import Source
+from gymdata.store.run_json import unnamed_file
 from gymdata.store.tables import files_of, scan_source
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
@@ -140,16 +141,14 @@ def _numbers(
 
 
 class Candidates:
-    """Rollouts as rows of a ``frame`` to select from, and the contents of those in pairs. To be closed.
-
-    ``folder``: on whose disk the tokens wait; None: where the system has its temporary files.
-    """
+    """Rollouts as rows of a ``frame`` to select from, and the contents of those in pairs, which wait on the disk of
+    ``folder`` (None: where the system has its temporary files). To be closed."""
 
     def __init__(
         self, rollouts: pa.Table, files: Sequence[RolloutFile], sound: Ints, config: PairsConfig, folder: Path | None
     ) -> None:
         """``rollouts``: as ``read_rollouts`` gives them, and their ``score``; the rows ``sound`` are the frame's."""
-        self._files, self._config, self._folder = files, config, folder
+        self._files, self._config, self._folder = files, config, folder or Path(tempfile.gettempdir())
         self._row_of = np.full(rollouts.num_rows, -1)
         self._row_of[sound] = np.arange(len(sound))
         some = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
@@ -199,13 +198,13 @@ class Candidates:
         self.rendered[rows] = table["rendered"].to_numpy()
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - open until this is closed
+                self._file = unnamed_file(self._folder)
             begin = self._file.seek(0, 2)
             with pa.ipc.new_stream(pa.PythonFile(self._file, "w"), table.schema) as writer:
                 writer.write_table(table.combine_chunks())
             self._file.flush()
         except OSError as error:
-            raise StoreError.from_os(self._folder or Path(tempfile.gettempdir()), error) from error
+            raise StoreError.from_os(self._folder, error) from error
         self._position[rows] = self._ends[-1] + np.arange(len(rows))
         self._ends.append(self._ends[-1] + len(rows))
         self._spans.append((begin, self._file.tell()))

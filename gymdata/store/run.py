@@ -56,7 +56,7 @@ from gymdata.store.paths import (
     refuse_unwritable,
 )
 from gymdata.store.reading import reading, warn
-from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync_folder, write_run_json
+from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
 
@@ -84,7 +84,7 @@ def _begin_part(rollouts: Path, index: int, suffix: str) -> Path:
     """The part to write rows into without journaling them. Its journal is there and empty until run.json names the part,
     so that a part that is not named has a journal whatever happens, and only a part of another run has neither."""
     rollouts.joinpath(f"{index:05d}.journal").touch()
-    sync_folder(rollouts)
+    sync(rollouts)
     return rollouts / f"part-{index:05d}.{suffix}"
 
 
@@ -121,7 +121,7 @@ def write_batch_parts(
 def drop_journal(journal: Path) -> None:
     """The last step: the rows are sealed and named."""
     journal.unlink(missing_ok=True)
-    sync_folder(journal.parent)
+    sync(journal.parent)
 
 
 class Sealer:
@@ -230,7 +230,7 @@ def wipe(folder: Path) -> None:
     for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
         (folder / name).unlink(missing_ok=True)
     _remove_if_empty(rollouts)
-    sync_folder(folder)
+    sync(folder)
 
 
 def derived(folder: Path) -> list[Path]:
@@ -556,7 +556,7 @@ class Run:
         log_to(self.folder)
         self._rollouts = self.folder / ROLLOUTS_FOLDER
         self._rollouts.mkdir(exist_ok=True)
-        sync_folder(self.folder)
+        sync(self.folder)
         self._sealer = Sealer(self._rollouts, suffix, self._name_part)
         self._recover()
         self._opened_s = time.monotonic()
@@ -585,7 +585,7 @@ class Run:
     def _open_journal(self, index: int) -> Journal:
         self._journal = Journal(self._rollouts / f"{index:05d}.journal")
         self._next = index + 1
-        sync_folder(self._rollouts)
+        sync(self._rollouts)
         return self._journal
 
     def _roll(self) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import orjson
 import xxhash
@@ -36,7 +37,9 @@ def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
     place = Path(target)
     is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
     path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
-    return write_json(path, _without_secrets(complete(facts)))
+    # Documents are parts of imported files, and restored as they were.
+    whole = complete(facts)
+    return write_json(path, {key: value if key == "documents" else redacted_all(value) for key, value in whole.items()})
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -63,10 +66,8 @@ def complete(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_run_json(path: str | Path) -> dict[str, Any]:
-    """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself).
-
-    Raises DataError when it is missing or does not parse.
-    """
+    """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself). Raises DataError
+    when it is missing or does not parse."""
     given = Path(path)
     found = given if given.name.endswith(RUN_JSON) and given.is_file() else find_run_json(given)
     if found is None:
@@ -130,11 +131,6 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _without_secrets(facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything but ``documents``, which are parts of imported files and restored as they were."""
-    return {key: value if key == "documents" else redacted_all(value) for key, value in facts.items()}
-
-
 def plain(value: Any) -> Any:
     """``value`` after a round trip through JSON: tuples are lists, paths are text."""
     return orjson.loads(orjson.dumps(value, default=_as_json, option=_OPTIONS))
@@ -167,9 +163,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary, lock = claim_temporary(path)
     try:
         yield temporary
-        sync_file(temporary)
+        sync(temporary)
         temporary.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise StoreError.from_os(path, error) from error
     finally:
@@ -203,6 +199,15 @@ def claim_temporary(path: Path) -> tuple[Path, FileLock]:
         raise StoreError.from_os(path, error) from error
 
 
+def unnamed_file(folder: Path) -> IO[bytes]:
+    """A file for scratch data on the disk of ``folder`` that never has a name there: a kill leaves nothing. Where the
+    system or the file system has no such files, it is in the system's temporary folder."""
+    try:
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
+
+
 def temporary_of(path: Path) -> Path:
     """The name under which ``path`` is written until it is complete."""
     return path.with_name(f".{path.name}.tmp")
@@ -214,13 +219,8 @@ def refuse_link(path: Path) -> None:
         raise StoreError.link(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names that were created, renamed or removed in ``folder`` survive a power cut."""
-    sync_file(folder)
-
-
-def sync_file(path: Path) -> None:
-    """Bring what was written to a file to the disk."""
+def sync(path: Path) -> None:
+    """Bring to the disk what was written to a file, or the names that were created, renamed or removed in a folder."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -36,8 +36,7 @@ from gymdata.store.run_json import (
     differences,
     refuse_link,
     replacing,
-    sync_file,
-    sync_folder,
+    sync,
     temporary_of,
     write_run_json,
 )
@@ -296,9 +295,9 @@ class StageOutput:
         made = []
         try:
             for part in self._parts.values():
-                sync_file(part.path)
+                sync(part.path)
                 made.append(describe_file(part.path, part.rows, path=part.name, xxh3=part.xxh3, **part.more))
-            sync_folder(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
         ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": made}
@@ -359,7 +358,7 @@ class StageOutput:
             write_run_json(beside(self.folder / name), description)
         write_run_json(self.run_json, description)
         self._intent.unlink()
-        sync_folder(self.folder)
+        sync(self.folder)
 
     def _refuse_unknown(self) -> None:
         ours = set(_named(self.facts)) or (set(self.names) if self.facts else set())

@@ -6,7 +6,6 @@ Only the rows of a few batches stay in memory, because ``read_rows`` drops earli
 from __future__ import annotations
 
 import mmap
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, overload
 import numpy as np
 
 from gymdata.rollouts.ragged import Array, Ints, Ragged
+from gymdata.store.run_json import unnamed_file
 
 #: Rows that are read before their pages are dropped. Reading one value maps 64 kB around it.
 _ROWS = 128
@@ -39,7 +39,7 @@ def scratch(n: int, dtype: str, folder: Path) -> Array:
     size = n * np.dtype(dtype).itemsize
     if size < _IN_MEMORY_BYTES:
         return np.zeros(n, dtype)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with unnamed_file(folder) as file:
         file.truncate(size)
         return _mapped(mmap.mmap(file.fileno(), 0), dtype)
 

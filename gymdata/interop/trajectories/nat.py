@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -46,7 +45,7 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.rollouts.messages import json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
-from gymdata.store.run_json import plain
+from gymdata.store.run_json import plain, unnamed_file
 
 _TOKEN = "token_id:"
 
@@ -384,7 +383,7 @@ def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Sha
     """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
     groups: list[str] = []
     runs: set[str] = set()
-    with tempfile.TemporaryFile(dir=path.parent) as spill, path.open("wb") as out:
+    with unnamed_file(path.parent) as spill, path.open("wb") as out:
         ends = [0]
         for group, run, trajectory in made:
             spill.write(json.dumps(trajectory, ensure_ascii=False).encode())
