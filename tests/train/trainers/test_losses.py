@@ -522,12 +522,6 @@ def test_settings_belong_to_their_loss() -> None:
         config(loss="gspo", tis_cap=3.0)
     with pytest.raises(UsageError, match="clip_low"):
         config(loss="a.py:f", clip_low=0.1)
-    for name, ours in (
-        ("token-mean", "token"),
-        ("seq-mean-token-sum-norm", "constant"),
-        ("sequence-sum", "sequence-sum"),
-    ):
-        assert config(loss_aggregation=name).loss_aggregation == ours
     with pytest.raises(
         UsageError, match=r"loss_constant: got 5\.0, which has no effect without loss_aggregation=.const"
     ):
@@ -535,6 +529,22 @@ def test_settings_belong_to_their_loss() -> None:
     with pytest.raises(UsageError, match="got 'gsop', expected one of ppo_clip") as told:
         config(loss="gsop")
     assert told.value.hint == "did you mean 'gspo'?"
+
+
+@pytest.mark.parametrize(
+    ("ours", "verls"),
+    [
+        ("token", "token-mean"),
+        ("sequence-sum", "seq-mean-token-sum"),
+        ("sequence-mean", "seq-mean-token-mean"),
+        ("constant", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_the_names_that_verl_has_for_means_are_accepted(ours: str, verls: str) -> None:
+    """Each of them, as well as ours, and the page of batch RL has both in one row."""
+    assert [config(loss_aggregation=name).loss_aggregation for name in (ours, verls)] == [ours, ours]
+    page = Path(__file__).parents[3] / "gymdata" / "docs" / "batch-rl.md"
+    assert re.search(rf"^\| `{ours}` \|[^|]*\| `{verls}`", page.read_text(), re.MULTILINE)
 
 
 MINE = """
