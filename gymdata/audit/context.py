@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError, counted
+from gymdata.models.model_identity import Facts, identity_of
 from gymdata.rollouts.logprobs import temperature_biases, truncations
 from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import ROLLOUTS
@@ -26,7 +27,7 @@ from gymdata.store import scan_batches
 _BEFORE = 12
 _HASH = re.compile(r"(sampled:)?[0-9a-f]{32}")
 Sources = Sequence[str | Path]
-Runs = Sequence[Mapping[str, Any]]
+Runs = Sequence[Facts]
 JsonObject = dict[str, Any]
 
 
@@ -63,8 +64,8 @@ def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata
     return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))
 
 
-def _identities(runs: Runs) -> list[Mapping[str, Any]]:
-    return [identity for run in runs if (identity := run.get("identity")) and run.get("stage") in (None, "collect")]
+def _identities(runs: Runs) -> list[Facts]:
+    return [identity for run in runs if (identity := identity_of(run)) and run.get("stage") in (None, "collect")]
 
 
 def _cuts(runs: Runs) -> list[str]:
@@ -83,8 +84,7 @@ def disagreeing_runs(rollouts: pa.Table, compared: LogprobComparison, off: np.nd
         return []
     notes = [f"{len(agree):,} of {counted(len(compared.rows), 'rollout')} agree with the model, {len(off):,} do not"]
     for name in ("policy_hash", "policy_version", "temperature", "run_id"):
-        column = rollouts[name]
-        bad, good = (set(column.take(pa.array(rows)).to_pylist()) for rows in (off, agree))
+        bad, good = (set(rollouts[name].take(pa.array(rows)).to_pylist()) for rows in (off, agree))
         if not bad & good:
             values = ", ".join(sorted(map(str, bad))[:4])
             notes.append(f"those that do not are exactly the ones with {name} {values}")

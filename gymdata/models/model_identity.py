@@ -21,6 +21,7 @@ from gymdata.errors import DataError, RefusedError, require
 from gymdata.models._transformers import local_folder
 from gymdata.progress import Progress
 
+Facts = Mapping[str, Any]
 #: Up to this many bytes weights are hashed whole; above, samples of them.
 FULL_HASH_BYTES = 2 << 30
 _PLACES = 256
@@ -51,11 +52,8 @@ def base_of(model: str) -> tuple[str, Path | None]:
 def tokenizer_folder(model: str) -> str:
     """Where the tokenizer of ``model`` is: its own folder, or its base's when a LoRA folder has none."""
     base, adapter = base_of(model)
-    if adapter is not None and not any(
-        (adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
-    ):
-        return base
-    return model
+    own = adapter is None or any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return model if own else base
 
 
 def policy_facts(path: str) -> dict[str, Any]:
@@ -163,16 +161,13 @@ def template_hash(text: str | None) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for pattern in _WEIGHTS:
-        if files := sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS):
-            return files
-    return []
+    found = (sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS) for pattern in _WEIGHTS)
+    return next(filter(None, found), [])
 
 
 def _architecture(folder: Path) -> bytes:
     for name in ("config.json", "adapter_config.json"):
-        file = folder / name
-        if file.is_file():
+        if (file := folder / name).is_file():
             config = {k: v for k, v in json.loads(file.read_text()).items() if k not in _VOLATILE}
             if name == "adapter_config.json":
                 config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
@@ -198,10 +193,7 @@ def _update(digest: Any, file: Path, places: int | None) -> None:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts about a model that the training stage needs.
-
-    ``max_length`` None: the model names no limit. The hashes are those of gymdata.rollouts.turns.
-    """
+    """The facts about a model that the training stage needs. ``max_length`` None: the model names no limit."""
 
     path: str
     policy_hash: str
@@ -211,10 +203,17 @@ class ModelFacts:
     max_length: int | None
 
 
-def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, progress: Progress) -> None:
+def identity_of(run: Facts) -> Any:
+    """A run's identity, with the model's own chat template where its form that keeps earlier turns stood in for it."""
+    identity, chat, config = (run.get(name) or {} for name in ("identity", "chat", "config"))
+    own = identity and chat.get("chat_template_replaced") and not config.get("chat_template")
+    return {**identity, "chat_template_hash": chat.get("served_chat_template_hash")} if own else identity
+
+
+def check_tokenizer(runs: Sequence[Facts], model: ModelFacts, source: str, progress: Progress) -> None:
     """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
-    known = [(run, identity) for run in runs if (identity := run.get("identity"))]
-    hashes = {identity.get("tokenizer_hash") for _, identity in known} - {None}
+    known = [identity for run in runs if (identity := identity_of(run))]
+    hashes = {identity.get("tokenizer_hash") for identity in known} - {None}
     if not hashes:
         progress.message(f"warning: {source} does not lead back to a run: its tokenizer is not known and not checked")
     other = hashes - {model.tokenizer_hash}
@@ -224,7 +223,7 @@ def check_tokenizer(runs: list[dict[str, Any]], model: ModelFacts, source: str, 
             "ids would mean other text",
             hint="train a model that has the tokenizer of the rollouts",
         )
-    templates = {identity.get("chat_template_hash") for _, identity in known} - {None, model.chat_template_hash}
+    templates = {identity.get("chat_template_hash") for identity in known} - {None, model.chat_template_hash}
     for template in sorted(templates):
         progress.message(
             f"warning: {source} was sampled with chat template {template}, {model.path} has {model.chat_template_hash}: "

@@ -8,16 +8,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.audit.context import logprob_settings
 from gymdata.audit.run import audit
+from gymdata.chat.template import TransformersChat, shipped_templates
 from gymdata.cli.main import main
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.models.forward import tokenizer_facts
+from gymdata.models.model_identity import check_tokenizer, model_facts
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES, VIOLATIONS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
@@ -117,6 +123,27 @@ def test_another_checkpoint(clean_rows: Rows, other_policy: Path, tmp_path: Path
     assert report.explanation is not None
     assert report.explanation.cause == "checkpoint"
     assert {v.code for v in report.violations} == {"L305"}
+
+
+@pytest.mark.parametrize("given", [None, "their.jinja"])
+def test_the_form_of_a_template_that_keeps_reasoning_is_the_models_own(
+    clean_rows: Rows, tmp_path: Path, given: str | None
+) -> None:
+    """Where the model's template drops earlier `<think>` blocks, collect uses its known form that does not: neither audit
+    nor training calls that another template. One that --chat-template named is another."""
+    model = shutil.copytree(POLICY, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(shipped_templates()["qwen3"])
+    chat = TransformersChat.load(str(model)).facts()
+    assert chat["chat_template_replaced"]
+    hashes = {name: chat[name] for name in ("tokenizer_hash", "chat_template_hash")}
+    run = saved_run(tmp_path / "run", clean_rows[:2], **hashes)
+    write_run_json(run, {**read_run_json(run), "chat": chat, "config": {"chat_template": given}})
+    notes: list[str] = []
+    check_tokenizer([read_run_json(run)], model_facts(str(model)), "run", SimpleNamespace(message=notes.append))
+    one = pa.chunked_array([["p"]]), pa.chunked_array([[1.0]])
+    facts = {"path": str(model), "policy_hash": "p", **tokenizer_facts(str(model))}
+    first = logprob_settings(*one, [read_run_json(run)], facts)
+    assert ["chat template" in line for line in (*first, *notes)] == ([] if given is None else [True, True])
 
 
 @pytest.mark.matrix("0.7")
