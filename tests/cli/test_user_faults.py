@@ -1,4 +1,4 @@
-"""What a user's code raises, and what is nested too deeply, is never called a defect."""
+"""What a user's code raises is never called a defect."""
 
 from __future__ import annotations
 
@@ -66,18 +66,3 @@ def test_what_a_finetuning_adapter_raises_names_its_line(
     assert said in shown
     assert "defect" not in shown
     assert not list(tmp_path.glob("out/epoch-*"))
-
-
-@pytest.mark.parametrize("depth", [500, 5_000])
-@pytest.mark.parametrize(
-    "command", ["validate", "score --reward numeric -o scores", "show", "check --reward numeric --data"]
-)
-def test_deep_nesting_is_no_defect(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, depth: int
-) -> None:
-    """Lists hundreds of levels deep are read, or refused with their line."""
-    monkeypatch.chdir(tmp_path)
-    Path("deep.jsonl").write_text('{"task_id": "a", "prompt": "1+1?", "answer": ' + "[" * depth + "]" * depth + "}\n")
-    assert main([*command.split(), "deep.jsonl"]) in (1, 2)
-    shown = capsys.readouterr()
-    assert "defect" not in shown.out + shown.err
