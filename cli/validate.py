@@ -137,7 +137,7 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
         print()
-    for meaning, count in report.rows():
+    for meaning, count in report.rows()[1:]:
         print(f"{count:>9,}  {meaning}")
     if report.violations:
         print()

@@ -234,14 +234,14 @@ class DataError(GymdataError):
     @classmethod
     def other_table(cls, path: Path | str, held: str, wanted: str) -> DataError:
         """A folder with rows of one table where another is read."""
-        error = cls(f"{path}: holds {held}, and no {wanted}", hint=_instead(path, held, wanted))
+        error = cls(f"{path}: contains {held}, expected {wanted}", hint=_instead(path, held, wanted))
         return error.at(path, held, wanted)
 
     @classmethod
     def tasks(cls, path: Path | str, wanted: str) -> DataError:
         """A file of tasks where ``wanted`` are read."""
         hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
-        return cls(f"{path}: holds tasks, and no {wanted}", hint=hint)
+        return cls(f"{path}: contains tasks, expected {wanted}", hint=hint)
 
     @classmethod
     def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:

@@ -145,12 +145,12 @@ class Report(Protocol):
                 text = str(value)
                 text = text if len(text) <= 80 else "…" + text[-79:]
                 shown.append(f"{field.name}={text!r}")
-            elif isinstance(value, float):
-                shown.append(f"{field.name}={value:.6g}")
-            elif isinstance(value, (bool, int)):
-                shown.append(f"{field.name}={value}")
+            elif isinstance(value, (bool, int, float)):
+                shown.append(f"{field.name}={value:.6g}" if isinstance(value, float) else f"{field.name}={value}")
             elif hasattr(value, "num_rows"):
                 shown.append(f"{field.name}={value.num_rows} rows")
+            elif field.name == "ci95" and value:
+                shown.append(f"{field.name}=({', '.join(f'{each:.6g}' for each in value)})")
             elif isinstance(value, (list, tuple)) and value:
                 shown.append(f"{field.name}={len(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -318,8 +318,9 @@ class ValidationReport(Report):
         return any(v.code in codes for v in self.violations)
 
     def rows(self) -> list[Row]:
-        """The meaning and the count of each code that was found."""
-        return [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
+        """How many rollouts can be trained; the meaning and the count of each code that was found."""
+        found = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
+        return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *found]
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints. Complete, never capped."""

@@ -133,14 +133,15 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     meant = {view: columns for view, columns in known.items() if {view, *columns}.intersection(near)} or known
     listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in meant.items())
     others = [view for view in known if view not in meant]
-    listing += f"\n  other tables: {', '.join(others)}" if others else ""
-    lead = f"did you mean {near[0]!r}? " if near else ""
+    listing += f"\n  other views: {', '.join(others)}" if others else ""
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    lead = f"{name} is a column of {', '.join(meant)}; " if name in near else guess
     if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
         # Written as in conditions.
         lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
-    return UsageError(f"SQL: {message}", hint=f"{lead}there is to query:\n{listing}")
+    return UsageError(f"SQL: {message}", hint=f"{lead}available views:\n{listing}")
 
 
 def _unread(error: BaseException, views: Views) -> DataError | None:

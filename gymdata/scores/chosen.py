@@ -83,8 +83,8 @@ def scores_of(
     names = flat.field("name")
     if name not in pc.unique(names).to_pylist():
         have = named_scores(sources, rollouts)
-        there = f"there are: {', '.join(have)}" if have else "there are no named rewards: `gymdata score` makes them"
-        raise UsageError(f"--reward: got {name!r}, which is no score of these rollouts", hint=there)
+        there = f"available: {', '.join(have)}" if have else "no named rewards here: `gymdata score` writes them"
+        raise UsageError(f"--reward: got {name!r}, not a score of these rollouts", hint=there)
     owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
     is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
     values_of = np.full(len(parts), np.nan)

@@ -55,15 +55,13 @@ LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in
 
 
 class TrainConfig(Config):
-    """Settings of every training command. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``.
-
-    Every field is a key of --config and --set.
-    """
+    """Settings of every training command. ``trainer`` holds the keys that go to TRL, as ``learning_rate: 1e-6``."""
 
     key_only: ClassVar[Set[str]] = frozenset(
         ["trainer", "pair_weights", "margin_scale", "reward_scale", "sequence_mask", "loss_constant", *LOSS_SETTINGS]
     )
 
+    sections: ClassVar = {"model": "Model", "num_processes": "Processes", "prefix_sharing": "Training"}
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
     #: The classes whose settings are keys of ``trainer``, for ``--help``.

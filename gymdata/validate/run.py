@@ -215,7 +215,7 @@ def _refuse_other_output(folder: Path) -> None:
 
     if (other := other_than_rows(folder)) is not None:
         raise DataError(
-            f"{folder}: holds {other}, and no rollouts or pairs",
+            f"{folder}: contains {other}, expected rollouts or pairs",
             hint="give the run that it was made from, or a folder or file of rollouts or pairs",
         ).at(folder, other, "rollouts or pairs")
 

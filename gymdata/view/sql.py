@@ -76,7 +76,7 @@ def page_error(error: Exception) -> str:
     if not isinstance(error, GymdataError):
         return str(error)
     message = error.message.removesuffix(": query only reads")
-    hint = (error.hint or "").partition("there is to query:")[0].strip(" ;")
+    hint = (error.hint or "").partition("available views:")[0].strip(" ;")
     return f"{message}\n  → {hint}" if hint and not _OF_COMMAND.search(hint) else message
 
 

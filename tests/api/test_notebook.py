@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,18 @@ def test_a_validation_shows_its_codes() -> None:
     """The short form of a validation counts the violations by code."""
     assert "'T209': 3" in repr(gymdata.validate(SAMPLE / "broken.jsonl"))
     assert "T209" in gymdata.validate(SAMPLE / "broken.jsonl")._repr_html_()
+
+
+def test_a_validation_without_violations_is_a_table_too() -> None:
+    """It has how many rollouts can be trained."""
+    text = gymdata.validate(SAMPLE / "clean.jsonl")._repr_html_()
+    assert "<th style='text-align: left'>trainable</th><td>24 of 24 rollouts</td>" in text
+
+
+def test_an_interval_is_shown_with_its_bounds(tmp_path: Path) -> None:
+    """In the short form of a result, and not as how many bounds it has."""
+    scored = gymdata.score(SAMPLE / "clean.jsonl", reward="numeric", output=tmp_path / "scores")
+    assert re.search(r"ci95=\(0\.\d+, 0\.\d+\)", repr(scored)), repr(scored)
 
 
 def test_a_module_of_a_folder_with_a_function_s_name_is_imported() -> None:

@@ -47,6 +47,13 @@ def test_the_help_of_collect_is_in_groups() -> None:
     ]
 
 
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("train-")])
+def test_the_help_of_a_training_is_in_groups(command: str) -> None:
+    """What is trained, on which processes, and how; the options of every command come last."""
+    titles = re.findall(r"^(\w+):$", help_of(command), re.MULTILINE)
+    assert titles == ["Arguments", "Model", "Processes", "Training", "Options", "Examples"]
+
+
 def test_the_list_of_commands_uses_standard_verbs() -> None:
     """Nor has the list of commands."""
     assert [match[0] for match in DIALECT.finditer(" ".join(help_of().split()))] == []

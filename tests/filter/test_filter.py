@@ -291,11 +291,11 @@ def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
     gymdata.pairs(run, output=tmp_path / "pairs")
     write_run_json(tmp_path / "model", {"stage": "train-sft", "schemas": {}})
     for other, held in (("pairs", "pairs"), ("model", "the output of train-sft")):
-        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+        with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
             gymdata.filter([run, tmp_path / other], tmp_path / "o.parquet", where="reward > 0.4")
-        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+        with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
             gymdata.experience([run, tmp_path / other], tmp_path / "e.parquet")
-        with pytest.raises(DataError, match=f"{other}: holds {held}, and no rollouts"):
+        with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
             gymdata.load_rollouts(tmp_path / other)
 
 

@@ -284,9 +284,7 @@ def test_a_source_given_twice_is_read_once(run: Path) -> None:
 
 def test_a_field_of_json_text_is_answered_with_how_it_is_read(run: Path) -> None:
     """Conditions take ``task.level``; SQL takes ``task->>'level'``, and the error says so."""
-    with pytest.raises(
-        UsageError, match=r"task is JSON text: task->>'level' is the text of a field; there is to query"
-    ):
+    with pytest.raises(UsageError, match=r"task is JSON text: task->>'level' is the text of a field; available views"):
         gymdata.query("SELECT task.level FROM rollouts", run)
     assert gymdata.query("SELECT task->>'level' AS level FROM rollouts", run).column_names == ["level"]
 
@@ -302,8 +300,17 @@ def test_a_wrong_word_is_not_answered_with_all_columns(run: Path) -> None:
     with pytest.raises(UsageError) as caught:
         gymdata.query("SELEC 1 FROM rollouts", run)
     assert "prompt_token_ids" not in str(caught.value)
-    with pytest.raises(UsageError, match="there is to query"):
+    with pytest.raises(UsageError, match="available views"):
         gymdata.query("SELECT rewrd FROM rollouts", run)
+
+
+def test_a_column_of_another_view_is_answered_with_that_view(run: Path) -> None:
+    """The column exists, so no other spelling of it is suggested."""
+    with pytest.raises(
+        UsageError, match=r"prompt_token_ids is a column of turns; available views:\n  turns: "
+    ) as caught:
+        gymdata.query("SELECT prompt_token_ids FROM rollouts", run)
+    assert "did you mean" not in str(caught.value)
 
 
 def test_folders_whose_names_look_like_globs_are_themselves(tmp_path: Path) -> None:

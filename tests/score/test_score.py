@@ -256,6 +256,6 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
 def test_a_score_that_is_not_there_lists_each_choice_once(run: Path) -> None:
     """A part that was scored again too is one choice."""
     score(path=str(run), reward=["exact_match"])
-    with pytest.raises(UsageError, match="'nope', which is no score") as caught:
+    with pytest.raises(UsageError, match="'nope', not a score") as caught:
         gymdata.pairs(run, reward="nope", write=False)
-    assert str(caught.value.hint) == "there are: exact_match"
+    assert str(caught.value.hint) == "available: exact_match"

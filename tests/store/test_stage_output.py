@@ -317,7 +317,7 @@ def test_a_task_file_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture
     """A command that reads rollouts says what the file holds, and which command makes rollouts of it."""
     assert main(["pairs", "sample_data/tasks/train.jsonl", "-o", str(tmp_path / "p")]) == 2
     said = capsys.readouterr().err
-    assert "train.jsonl: holds tasks, and no rollouts\n  → `gymdata collect sample_data/tasks/train.jsonl" in said
+    assert "train.jsonl: contains tasks, expected rollouts\n  → `gymdata collect sample_data/tasks/train.jsonl" in said
 
 
 def test_two_writers_never_share_an_output(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_versions_and_tables_are_checked(tmp_path: Path, rollouts: pa.Table):
     with pytest.raises(DataError, match=r"gymdata\.version in its metadata: got b'new', expected a whole number"):
         read_table(file)
     write_table(rollouts, file, ROLLOUTS)
-    with pytest.raises(DataError, match="holds rollouts, and no pairs"):
+    with pytest.raises(DataError, match="contains rollouts, expected pairs"):
         read_table(file, PAIRS)
     pq.write_table(rollouts.select(["task_id", "turns"]).replace_schema_metadata(None), file)
     with pytest.raises(DataError, match="lacks the column"):

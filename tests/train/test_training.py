@@ -94,7 +94,7 @@ def test_tasks_are_no_training_data(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     for algorithm, kind in TRAINERS.items():
-        with pytest.raises(DataError, match=f"holds tasks, and no {kind.table.name}\n.*gymdata collect"):
+        with pytest.raises(DataError, match=f"contains tasks, expected {kind.table.name}\n.*gymdata collect"):
             getattr(gymdata, f"train_{algorithm}")(tasks, tmp_path / "no-model", tmp_path / "out")
 
 

@@ -89,7 +89,7 @@ def test_no_rows_are_no_success(kind: str, tmp_path: Path, capsys: pytest.Captur
 def test_a_folder_of_another_kind_is_named(stage: str, what: str, tmp_path: Path) -> None:
     """The output of a command that writes neither rollouts nor pairs is an error that says what it is, and not 0 rows."""
     write_run_json(tmp_path / "made", {"stage": stage})
-    with pytest.raises(DataError, match=f"made: holds {what}, and no rollouts or pairs") as caught:
+    with pytest.raises(DataError, match=f"made: contains {what}, expected rollouts or pairs") as caught:
         validate(tmp_path / "made")
     assert caught.value.exit_code == 2
     write_run_json(tmp_path / "begun", {"stage": "collect"})
