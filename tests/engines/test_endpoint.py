@@ -64,6 +64,9 @@ def test_a_model_that_is_not_served_is_a_finding():
     said = findings(Settings(), "other")
     assert not said["models listed"].ok
     assert "fake" in said["models listed"].detail
+    # The next step is the cure: once, for both are printed.
+    assert "leave -m out" in str(said["models listed"].cure)
+    assert "leave -m out" not in said["models listed"].detail
 
 
 def test_a_server_that_is_away_is_an_outside_fault():

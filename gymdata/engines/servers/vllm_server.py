@@ -56,9 +56,9 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[s
         except UsageError as error:
             # In the sampler's order: a name in the error means that the model was found before ids were requested.
             found = sampler.model_found
-            first = Finding("models listed", found, True, sampler.model or "" if found else str(error))
+            first = Finding("models listed", found, True, sampler.model or "" if found else error.message)
             first = first if found else replace(first, cure=error.hint)
-            rest = [Finding("token ids and log-probabilities", False, True, str(error), error.hint)] if found else []
+            rest = [Finding("token ids and log-probabilities", False, True, error.message, error.hint)] if found else []
             return [first, *rest], {}
         mode = str(facts["logprobs_mode"])
         processed = mode == "processed_logprobs"
