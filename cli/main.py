@@ -246,7 +246,7 @@ def main(argv: list[str]) -> int:
     finally:
         stop_logging()
         if before is None:
-            del os.environ[COMMAND_LINE]
+            os.environ.pop(COMMAND_LINE, None)  # user code may have removed it
 
 
 def _main(argv: list[str]) -> int:

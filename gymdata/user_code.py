@@ -13,14 +13,17 @@ import contextvars
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import sys
+import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,32 +32,31 @@ from gymdata.errors import UsageError, nearest_beside
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
     """The object that ``path.py:name`` names, and its source: ``file.py:name@hash``, with ``+helper.py@hash`` for each
-    module of the file's folder tree that it imports. Raises UsageError.
+    module that it imports and that is not installed. Raises UsageError.
 
     The file's folder is appended to the import path, so that it can import its neighbours.
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier() or not path.endswith(".py"):
         raise UsageError.bad_value(flag, spec, "path.py:name")
-    file = Path(path)
-    if not file.is_file():
+    if not (file := Path(path)).is_file():
         raise UsageError(f"{flag} {spec}: {file}: no such file", hint=nearest_beside(file))
     module = _module(file, flag)
     if not hasattr(module, name):
-        defined = {n: v for n, v in vars(module).items() if not n.startswith("_") and callable(v)}
-        # Names that the file imports are not suggested.
-        known = [n for n, v in defined.items() if getattr(v, "__module__", None) == module.__name__]
+        named = [
+            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__
+        ]
+        known = [n for n in named if not n.startswith("_")]
         raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
     helpers = sorted(path for path in {*_helpers(file).values(), *_loaded[file.resolve()].values()} if path.is_file())
-    names = [path.relative_to(file.resolve().parent).as_posix() for path in helpers]
-    hashes = "".join(f"+{name}@{_hash(path, 8)}" for name, path in zip(names, helpers, strict=True))
+    _contents.update((path, _hash(path, 8)) for path in helpers)
+    hashes = "".join(f"+{os.path.relpath(path, file.resolve().parent)}@{_contents[path]}" for path in helpers)
     return getattr(module, name), f"{file.name}:{name}@{_hash(file, 16)}{hashes}"
 
 
 def spec_and_hash(source: str) -> tuple[str, str]:
     """``file.py:name`` and the hashes behind it, of a source that ``load_symbol`` or ``in_memory`` returned."""
-    spec, _, hashes = source.partition("@")
-    return spec, hashes
+    return source.partition("@")[0], source.partition("@")[2]
 
 
 def _hash(file: Path, size: int) -> str:
@@ -62,14 +64,15 @@ def _hash(file: Path, size: int) -> str:
 
 
 def _helpers(file: Path) -> dict[str, Path]:
-    """The modules of the folder tree of ``file`` that it and they import anywhere in their code, by their full name."""
+    """The modules, not installed ones, that ``file`` and they import anywhere in their code, by their full name."""
     folder, helpers, unread = file.resolve().parent, dict[str, Path](), [("", file.resolve())]
+    roots = [folder, *(root for root in map(Path, sys.path) if _is_users(root.resolve() / "_.py", folder))]
     while unread:
         package, path = unread.pop()
         for name in _imported(path, package):
             parts = name.split(".")
-            for parent in (".".join(parts[:n]) for n in range(1, len(parts) + 1)):
-                base = folder.joinpath(*parent.split("."))
+            for n, root in itertools.product(range(1, len(parts) + 1), roots):
+                parent, base = ".".join(parts[:n]), root.resolve().joinpath(*parts[:n])
                 choices = (parent, base / "__init__.py"), (parent.rpartition(".")[0], base.with_suffix(".py"))
                 for inside, helper in choices:
                     if parts[0] != "gymdata" and parent not in helpers and helper != path and helper.is_file():
@@ -150,11 +153,9 @@ def _held_by(value: Any) -> Any:
     return held if inspect.isroutine(value) or inspect.isclass(value) else {str(k): v for k, v in vars(value).items()}
 
 
-def place_in(error: BaseException, file: str | None) -> str | None:
-    """``file.py:12, in name``: the last line of ``file`` that an exception passed through, or None. The file's path is
-    relative to the current folder, if it is below it.
-    """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+def place_in(error: BaseException, *files: str | None) -> str | None:
+    """``file.py:12, in name``: the last line of ``files`` that an exception passed through, if any; as ``from_here``."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{from_here(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
@@ -166,11 +167,7 @@ def place_of(function: Any) -> str:
 
 def raised_in_user_code(error: BaseException) -> str | None:
     """``file.py:12, in name``: where in a file that was loaded here an exception came from; None for any other."""
-    files = {str(path) for path in (*_loaded, *_contents)}
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if str(Path(frame.filename).resolve()) in files
-    ]
-    return f"{from_here(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    return place_in(error, *map(str, (*_loaded, *_contents)))
 
 
 def raised_at(error: BaseException, function: Any, otherwise: str | None = None) -> str:
@@ -225,11 +222,9 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
+        if error is None and not future.done():
             future.set_result(result)
-        else:
+        elif error is not None and not future.done():
             future.set_exception(error)
 
     def work() -> None:
@@ -243,10 +238,8 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
             fault = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
             fault = error
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: there is no one to notify
             loop.call_soon_threadsafe(settle, result, fault)
-        except RuntimeError:
-            return  # the loop ended meanwhile: there is no one to notify
 
     threading.Thread(target=work, name="gymdata-user-code", daemon=True).start()
     return await future
@@ -255,15 +248,14 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 def _module(file: Path, flag: str) -> Any:
     name = "gymdata_user_" + hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
     _prefer(str(file.resolve().parent))
     _drop_stale(file)
+    _loading.add(file)
     before, writes = set(sys.modules), sys.dont_write_bytecode
-    # Compiled files are compared by whole seconds: an edit within one would be missed.
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = True  # compiled files are compared by whole seconds: an edit within one would be missed
     try:
         with exit_raises():
             spec.loader.exec_module(module)
@@ -273,8 +265,10 @@ def _module(file: Path, flag: str) -> Any:
         raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}{where}") from error
     finally:
         sys.dont_write_bytecode = writes
-    _loaded[file.resolve()].update(_in_tree(file.resolve().parent, set(sys.modules) - before))
-    _contents.update({path: _hash(path, 8) for path in _loaded[file.resolve()].values()})
+        _loading.discard(file)
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in set(sys.modules) - before}
+    found = {name: Path(path).resolve() for name, path in files.items() if path}
+    _loaded[file.resolve()] |= {name: path for name, path in found.items() if _is_users(path, file.resolve().parent)}
     return module
 
 
@@ -283,6 +277,7 @@ def _module(file: Path, flag: str) -> Any:
 _folders: list[str] = []
 _loaded: dict[Path, dict[str, Path]] = {}
 _contents: dict[Path, str] = {}
+_loading: set[Path] = set()
 
 
 def _prefer(folder: str) -> None:
@@ -303,16 +298,33 @@ def _drop_stale(file: Path) -> None:
     changed = any(_contents.get(path, now) != now for path, now in contents.items())
     for name in {*helpers, *(name for names in _loaded.values() for name in names)}:
         path = Path(getattr(sys.modules.get(name), "__file__", None) or "").resolve()
-        if path in _contents and (changed or not path.is_relative_to(file.resolve().parent)):
+        other = not path.is_relative_to(file.resolve().parent) and any(path.is_relative_to(f) for f in _folders)
+        if path in _contents and (changed or other):
             del sys.modules[name]
     _contents.update(contents)
 
 
-def _in_tree(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Loaded modules, with their files, that lie in the folder tree and are not installed there."""
-    for name in names:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        path = Path(file).resolve() if file else Path()
-        parts = path.relative_to(folder).parts if path.is_relative_to(folder) else ("..",)
-        if path.suffix == ".py" and not {"..", "site-packages", "gymdata"} & set(parts):
-            yield name, path
+def _is_users(path: Path, folder: Path) -> bool:
+    """Whether a module, beside a user's file in ``folder``, is the user's own: neither installed nor Python's."""
+    parts = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts
+    installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, _NOT_USERS))
+    return path.suffix == ".py" and not installed
+
+
+_NOT_USERS = (Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve())
+
+
+class _LateImports:
+    """Refuses, in a call of user code, what no source covers: it could change between two rollouts unnoticed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, _target: Any = None) -> None:
+        calling = _calling.get() == os.getpid() and not _loading and not name.startswith("gymdata.")
+        found = importlib.machinery.PathFinder.find_spec(name, path) if calling else None
+        file = Path(found.origin if found and found.has_location and found.origin else os.devnull).resolve()
+        near = any(file.is_relative_to(f) and _is_users(file, f) for f in (*(u.parent for u in _loaded), Path.cwd()))
+        if _loaded and near and file not in _contents:
+            raise ImportError(f"{name} is imported by a computed name; import it at the top of the file")
+
+
+sys.meta_path.insert(0, _LateImports)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_390,
+    ".": 3_402,
     "audit": 1_287,
     "chat": 994,
     "check": 537,
@@ -41,13 +41,13 @@ BUDGETS: dict[str, int] = {
     "query": 1_420,
     "remote": 1_437,
     "report": 1_418,
-    "rewards": 1_949,
+    "rewards": 1_948,
     "rollouts": 3_076,
     "score": 786,
     "scores": 210,
     "serve": 177,
     "show": 734,
-    "store": 4_773,
+    "store": 4_762,
     "tokenize": 387,
     "tour": 202,
     "train": 6_876,

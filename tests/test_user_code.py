@@ -73,6 +73,37 @@ def test_the_source_of_a_users_file_covers_its_helpers(tmp_path: Path, changed: 
     assert now != source
 
 
+@pytest.mark.parametrize("line", ["    from lazy_up.deep import f", "from two_up.deep import f\ndef value():"])
+def test_the_source_covers_packages_outside_of_the_folder(tmp_path: Path, line: str) -> None:
+    """A package that the file puts on the import path, wherever it lies, is part of its source."""
+    package = line.split()[1].partition(".")[0]
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "deep.py").write_text("f = 1.0\n")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    file = tmp_path / "a" / "b" / "rw.py"
+    body = line if line.endswith(":") else f"def value():\n{line}"
+    file.write_text(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{body}\n    return f\n")
+    value, source = load_symbol(f"{file}:value", "--reward")
+    assert asyncio.run(called(value)) == 1.0
+    assert f"+../../{package}/deep.py@" in source
+    (tmp_path / package / "deep.py").write_text("f = 2.00\n")  # of another size: compiled files are compared by seconds
+    value, now = load_symbol(f"{file}:value", "--reward")
+    assert (now != source, asyncio.run(called(value))) == (True, 2.0)
+
+
+def test_a_helper_that_no_source_covers_is_not_imported_in_a_call(tmp_path: Path) -> None:
+    """A module whose name is computed in a call could change unnoticed between two rollouts: it is refused by name."""
+    (tmp_path / "computed.py").write_text("f = 1.0\n")
+    code = "import importlib\ndef value():\n    return importlib.import_module('comp' + 'uted').f\n"
+    (tmp_path / "rw.py").write_text(code)
+    value, _ = load_symbol(f"{tmp_path / 'rw.py'}:value", "--reward")
+    with pytest.raises(ImportError, match="computed name; import it at the top"):
+        asyncio.run(called(value))
+    (tmp_path / "rw.py").write_text(f"import computed\n{code}")
+    value, source = load_symbol(f"{tmp_path / 'rw.py'}:value", "--reward")
+    assert (asyncio.run(called(value)), "+computed.py@" in source) == (1.0, True)
+
+
 def test_a_changed_helper_is_what_runs_next(tmp_path: Path) -> None:
     """Loaded again in the same process, a file runs with its helper as it is now, and never with another folder's."""
     for name in ("a", "b"):

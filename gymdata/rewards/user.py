@@ -132,8 +132,7 @@ class UserReward:
 
     def _values(self, rollouts: Sequence[View]) -> list[Value]:
         if self.single:
-            one_each: list[Value] = self._run(self._each(rollouts))
-            return one_each
+            return cast("list[Value]", self._run(self._each(rollouts)))
         values = self._batch(rollouts)
         if not self._counts and len(rollouts) == 1:
             self._batch([*rollouts, *rollouts])
@@ -252,7 +251,7 @@ class UserReward:
         if value is None:
             return None
         try:
-            if isinstance(value, (str, bytes)):
+            if isinstance(value, (str, bytes, bytearray, np.complexfloating, np.timedelta64)):  # float() takes them
                 raise TypeError
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:

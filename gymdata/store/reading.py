@@ -144,17 +144,6 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
     return line
 
 
-def is_as_recorded(source: Source, table: Table | None = None) -> bool:
-    """Whether ``check_source`` lets a file pass without an error or a warning about it."""
-    found = _entry_of(source.path) if source.kind != "journal" else None
-    if found is None:
-        return True
-    version = found[2].get(table.name) if table is not None else None
-    if table is not None and isinstance(version, int) and version > table.version:
-        return False
-    return found[1] is not None and difference(source.path, found[1]) is None
-
-
 def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
     """How a file differs from its entry in run.json: in size, else in its bytes; None when it does not."""
     size = size_of(path)
