@@ -13,7 +13,9 @@ from gymdata.interop.settings import ImportConfig
 from .console import command_words, finish, note
 from .flags import Json, Overwrite, with_flags
 
-_Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON lines or JSON (.gz, .zst), or globs.")]
+_Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE…", help="JSON lines, JSON (.gz, .zst) or Parquet, or globs.")
+]
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
 
 
@@ -21,8 +23,8 @@ _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to wri
 def import_(
     files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
-    """NeMo Gym rows, trajectories and DPO rows of the NeMo Agent Toolkit, ATIF trajectories. Exit code 1 when some rows were
-    rejected.
+    """Rollouts of NeMo Gym, the NeMo Agent Toolkit and ATIF; answers and preferences as text of TRL, OpenAI, Alpaca and
+    ShareGPT. Exit code 1 when some rows were rejected.
     """
     from gymdata.interop.run import NOT_REBUILT, REJECTED, import_rollouts
 
@@ -37,9 +39,10 @@ def import_(
         )
     if done.prompts_refused:
         note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} lists where and why")
-    if done.without_token_data:
+    if done.turns and done.without_token_data:
         note(
             f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "
             "they cannot be trained as they were sampled"
         )
-    return finish(done, "import", json=json, then="validate {}")
+    then = "validate {}" if done.turns else "tokenize {} --tokenizer MODEL -o TOKENS"
+    return finish(done, "import", json=json, then=then)

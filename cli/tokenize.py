@@ -19,4 +19,5 @@ def tokenize(
 
     with Watch("tokenize") as watch:
         report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)
-    return finish(report, "tokenize", json=json, then="train-sft {} -m MODEL -o POLICY --allow-rendered")
+    trainer = "train-dpo" if report.pairs else "train-sft"
+    return finish(report, "tokenize", json=json, then=f"{trainer} {{}} -m MODEL -o POLICY --allow-rendered")

@@ -13,9 +13,9 @@ from .console import Watch, command_words, finish, note, say
 from .flags import DryRun, Json, Overwrite, with_flags
 
 _SOURCES = {
-    "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob."),
+    "pairs": ("PAIRS", "Pairs: file, output folder of `gymdata pairs`, or glob; or a file of preferences as text."),
     "experiences": ("EXPERIENCES", "Experiences: file, output folder of `gymdata experience`, or glob."),
-    "rollouts": ("RUN", "Rollouts: run folder, file or glob."),
+    "rollouts": ("RUN", "Rollouts: run folder, file or glob; or a file of answers as text."),
 }
 #: What a trained model is for, other than collecting with it.
 _NEXT = {"reward": "score RUN --reward-model {}", "value": "experience RUN --estimator gae --critic {} -o OUT"}

@@ -44,6 +44,8 @@ EDGES = {
     ("finetune", "judge"): {"settings"},
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
+    ("train", "interop"): {"formats", "run"},
+    ("train", "tokenize"): {"run"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},
     ("view", "judge"): {"groups"},

@@ -40,6 +40,8 @@ class Rejected:
     text: str
 
 
+#: A row of a table, as the store turns it into columns.
+Columns = dict[str, Any]
 Reject = Callable[[Rejected], None]
 #: Raises DataError for a row that cannot be stored.
 Check = Callable[[Mapping[str, Any]], None]
@@ -82,6 +84,9 @@ def turn_down(
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each document; the value is a BadItem where the text is no JSON. Line 1 is the whole file
     when that is one document."""
+    if source.kind == "parquet":
+        yield from _parquet_rows(source)
+        return
     lines = iter_lines(source)
     first = next(lines, None)
     if first is None:
@@ -103,6 +108,22 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         except ValueError as error:
             value = BadItem("S101", f"no JSON: {error}")
         yield number, value, line
+
+
+def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from gymdata.store.lines import encode_any
+
+    try:
+        batches = pq.ParquetFile(source.path).iter_batches(256)
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+            # Parquet has every column in every row, JSON lines have not.
+            value = {name: cell for name, cell in row.items() if cell is not None}
+            yield number, value, encode_any({name: str(cell)[:200] for name, cell in value.items()})
+    except (pa.ArrowException, OSError) as error:
+        raise DataError.unreadable(source.path, str(error)) from error
 
 
 class Unnumbered:

@@ -25,6 +25,8 @@ class ForeignFormat:
     content: ClassVar[str] = ""
     #: A file in whose first rows none of these bytes occurs is not in this format. Empty: it is never imported.
     marks: ClassVar[tuple[bytes, ...]] = ()
+    #: Whether it is answers or preferences as text, without token ids.
+    holds_text: ClassVar[bool] = False
     #: Whether commands read its rollouts without an import.
     read_in_place: ClassVar[bool] = False
 

@@ -17,6 +17,7 @@ import numpy as np
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import Message, loads, messages_of, object_of
 from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.tokenize.settings import Mask
 
 #: A placeholder for the assistant's text: words that no template looks for.
 _STAND_IN = "gymdata stands here"
@@ -42,17 +43,16 @@ class Rendering(Protocol):
         ...
 
 
-def rendered_row(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
+def rendered_row(row: Mapping[str, Any], chat: Rendering, mask: Mask = "completion") -> dict[str, Any]:
     """A rollouts row without turns, with turns rendered from its text. Raises DataError saying why it cannot be
     rendered."""
     messages = [chat_message(m, f"message {n}") for n, m in enumerate(row["messages"])]
-    written = generated(row)
+    written = generated(row, mask)
     if not written:
         raise DataError("no assistant message that the model wrote")
-    tools = loads(row["tools"])
     encoder = TurnEncoder()
     cut = row["status"] == "truncated"
-    for call in calls(messages, written, tools if isinstance(tools, list) and tools else None, chat, cut=cut):
+    for call in calls(messages, written, _tools(row), chat, cut=cut):
         encoder.add(call)
     number = {place: turn for turn, place in enumerate(written)}
     return {
@@ -61,6 +61,38 @@ def rendered_row(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
         "finish_reason": row["finish_reason"] or encoder.turns[-1]["finish_reason"],
         "messages": [{**m, "turn": number.get(n)} for n, m in enumerate(row["messages"])],
     }
+
+
+def rendered_pair(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
+    """A pairs row without ids, with the ids and masks of its prompt and both sides rendered from their text. Raises
+    DataError saying why it cannot be rendered."""
+    prompt = [chat_message(m, f"prompt, message {n}") for n, m in enumerate(row["prompt"])]
+    prompts, columns = [], {}
+    for side in ("chosen", "rejected"):
+        answers = [chat_message(m, f"{side}, message {n}") for n, m in enumerate(row[side])]
+        written = [len(prompt) + n for n, m in enumerate(answers) if m["role"] == "assistant"]
+        if written[:1] != [len(prompt)]:
+            raise DataError(f"{side}: does not begin with a message of the assistant")
+        first, *later = calls([*prompt, *answers], written, _tools(row), chat, cut=False)
+        ids, mask = [first.generation_token_ids], [np.ones(len(first.generation_token_ids), np.int8)]
+        for call in later:
+            before = np.concatenate([first.prompt_token_ids, *ids])
+            if not np.array_equal(call.prompt_token_ids[: len(before)], before):
+                raise DataError(f"{side}: the chat template rewrites earlier turns, so it is not one sequence")
+            context = call.prompt_token_ids[len(before) :]
+            ids += [context, call.generation_token_ids]
+            mask += [np.zeros(len(context), np.int8), np.ones(len(call.generation_token_ids), np.int8)]
+        prompts.append(first.prompt_token_ids)
+        columns[f"{side}_ids"], columns[f"{side}_mask"] = np.concatenate(ids), np.concatenate(mask)
+        columns[f"{side}_logprobs"] = np.full(len(columns[f"{side}_ids"]), np.nan, np.float32)
+    if not np.array_equal(prompts[0], prompts[1]):
+        raise DataError("the chat template writes the prompt in two ways, depending on the answer")
+    return {**row, **columns, "prompt_ids": prompts[0], "rendered": True}
+
+
+def _tools(row: Mapping[str, Any]) -> Tools:
+    tools = loads(row.get("tools"))
+    return tools if isinstance(tools, list) and tools else None
 
 
 def calls(
@@ -105,15 +137,22 @@ def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Renderi
     raise DataError("the chat template does not show where the assistant's words begin")
 
 
-def generated(row: Mapping[str, Any]) -> list[int]:
-    """Indices of the messages that the model wrote: the assistant's, after the task's own messages."""
+def generated(row: Mapping[str, Any], mask: Mask = "completion") -> list[int]:
+    """Indices of the messages that the model wrote: the assistant's, after the task's own messages (``completion``), all of
+    them, or the last. Never those that their file gives the weight 0."""
     messages = row["messages"]
+    written = [n for n, m in enumerate(messages) if m["role"] == "assistant" and _weight(m) != 0]
+    if mask != "completion":
+        return written if mask == "assistant" else written[-1:]
     given = _given(row)
     start = 0
     while start < min(len(given), len(messages)) and _says(given[start]) == _says(messages[start]):
         start += 1
-    written = [n for n, m in enumerate(messages) if m["role"] == "assistant"]
     return [n for n in written if n >= start] or written
+
+
+def _weight(message: Mapping[str, Any]) -> Any:
+    return object_of(loads(message.get("extra"))).get("weight") if message.get("extra") else None
 
 
 def _given(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,8 +1,8 @@
-"""``gymdata tokenize``: rollouts that have only text in, the same with ids rendered by a chat template out.
+"""``gymdata tokenize``: rollouts or pairs that have only text in, the same with ids rendered by a chat template out.
 
-Invariants: what was sampled stays as it was read, byte for byte; rendered turns are marked as such, have no
-log-probabilities, and its run.json names the tokenizer, the template and the rollouts that it was made from; a rollout
-that cannot be rendered is in the output without ids, and the reason is reported.
+Invariants: what was sampled stays as it was read, byte for byte; rendered turns and pairs are marked as such, have no
+log-probabilities, and its run.json names the tokenizer, the template and the files that it was made from; a row that cannot
+be rendered is in the output without ids, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.checks.breaks import Reading, relations
 from gymdata.checks.violations import CODES
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.remote.reading import parquet_schema
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, resolve, scan_batches
 from gymdata.store.columns import build, to_rows
+from gymdata.store.formats import head
 from gymdata.store.lineage import Paths, common_identity, parent_of
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
-from gymdata.tokenize.rendering import rendered_row
-from gymdata.tokenize.settings import TokenizeConfig
+from gymdata.tokenize.rendering import rendered_pair, rendered_row
+from gymdata.tokenize.settings import Mask, TokenizeConfig
 
 if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
@@ -41,12 +45,13 @@ _HASHES = ("tokenizer_hash", "chat_template_hash")
 
 @dataclass(slots=True, repr=False)
 class TokenizeReport(Report):
-    """The result of ``tokenize``. ``rollouts`` = ``rendered`` + ``sampled`` (they had ids, and are as they were) +
-    those of ``not_rendered`` (rollout_id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
+    """The result of ``tokenize``. ``rollouts``, or ``pairs``, = ``rendered`` + ``sampled`` (they had ids, and are as they
+    were) + those of ``not_rendered`` (id → why); ``breaks``: turns whose prompt rewrites earlier ones, by code."""
 
     tokenizer: str
     template: str
     rollouts: int = 0
+    pairs: int = 0
     rendered: int = 0
     sampled: int = 0
     turns: int = 0
@@ -66,11 +71,11 @@ class TokenizeReport(Report):
         names = {code: f"{code} {CODES[code].name}" for code in self.breaks}
         first = next(iter(self.not_rendered.items()), None)
         return [
-            ("rollouts", self.rollouts),
+            ("pairs", self.pairs) if self.pairs else ("rollouts", self.rollouts),
             ("rendered from text (T213)", self.rendered),
             *([("with sampled ids, kept", self.sampled)] if self.sampled else []),
             *([("not rendered", len(self.not_rendered)), ("  first", ": ".join(first))] if first else []),
-            ("turns rendered", self.turns),
+            *([] if self.pairs else [("turns rendered", self.turns)]),
             ("tokens", f"{self.tokens_generated:,} of the assistant, {self.tokens_context:,} of context"),
             *((f"breaks: {names[code]}", n) for code, n in self.breaks.items()),
             *([("  first", self.first_break)] if self.first_break else []),
@@ -91,10 +96,11 @@ def tokenize(
     progress: Progress | None = None,
     **settings: Any,
 ) -> TokenizeReport:
-    """Write the rollouts under ``path`` (run folder, file, glob, or several of them); those without token ids get the ids
-    that the chat template of ``tokenizer`` gives their text.
+    """Write the rollouts, or the pairs, under ``path`` (run folder, file, glob, or several of them); those without token ids
+    get the ids that the chat template of ``tokenizer`` gives their text.
 
-    ``settings`` are those of ``TokenizeConfig``. ``output``: a folder (``rollouts.parquet``) or a .parquet/.jsonl file.
+    ``settings`` are those of ``TokenizeConfig``. ``output``: a folder (``rollouts.parquet`` or ``pairs.parquet``) or a
+    .parquet/.jsonl file.
     Rendered turns are marked (T213) and have no log-probabilities: pairs and all trainers but batch RL take them with
     ``allow_rendered``. Raises DataError when there is no tokenizer, UsageError when its template cannot be used or sampled
     rollouts among them are of another tokenizer, RefusedError when there is nothing to render.
@@ -103,7 +109,8 @@ def tokenize(
 
     config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")
-    target = _target(sources, output)
+    table = _table_of(sources)
+    target = _target(sources, output, table)
     template = str(config.chat_template) if config.chat_template is not None else None
     chat = TransformersChat.load(
         config.tokenizer, chat_template=template, tool_parser="none", keep_reasoning=config.keep_reasoning
@@ -114,13 +121,17 @@ def tokenize(
     )
     report = TokenizeReport(config.tokenizer, template or shown, file=str(target))
     how = {"tokenizer": config.tokenizer, **{name: facts[name] for name in _HASHES}}
-    with StageOutput(described_by(target, "rollouts.parquet"), "tokenize", [target.name], overwrite=overwrite) as out:
+    with StageOutput(
+        described_by(target, f"{table.name}.parquet"), "tokenize", [target.name], overwrite=overwrite
+    ) as out:
         parents = [parent_of(source) for source in sources]
         out.refuse_other("rendered", how, "rollouts that were rendered", parents=parents)
-        out.batches(target.name, _batches(sources, chat, report, progress or NullProgress()), ROLLOUTS, ROLLOUTS.arrow)
+        batches = _batches(sources, table, chat, config.mask, report)
+        out.batches(target.name, _reported(batches, report, progress or NullProgress()), table, _schema(table))
         if not report.rendered and not report.not_rendered:
             raise RefusedError(
-                f"{', '.join(map(str, sources))}: all {report.rollouts:,} rollouts have token ids: nothing to render",
+                f"{', '.join(map(str, sources))}: all {report.rollouts + report.pairs:,} {table.name} have token ids: "
+                "nothing to render",
                 hint="they can be used as they are",
             )
         identity = common_identity(sources)
@@ -141,11 +152,34 @@ def tokenize(
     return report
 
 
-def _target(sources: Sequence[str | Path], output: str | Path | None) -> Path:
+def _table_of(sources: Sequence[str | Path]) -> Table:
+    """Pairs where all of ``sources`` hold pairs, else rollouts."""
+    return PAIRS if all(map(_holds_pairs, sources)) else ROLLOUTS
+
+
+def _holds_pairs(path: str | Path) -> bool:
+    files = resolve(path, PAIRS)
+    if Path(path).is_dir():
+        return bool(files) and not resolve(path, ROLLOUTS)
+    first = files[0] if files else None
+    if first is not None and first.kind == "parquet":
+        return "pair_id" in parquet_schema(first.path).names
+    return first is not None and any(b'"pair_id"' in line for line in head(first)[:1])
+
+
+def _schema(table: Table) -> pa.Schema:
+    return pa.schema([table.schema.field(name) for name in _names(table)], metadata=table.metadata)
+
+
+def _names(table: Table) -> list[str]:
+    return table.schema.names if table is ROLLOUTS else [*table.required(), "tools", "rendered"]
+
+
+def _target(sources: Sequence[str | Path], output: str | Path | None, table: Table) -> Path:
     if output is None:
         raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder")
-    target = output_file(output, "rollouts.parquet")
-    if any(found.path.resolve() == target.resolve() for source in sources for found in resolve(source, ROLLOUTS)):
+    target = output_file(output, f"{table.name}.parquet")
+    if any(found.path.resolve() == target.resolve() for source in sources for found in resolve(source, table)):
         raise UsageError(f"-o {target}: is one of the files that are rendered", hint="give another name")
     return target
 
@@ -161,38 +195,51 @@ def _refuse_other_tokenizer(identity: dict[str, Any], facts: dict[str, Any], rep
         )
 
 
-def _batches(
-    sources: Sequence[str | Path], chat: TransformersChat, report: TokenizeReport, progress: Progress
+def _reported(
+    batches: Iterator[pa.RecordBatch], report: TokenizeReport, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
-    for source in sources:
-        for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
-            yield from _batch(batch, chat, report)
-            report.rollouts += batch.num_rows
-            progress.update(done=report.rollouts, tokens=report.tokens_generated)
+    for batch in batches:
+        yield batch
+        progress.update(done=report.rollouts + report.pairs, tokens=report.tokens_generated)
 
 
-def _batch(batch: pa.RecordBatch, chat: TransformersChat, report: TokenizeReport) -> Iterator[pa.RecordBatch]:
+def _batches(
+    sources: Sequence[str | Path], table: Table, chat: TransformersChat, mask: Mask, report: TokenizeReport
+) -> Iterator[pa.RecordBatch]:
     """The rows in order: those with ids as they are, between those that are rendered."""
-    turns = TurnColumns.of(batch.column("turns"))
-    has_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0) > 0
-    report.sampled += int(has_ids.sum())
-    start = 0
-    for at in (~has_ids).nonzero()[0].tolist():
-        made = _rendered(to_rows(batch.slice(at, 1))[0], chat, report)
-        if made is None:
-            continue
-        if at > start:
-            yield batch.slice(start, at - start)
-        # Through JSON, from which batches are built.
-        yield build([decode(encode(made))], ROLLOUTS, ROLLOUTS.schema.names, "rendered rollouts", [at])
-        start = at + 1
-    if start < batch.num_rows:
-        yield batch.slice(start)
+    names, render = _names(table), _rollout if table is ROLLOUTS else _pair
+    for source in sources:
+        for batch in scan_batches(source, table, None if table is ROLLOUTS else names, _BATCH_ROWS):
+            without_ids = _without_ids(batch, table)
+            report.sampled += batch.num_rows - len(without_ids)
+            start = 0
+            for row in without_ids:
+                rendered = render(to_rows(batch.slice(row, 1))[0], chat, mask, report)
+                if rendered is None:
+                    continue
+                if row > start:
+                    yield batch.slice(start, row - start)
+                # Through JSON, from which batches are built.
+                yield build([decode(encode(rendered))], table, names, f"rendered {table.name}", [row])
+                start = row + 1
+            if start < batch.num_rows:
+                yield batch.slice(start)
+            setattr(report, table.name, getattr(report, table.name) + batch.num_rows)
 
 
-def _rendered(row: dict[str, Any], chat: TransformersChat, report: TokenizeReport) -> dict[str, Any] | None:
+def _without_ids(batch: pa.RecordBatch, table: Table) -> list[int]:
+    """The rows that have no token ids, rising."""
+    if table is PAIRS:
+        n_ids = pc.list_value_length(batch.column("chosen_ids")).to_numpy()
+    else:
+        turns = TurnColumns.of(batch.column("turns"))
+        n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
+    return list(map(int, np.flatnonzero(n_ids == 0)))
+
+
+def _rollout(row: dict[str, Any], chat: TransformersChat, mask: Mask, report: TokenizeReport) -> dict[str, Any] | None:
     try:
-        made = rendered_row(row, chat)
+        made = rendered_row(row, chat, mask)
     except DataError as error:
         report.not_rendered[row["rollout_id"]] = error.message
         return None
@@ -202,6 +249,19 @@ def _rendered(row: dict[str, Any], chat: TransformersChat, report: TokenizeRepor
     report.tokens_context += made["n_context_tokens"]
     if made["n_breaks"]:
         _count_breaks(made, chat, report)
+    return made
+
+
+def _pair(row: dict[str, Any], chat: TransformersChat, _: Mask, report: TokenizeReport) -> dict[str, Any] | None:
+    try:
+        made = rendered_pair(row, chat)
+    except DataError as error:
+        report.not_rendered[row["pair_id"]] = error.message
+        return None
+    report.rendered += 1
+    trained = int(made["chosen_mask"].sum() + made["rejected_mask"].sum())
+    report.tokens_generated += trained
+    report.tokens_context += len(made["prompt_ids"]) + len(made["chosen_ids"]) + len(made["rejected_ids"]) - trained
     return made
 
 

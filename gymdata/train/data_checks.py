@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.credit.estimators import ALL
-from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.models.model_identity import ModelFacts, check_tokenizer
 from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampling_biases, truncations
@@ -86,6 +86,12 @@ def _refuse_outliers(config: TrainConfig, data: TrainingData, source: str) -> No
         if getattr(config, "margin_scale", 0.0) or (
             isinstance(config, TrainDpoConfig) and config.has_loss(*OWN_PAIR_LOSSES)
         ):
+            if (unknown := np.isnan(data.margin)).any():
+                raise DataError(
+                    f"{source}: {counted(int(unknown.sum()), 'pair has', 'pairs have')} no margin, which this loss reads "
+                    f"(first: {data.pair_ids[int(unknown.argmax())]})",
+                    hint="give the pairs a margin, or choose a loss without one",
+                )
             rows["margin"] = data.margin
         lists = {"logprobs": sequences.logprobs} if getattr(config, "ref", None) == "saved" else {}
     elif isinstance(data, TrainingExperiences) and isinstance(config, (TrainRlConfig, TrainValueConfig)):

@@ -233,7 +233,7 @@ class TrainingData(Protocol):
 @dataclass(frozen=True)
 class TrainingPairs:
     """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
-    has one row per pair."""
+    has one row per pair. ``margin``: NaN where it is not known, of text that was imported."""
 
     pair_ids: Sequence[str]
     rollout_ids: Sequence[str]
@@ -248,6 +248,10 @@ class TrainingPairs:
     @property
     def counts(self) -> dict[str, int]:
         return {"pairs": len(self)}
+
+    def scaled_margin(self, scale: float) -> np.ndarray:
+        """float64 (n,): ``scale`` times the margins, 0 at the scale 0, of margins that are not known as well."""
+        return scale * self.margin if scale else np.zeros(len(self))
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[2 * row + side] for row in rows for side in (0, 1)))
@@ -293,7 +297,10 @@ def training_pairs(
             code="P601",
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
-    check_numbers(pairs, {"margin": -np.inf, "weight": 0.0}, lambda row: f"pair {ids[row]}", where, first_row)
+    # Preferences that were imported may have no margin, which few losses read.
+    known = pairs if not from_text.any() else pairs.filter(pa.array(~(from_text & np.isnan(numbers(pairs, "margin")))))
+    check_numbers(known, {"margin": -np.inf}, lambda row: f"pair {known['pair_id'][row]}", where, first_row)
+    check_numbers(pairs, {"weight": 0.0}, lambda row: f"pair {ids[row]}", where, first_row)
     sequences, rows, cost = _cut(full, ids, max_length)
     rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
     return TrainingPairs(

@@ -33,6 +33,7 @@ from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
+from gymdata.train.from_text import TEXT, rendered, text_format
 from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
@@ -240,25 +241,34 @@ def train(
     progress = progress or NullProgress()
     # The cheap checks, before torch is loaded.
     source = str(located(source))
-    files = resolve(source, settings.table)
-    if not files and (held := held_instead(source, settings.table)) is not None:
-        raise DataError.other_table(source, held, settings.table.name)
-    if not any(has_rows(file, settings.table) for file in files):
-        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
-    if isinstance(settings, RolloutsConfig):
-        reward, note = default_score([source], settings.reward)
-        settings = settings.model_copy(update={"reward": reward})
-        if note:
-            progress.message(note)
     out, stage = local_output(settings.output), f"train-{settings.algorithm}"
+    files = resolve(source, settings.table)
+    text = text_format(source, files, settings)
+    if text is None and not files and (held := held_instead(source, settings.table)) is not None:
+        raise DataError.other_table(source, held, settings.table.name)
+    if text is None and not any(has_rows(file, settings.table) for file in files):
+        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
     _refuse_place(out, stage)
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
-    refuse_replaced(source)
-    warn_of_changed_scores(source)
-    facts_of_model = model or model_facts(settings.model)
-    training = _Training(source, settings, facts_of_model, out, run_job or launch.run_job, progress)
-    facts = training.run(list(command) or [f"gymdata.{stage.replace('-', '_')}"], overwrite=overwrite, dry_run=dry_run)
-    report = TrainReport.of(facts)
+    with contextlib.ExitStack() as stack:
+        if text is not None:
+            model = model or model_facts(settings.model)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else out / TEXT
+            source, settings = rendered(
+                text, files, settings, folder, overwrite=overwrite, progress=progress, command=command
+            )
+        if isinstance(settings, RolloutsConfig):
+            reward, note = default_score([source], settings.reward)
+            settings = settings.model_copy(update={"reward": reward})
+            if note:
+                progress.message(note)
+        refuse_replaced(source)
+        warn_of_changed_scores(source)
+        training = _Training(
+            source, settings, model or model_facts(settings.model), out, run_job or launch.run_job, progress
+        )
+        words = list(command) or [f"gymdata.{stage.replace('-', '_')}"]
+        report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
     if not report.ok:
         progress.message(
             f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient. "
@@ -442,7 +452,7 @@ def _refuse_place(out: Path, stage: str) -> None:
     if (
         out.is_dir()
         and not _is_training(out)
-        and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, *LOG_FILES}))
+        and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, TEXT, *LOG_FILES}))
     ):
         raise StoreError(
             f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
@@ -497,10 +507,13 @@ def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clear(out: Path, keep: str | None = None) -> None:
-    """Remove an earlier training's files; the folder itself stays, and so do our lock and ``keep`` of its job. The
+    """Remove an earlier training's files; the folder itself stays, and so do our lock, the data that was made of text, and
+    ``keep`` of its job. The
     files that mark it as a training are removed last, so that after a kill it is still recognised."""
     (out / SUCCESS).unlink(missing_ok=True)
-    paths = sorted((path for path in out.iterdir() if path.name not in (LOCK, JOB)), key=lambda p: p.name == RUN_JSON)
+    paths = sorted(
+        (path for path in out.iterdir() if path.name not in (LOCK, JOB, TEXT)), key=lambda p: p.name == RUN_JSON
+    )
     for path in [*paths, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
         if path.name == keep:
             continue

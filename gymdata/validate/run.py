@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
-Kind = Literal["rollouts", "pairs", "nemo", "tasks", "text", "foreign"]
+Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
 #: Bytes of a file of NeMo Gym rows below which a second process costs more than it gives.
@@ -233,10 +233,9 @@ def kind_of(source: Source) -> Kind:
     except DataError:
         # Unreadable from some line on: the scan says where.
         return "rollouts"
-    # A file is of text, or of tasks, only as a whole.
-    of_text = set(map(_kind_of_text, lines))
-    if len(of_text) == 1 and (kind := of_text.pop()) is not None:
-        return kind
+    # A file is of tasks only as a whole.
+    if lines and all(map(_is_task, lines)):
+        return "tasks"
     for line in lines:
         keys = line[:4096]
         if b'"pair_id"' in keys or (b'"chosen"' in line and b'"rejected"' in line and b'"turns"' not in line):
@@ -246,46 +245,36 @@ def kind_of(source: Source) -> Kind:
     return "rollouts"
 
 
-def _kind_of_text(line: bytes) -> Literal["text", "tasks"] | None:
-    """What a row without rollouts or token ids is: ``text`` with an answer, or a preference between two, as other tools
-    train on; ``tasks`` without an answer; None for any other row."""
+def _is_task(line: bytes) -> bool:
+    """Whether a row is a prompt without an answer."""
     if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"pair_id"')):
-        return None
+        return False
     try:
         row = decode(line)
     except ValueError:
-        return None
-    if not isinstance(row, dict):
-        return None
-    messages = row.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    answered = isinstance(last, dict) and last.get("role") == "assistant"
-    if answered or "completion" in row or {"chosen", "rejected"} <= row.keys():
-        return None if b'_ids"' in line else "text"
-    if last is not None:
-        return "tasks"
-    return "tasks" if any(row.get(key) is not None for key in ("prompt", "responses_create_params")) else None
+        return False
+    if not isinstance(row, dict) or "completion" in row or {"chosen", "rejected"} <= row.keys():
+        return False
+    return bool(row.get("messages")) or any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     """Raises DataError for tasks, for text, and for what is to be imported first, naming each file once."""
-    foreign = [source for kind, source in split if kind == "foreign"]
+    foreign = [(source, format_of(source)) for kind, source in split if kind == "foreign"]
     if foreign:
+        of_text = all(format is not None and format.holds_text for _, format in foreign)
+        kind = "as text, without token IDs" if of_text else "and is checked after an import"
         listed = "\n".join(
-            f"{file.path}: holds {format.content}, and is checked after an import"
-            for file in foreign
-            if (format := format_of(file)) is not None
+            f"{file.path}: holds {format.content}, {kind}" for file, format in foreign if format is not None
         )
-        files = " ".join(shlex.quote(str(file.path)) for file in foreign)
-        raise DataError(listed, hint=f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`")
+        files = " ".join(shlex.quote(str(file.path)) for file, _ in foreign)
+        hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"
+        if of_text:
+            hint = f"training commands read it as it is; `gymdata import {files} -o RUN`, then `tokenize`, makes IDs"
+        raise DataError(listed, hint=hint)
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
-        if kind == "text":
-            raise DataError(
-                f"{source.path}: holds answers as text, without token IDs; expected rollouts or pairs",
-                hint="`gymdata docs your-data` says how text is imported, and its IDs are rendered",
-            )
 
 
 def _is_pairs_parquet(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,19 @@ ODD = [
 ]  # fmt: skip
 SOURCES = {name: form.table for name, form in imported_formats().items()}
 FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
+_CALL = {"from": "function_call", "value": json.dumps({"name": "f", "arguments": {"a": 1}})}
+_SPOKEN = [{"from": "human", "value": "q"}, _CALL, {"from": "observation", "value": "r"}]
+_SAID = {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "tools": [{"name": "f"}]}
+#: A row of each format that is read and not written, with the answer n.
+READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
+    "alpaca": lambda n: {"instruction": "q", "input": "i", "output": f"a{n}", "history": [["q", "a"]], "system": "s"},
+    "sharegpt": lambda n: {"conversations": [*_SPOKEN, {"from": "gpt", "value": f"a{n}"}], "tools": '[{"name": "f"}]'},
+    "openai-preference": lambda n: {
+        "input": _SAID,
+        "preferred_output": [{"role": "assistant", "content": f"a{n}"}],
+        "non_preferred_output": [{"role": "assistant", "content": "b"}],
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +74,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     gymdata.pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
     found = {}
     for name, table in SOURCES.items():
+        if name in READ_ONLY:
+            found[name] = [READ_ONLY[name](n) for n in range(3)]
+            continue
         gymdata.export(folder / "pairs.parquet" if table == "pairs" else run, folder / f"{name}.jsonl", name)
         found[name] = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         found[f"foreign {name}"] = [_without_ours(row) for row in found[name]]

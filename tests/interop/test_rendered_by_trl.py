@@ -1,4 +1,4 @@
-"""Text exports as stock TRL renders them with the policy's chat template, against the ids that were sampled."""
+"""Text as stock TRL renders it: exports, against what was sampled, and imports, against what `tokenize` renders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
+from gymdata.chat.template import TransformersChat
 from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.text_export import CALL_TEXT, ENDS, IDS, TOOLS
 from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
+from gymdata.store.columns import to_rows
+from tests.check import families
 
 pytestmark = pytest.mark.torch
 
@@ -23,6 +26,9 @@ SAMPLE = Path("sample_data")
 ROLLOUTS = SAMPLE / "rollouts" / "clean.jsonl"
 #: Formats with ids and log-probabilities of their own.
 WITH_IDS = {"nemo-gym", "nat-trajectories", "atif", "nat-dpo-items"}
+#: One template of each family, without a rule of its own about reasoning.
+TEMPLATES = ["llama3_1", "qwen2_5", "gemma", "phi3", "deepseekv3", "glm4moe"]
+CONVERSATION = [{"role": "user", "content": "How much is 2+3?"}, {"role": "assistant", "content": "5"}]
 Ids = list[int]
 
 
@@ -186,3 +192,54 @@ def test_verl_prompts(tokenizer: Any, tmp_path: Path) -> None:
             tokenizer.apply_chat_template(row["prompt"], tools=tools, add_generation_prompt=True)["input_ids"] == first
         )
     assert summary.lost[TOOLS] == len(rows)
+
+
+@pytest.fixture(params=TEMPLATES)
+def chat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransformersChat:
+    """The chat of a template, which ``tokenize`` gets instead of one that it loads."""
+    made = families.chat(request.param, "bytes")
+    monkeypatch.setattr(TransformersChat, "load", lambda *_, **__: made)
+    return made
+
+
+def test_ids_and_mask_of_an_answer_are_those_of_trl(chat: TransformersChat, tmp_path: Path) -> None:
+    """Up to the end of the answer's turn: TRL also trains what the template writes behind it, a line break or a further end
+    of text, which no policy samples."""
+    longer = [*CONVERSATION, {"role": "user", "content": "Sure?"}]
+    rows = [
+        {"prompt": CONVERSATION[:1], "completion": CONVERSATION[1:]},
+        {"prompt": longer, "completion": [{"role": "assistant", "content": "Yes."}]},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gymdata.import_rollouts(file, tmp_path / "text")
+    gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer="the chat above")
+    theirs = rendered_sft(file, chat.tokenizer, tmp_path)
+    for row, (prompt, whole) in zip(to_rows(read_table(tmp_path / "tokens")), theirs, strict=True):
+        (ours,) = sequences(row["turns"])
+        ids = ours.input_ids.tolist()
+        assert ids == whole[: len(ids)]
+        assert not chat.tokenizer.decode(whole[len(ids) :], skip_special_tokens=True).strip()
+        assert ours.loss_mask.tolist() == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+
+
+def test_ids_and_masks_of_a_preference_are_those_of_trl(chat: TransformersChat, tmp_path: Path) -> None:
+    row = {
+        "prompt": CONVERSATION[:1],
+        "chosen": CONVERSATION[1:],
+        "rejected": [{"role": "assistant", "content": "I think 6."}],
+    }
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    gymdata.import_rollouts(file, tmp_path / "text")
+    report = gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer="the chat above")
+    assert (report.pairs, report.rendered) == (1, 1)
+    ((prompt, *sides),) = rendered_dpo(file, chat.tokenizer, tmp_path)
+    (pair,) = to_rows(read_table(tmp_path / "tokens", PAIRS))
+    assert list(pair["prompt_ids"]) == prompt
+    assert pair["rendered"]
+    for side, theirs in zip(("chosen", "rejected"), sides, strict=True):
+        ids = [*prompt, *pair[f"{side}_ids"]]
+        assert ids == theirs[: len(ids)]
+        assert not chat.tokenizer.decode(theirs[len(ids) :], skip_special_tokens=True).strip()
+        assert set(pair[f"{side}_mask"]) == {1}

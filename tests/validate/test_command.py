@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -132,12 +133,14 @@ TEXT = {
 def test_text_of_other_tools_is_refused_in_one_way(
     tmp_path: Path, row: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no token IDs to check, and the message says where to read how it gets some."""
+    """It has no token IDs to check, and the message says what it is and how it gets some."""
     path = write_lines(tmp_path / "a.jsonl", [row, row])
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
-    assert f"{path}: holds answers as text, without token IDs; expected rollouts or pairs" in said
-    assert "gymdata docs your-data" in said
+    assert re.search(
+        rf"{re.escape(str(path))}: holds (chat messages|prompts|preference pairs).*, as text, without token IDs", said
+    )
+    assert f"gymdata import {path} -o RUN" in said
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])

@@ -143,7 +143,7 @@ def detect(sources: Sequence[Source]) -> Format:
     for source in sources:
         if source.path.stat().st_size == 0:
             raise DataError.empty(source.path, expected)
-        if (known := format_of(source)) is None:
+        if (known := recognised(source)) is None:
             raise DataError(
                 f"{source.path}: got no row of a known format among its first lines, expected {expected}",
                 hint=_hint(source),
@@ -155,6 +155,17 @@ def detect(sources: Sequence[Source]) -> Format:
     return format_named(next(iter(formats)))
 
 
+def recognised(source: Source) -> Format | None:
+    """The format of a file, also of one in Parquet, by its first row; None for gymdata's own and for one that is not
+    known."""
+    if source.kind != "parquet":
+        return cast("Format | None", format_of(source))
+    from gymdata.interop.importing import documents
+
+    row = next((value for _, value, _ in documents(source)), None)
+    return next((known for known in imported().values() if known.recognise(row)), None)
+
+
 def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
     from gymdata.interop.importing import BadItem, documents
@@ -163,8 +174,7 @@ def _hint(source: Source) -> str:
     row: Any = next((value for _, value, _ in documents_there if not isinstance(value, BadItem)), None)
     row = row[0] if isinstance(row, list) and row else row
     if isinstance(row, Mapping) and "rollout_id" not in row and row.keys() & _TEXTS:
-        return (
-            f"prompts and conversations are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of "
-            "them; answers that a model wrote can be imported as NeMo Gym rows, and `gymdata tokenize` renders their ids"
-        )
+        return f"prompts without answers are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them"
+    if isinstance(row, Mapping):
+        return f"the first row has the keys {', '.join(row)}; files of gymdata need no import; --from names a format"
     return "files of gymdata need no import; --from names a format"

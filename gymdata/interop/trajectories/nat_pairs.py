@@ -19,6 +19,7 @@ from gymdata.errors import json_kind
 from gymdata.interop.importing import ODD, BadItem, Importing
 from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.interop.text_export import TOOLS, has_tools
+from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
 from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
@@ -120,8 +121,7 @@ def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
 def row_of(value: Any, importing: Importing) -> dict[str, Any]:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
     row = _row(value, importing.run_id)
-    identity = json.dumps(importing.origin).encode()
-    return row | {"pair_id": row["pair_id"] or hashlib.blake2b(identity, digest_size=16).hexdigest()}
+    return row | {"pair_id": row["pair_id"] or pair_id_of(importing)}
 
 
 def _row(value: Any, run: str) -> dict[str, Any]:
@@ -168,23 +168,7 @@ def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
     if kept:
         sides[0]["extra"] = _extra(kept)
     task = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
-    empty: dict[str, Any] = {name: [] for name in (*_LISTS, *_FLOATS)}
-    return {
-        "pair_id": "",
-        "run_id": run,
-        "task_id": f"prompt-{task}",
-        "prompt": messages,
-        "chosen": [sides[0]],
-        "rejected": [sides[1]],
-        "chosen_rollout_id": "",
-        "rejected_rollout_id": "",
-        "margin": math.nan,
-        "weight": 1.0,
-        "source": "import",
-        "policy_hash": "",
-        "policy_version": 0,
-        "temperature": 1.0,
-    } | empty
+    return text_pair(run, f"prompt-{task}", messages, [sides[0]], [sides[1]])
 
 
 def _read_message(message: Any, number: int) -> dict[str, Any]:

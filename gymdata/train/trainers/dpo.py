@@ -51,7 +51,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             self.reference = data.sequences.logprob_sums().reshape(-1, 2)
             args.precompute_ref_log_probs = True
         self.weight = data.weight if config.pair_weights else np.ones(len(data))
-        self.margin, self.reward_scale = config.margin_scale * data.margin, config.reward_scale
+        self.margin, self.reward_scale = data.scaled_margin(config.margin_scale), config.reward_scale
         #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
         self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
         # TRL's sigmoid has no smoothing: cDPO is computed here.

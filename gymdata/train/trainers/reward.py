@@ -77,7 +77,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
             distinct_pad(processing_class, last_ids(data))
         )
         self.weight = data.weight if config.pair_weights else np.ones(len(data))
-        self.margin = config.margin_scale * data.margin
+        self.margin = data.scaled_margin(config.margin_scale)
         self.uniform = bool(np.all(self.weight == 1))
         super().__init__(
             args=args,

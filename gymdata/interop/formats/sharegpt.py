@@ -1,0 +1,36 @@
+"""ShareGPT's conversations: messages with ``from`` and ``value``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+_NAMES = ("conversations", "conversation")
+
+
+@FORMATS.register("sharegpt")
+class ShareGpt(Format):
+    """``conversations`` with ``from`` (human, gpt, system, function_call, observation) and ``value``, or with ``role`` and
+    ``content``; ``system`` and ``tools`` beside it."""
+
+    content = "ShareGPT conversations"
+    item = "a conversation"
+    marks = (b'"conversations"', b'"conversation"')
+    holds_text = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import ends_with_answer, first_row
+
+        row = first_row(value)
+        return any(ends_with_answer(row.get(name)) for name in _NAMES) and "chosen" not in row
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.text_rows import conversation, rollout_row, with_system
+
+        name = next(name for name in _NAMES if name in item)
+        messages = with_system(item.get("system"), conversation(item[name], name))
+        return rollout_row(item, [], messages, importing, texts=(name, "system"))

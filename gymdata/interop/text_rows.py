@@ -1,0 +1,232 @@
+"""Conversations that other projects have as text, as messages, and the rows of rollouts and pairs that they become.
+
+Nothing of a row is guessed: a role, a part of a content or a call that is not known makes the row unusable, with its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymdata.errors import json_kind
+from gymdata.interop.importing import BadItem, Columns, Importing
+from gymdata.interop.rows import (
+    Message,
+    foreign_row,
+    message_of,
+    number_or_none,
+    refuse_other_name,
+    refuse_surrogates,
+)
+from gymdata.rollouts.messages import STRICT
+
+#: Roles of ShareGPT, whose messages have ``from`` and ``value``.
+_FROM = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "assistant", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "tool"), "tool"),
+}
+_ROLES = {"developer": "system", "function": "tool"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+#: Columns of pairs with a number per token.
+PAIR_LISTS = (
+    *("prompt_ids", "chosen_ids", "rejected_ids"),
+    *("chosen_mask", "rejected_mask", "chosen_logprobs", "rejected_logprobs"),
+)
+
+
+def first_row(value: Any) -> Mapping[str, Any]:
+    """The first row of a document, which is a list of rows or one; an empty object for anything else, and for gymdata's own
+    rows."""
+    row = value[0] if isinstance(value, list) and value else value
+    own = ("rollout_id", "pair_id", "comparison_id")
+    return row if isinstance(row, dict) and not any(name in row for name in own) else {}
+
+
+def ends_with_answer(messages: Any) -> bool:
+    """Whether the last one of a list of messages, of either shape, is the assistant's."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict):
+        return False
+    return last.get("role") == "assistant" or _FROM.get(str(last.get("from"))) == "assistant"
+
+
+def conversation(value: Any, where: str) -> list[Message]:
+    """The messages of a text, which is a user's message, or of a list of messages of either shape. Raises BadItem."""
+    if isinstance(value, str):
+        return [message_of("user", value)]
+    if not isinstance(value, list) or not value:
+        raise BadItem(
+            "S102", f"{where}: got {json_kind(value) if value != [] else 'no message'}, expected text or messages"
+        )
+    return [_message(message, f"{where}[{n}]") for n, message in enumerate(value)]
+
+
+def answer(value: Any, where: str) -> list[Message]:
+    """``conversation`` of what follows a prompt: a text is the assistant's message, and so is a message alone."""
+    if isinstance(value, str):
+        return [message_of("assistant", value)]
+    messages = conversation([value] if isinstance(value, dict) else value, where)
+    if messages[0]["role"] != "assistant":
+        raise BadItem("S102", f"{where}[0].role: got {messages[0]['role']!r}, expected 'assistant'")
+    return messages
+
+
+def with_system(system: Any, messages: list[Message]) -> list[Message]:
+    """``messages`` after the system message of a row that has one beside them."""
+    has_one = isinstance(system, str) and system.strip() and messages[0]["role"] != "system"
+    return [message_of("system", system), *messages] if has_one else messages
+
+
+def tools_of(row: Mapping[str, Any]) -> str:
+    """The tools of a row as JSON text; they may be text themselves, or OpenAI's ``functions``. Raises BadItem."""
+    tools = row.get("tools") or row.get("functions") or []
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else []
+        except ValueError:
+            raise BadItem("S102", "tools: got text that is not JSON, expected a list of tools") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadItem("S102", f"tools: got {json_kind(tools)}, expected a list of tools")
+    return STRICT.encode([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise BadItem("S102", f"{where}: got {json_kind(message)}, expected a message")
+    if "role" not in message and "from" in message:
+        role, content = _FROM.get(str(message["from"]).lower()), message.get("value")
+        if role is None:
+            raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
+        if message["from"] == "function_call":
+            return message_of(role, "", tool_calls=_calls(content, f"{where}.value"))
+    else:
+        role, content = message.get("role"), message.get("content")
+        refuse_other_name(role, where)
+        role = _ROLES.get(str(role), role)
+        if role not in ("system", "user", "assistant", "tool"):
+            raise BadItem("S102", f"{where}.role: got {role!r}, expected system, user, assistant or tool")
+    more: Message = {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
+    if reasoning := next((message[name] for name in _REASONING if isinstance(message.get(name), str)), None):
+        more["reasoning"] = reasoning
+    if calls := message.get("tool_calls") or message.get("function_call"):
+        more["tool_calls"] = _calls(calls, where)
+    if message.get("weight") == 0:
+        more["extra"] = STRICT.encode({"weight": 0})
+    text = _text(content, f"{where}.content")
+    if text is None and "tool_calls" not in more:
+        raise BadItem("S102", f"{where}.content: got none, expected text")
+    return message_of(role, text, **more)
+
+
+def _text(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+            raise BadItem(
+                "S102", f"{where}: got a part of type {kind!r}, expected text (images and audio are not trained)"
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _calls(calls: Any, where: str) -> str:
+    """Tool calls as JSON text; a call alone is its name and arguments, which may be JSON text."""
+    try:
+        calls = json.loads(calls) if isinstance(calls, str) else calls
+    except ValueError:
+        raise BadItem("S102", f"{where}: got a tool call that is not JSON") from None
+    made = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadItem("S102", f"{where}: got a tool call without a name")
+        arguments = function.get("arguments", {})
+        made.append(
+            {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        )
+    return STRICT.encode(made)
+
+
+def rollout_row(
+    row: Mapping[str, Any],
+    prompt: Sequence[Message],
+    written: Sequence[Message],
+    importing: Importing,
+    *,
+    reward: Any = None,
+    rewards: Mapping[str, float] | None = None,
+    texts: Sequence[str] = (),
+) -> Columns:
+    """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
+    first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, the others are
+    columns of its task."""
+    if not any(message["role"] == "assistant" for message in written):
+        raise BadItem("S103", "no message of the assistant")
+    made = foreign_row(row, [*prompt, *written], importing, reward=reward, tools=tools_of(row))
+    task = {
+        name: value for name, value in row.items() if name not in ("messages", "prompt", "tools", "functions", *texts)
+    }
+    given = [{k: v for k, v in message.items() if v is not None} for message in prompt]
+    try:
+        made["task"] = STRICT.encode({**task, "task_id": made["task_id"], **({"messages": given} if given else {})})
+    except ValueError:
+        raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
+    return made | {"rewards": dict(rewards or {})}
+
+
+def pair_row(
+    row: Mapping[str, Any],
+    prompt: Sequence[Message],
+    sides: tuple[Sequence[Message], Sequence[Message]],
+    importing: Importing,
+    margin: float = math.nan,
+) -> Columns:
+    """The pairs row of a prompt and the (chosen, rejected) answers to it. Raises BadItem for equal sides."""
+    refuse_surrogates(row)
+    chosen, rejected = map(list, sides)
+    if chosen == rejected:
+        raise BadItem("P601", "chosen and rejected are the same")
+    text = json.dumps([[m["role"], m["content"]] for m in prompt]).encode()
+    task = f"prompt-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
+    made = text_pair(importing.run_id, task, list(prompt), chosen, rejected)
+    return made | {"pair_id": pair_id_of(importing), "tools": tools_of(row), "margin": margin}
+
+
+def pair_id_of(importing: Importing) -> str:
+    """The id of the pair in hand, by its place in its file."""
+    return hashlib.blake2b(json.dumps(importing.origin).encode(), digest_size=16).hexdigest()
+
+
+def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> Columns:
+    """The row of a pair that has only text: no ids, no rollouts, and a margin that is not known (NaN)."""
+    return {
+        "pair_id": "",
+        "run_id": run,
+        "task_id": task,
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_rollout_id": "",
+        "rejected_rollout_id": "",
+        "margin": math.nan,
+        "weight": 1.0,
+        "source": "import",
+        "policy_hash": "",
+        "policy_version": 0,
+        "temperature": 1.0,
+        **{name: [] for name in PAIR_LISTS},
+    }
+
+
+def number_of(row: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these columns that is a number; a boolean is 1 or 0."""
+    values = (float(row[name]) if isinstance(row.get(name), bool) else number_or_none(row.get(name)) for name in names)
+    return next((value for value in values if value is not None), None)

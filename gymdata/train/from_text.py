@@ -1,0 +1,93 @@
+"""Training from files of answers or preferences as text: they are imported and rendered first, into the output's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gymdata.errors import DataError, UsageError, counted
+from gymdata.progress import Progress
+from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
+
+if TYPE_CHECKING:
+    from gymdata.interop.formats import Format
+    from gymdata.store.paths import Source
+
+#: The folder in a training's output for what was made of its text.
+TEXT = "data"
+_Settings = TypeVar("_Settings", bound=TrainConfig)
+
+
+def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> Format | None:
+    """The format of ``files``, when they are answers or preferences as text; None for what is trained as it is.
+
+    Raises UsageError for a trainer that needs sampled tokens, DataError for preferences where answers are needed, or the
+    reverse.
+    """
+    from gymdata.interop.formats import recognised
+
+    if Path(source).is_dir() or not files:
+        return None
+    formats = [recognised(file) if file.path.stat().st_size else None for file in files]
+    format = formats[0]
+    if format is None or any(other is None or other.name != format.name for other in formats) or not format.holds_text:
+        return None
+    if not isinstance(settings, RenderedConfig):
+        raise UsageError(
+            f"{source}: holds {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
+            hint="train-sft, train-dpo, train-kto and train-reward train from text",
+        )
+    if format.table != settings.table.name:
+        other = "train-dpo and train-reward" if format.table == "pairs" else "train-sft and train-kto"
+        raise DataError(
+            f"{source}: holds {format.content}, and no {settings.table.name}", hint=f"{other} train from it"
+        ).at(source, format.content, settings.table.name)
+    return format
+
+
+def rendered(
+    format: Format,
+    files: Sequence[Source],
+    settings: _Settings,
+    folder: Path,
+    *,
+    overwrite: bool,
+    progress: Progress,
+    command: Sequence[str],
+) -> tuple[str, _Settings]:
+    """(data, settings) to train with: ``files`` are imported into ``folder``/text and rendered with the template of the
+    model into ``folder``/tokens. Raises DataError when no row can be used."""
+    from gymdata.interop.run import import_rollouts
+    from gymdata.tokenize.run import tokenize
+
+    text, tokens = folder / "text", folder / "tokens"
+    imported = import_rollouts(
+        [file.path for file in files], text, source=format.name, overwrite=overwrite, command=command
+    )
+    first = _first_rejected(text) if imported.rejected else ""
+    if not imported.rollouts + imported.pairs:
+        raise DataError(f"{files[0].path}: none of {counted(imported.rows_in, 'row')} can be used (first: {first})")
+    report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
+    progress.message(
+        f"{files[0].path}: holds {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the chat "
+        f"template of {settings.model}, not sampled (T213)"
+    )
+    if imported.rejected:
+        progress.message(f"left out: {counted(imported.rejected, 'row')} that cannot be used (first: {first})")
+    if report.not_rendered:
+        name, why = next(iter(report.not_rendered.items()))
+        progress.message(f"left out: {counted(len(report.not_rendered), 'row')} without tokens (first: {name}: {why})")
+    update: dict[str, object] = {"allow_rendered": True}
+    if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
+        update["select"] = "all"
+    if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
+        update["threshold"] = 0.5
+    return str(tokens), settings.model_copy(update=update)
+
+
+def _first_rejected(text: Path) -> str:
+    with (text / "rejected.jsonl").open(encoding="utf-8") as lines:
+        row = json.loads(next(lines))
+    return f"line {row['line']}: {row['reason']}"

@@ -1,0 +1,233 @@
+"""Answers and preferences as text are read from the formats that people have: each row becomes the messages that it says, or
+is named with the reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gymdata
+from gymdata.errors import DataError
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.columns import to_rows
+
+QUESTION = {"role": "user", "content": "How much is 2+3?"}
+ANSWER = {"role": "assistant", "content": "5"}
+WRONG = {"role": "assistant", "content": "6"}
+CALL = {"name": "add", "arguments": {"a": 2, "b": 3}}
+TOOL = {"name": "add", "description": "Adds.", "parameters": {}}
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(messages: Any) -> list[dict[str, Any]]:
+    """What messages say: their fields that are not null."""
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert summary.ok, summary.to_dict()
+    return to_rows(read_table(tmp_path / "run", PAIRS if summary.pairs else ROLLOUTS))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "messages"),
+    [
+        ("trl-messages", {"messages": [QUESTION, ANSWER]}, [QUESTION, ANSWER]),
+        ("trl-prompt-completion", {"prompt": "How much is 2+3?", "completion": "5"}, [QUESTION, ANSWER]),
+        ("trl-prompt-completion", {"prompt": [QUESTION], "completion": [ANSWER]}, [QUESTION, ANSWER]),
+        ("trl-prompt-completion", {"prompt": "How much is 2+3?", "response": "5"}, [QUESTION, ANSWER]),
+        (
+            "alpaca",
+            {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", "history": [["Hi", "Yes?"]]},
+            [
+                {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Add.\n\n2 and 3"}, ANSWER,
+            ],
+        ),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "human", "value": "How much is 2+3?"}, {"from": "gpt", "value": "5"}]},
+            [QUESTION, ANSWER],
+        ),
+        (
+            "trl-messages",
+            {"messages": [QUESTION, {"role": "assistant", "content": None, "function_call": {**CALL, "arguments": "{}"}},
+                          {"role": "function", "name": "add", "content": "5"},
+                          {"role": "assistant", "content": [{"type": "text", "text": "5"}], "reasoning_content": "Easy."}]},
+            [QUESTION,
+             {"role": "assistant", "tool_calls": '[{"id": null, "type": "function", "function": {"name": "add", '
+              '"arguments": "{}"}}]'},
+             {"role": "tool", "name": "add", "content": "5"}, {**ANSWER, "reasoning": "Easy."}],
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_becomes_the_messages_that_its_row_says(
+    name: str, row: dict[str, Any], messages: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert said(rollout["messages"]) == messages
+    assert rollout["reward"] is None
+    assert (rollout["n_turns"], json.loads((tmp_path / "run" / "run.json").read_text())["format"]) == (0, name)
+
+
+def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
+    spoken = [
+        {"from": "human", "value": "How much is 2+3?"}, {"from": "function_call", "value": json.dumps(CALL)},
+        {"from": "observation", "value": "5"}, {"from": "gpt", "value": "5"},
+    ]  # fmt: skip
+    row = {"conversations": spoken, "system": "Be brief.", "tools": json.dumps([TOOL])}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert [m["role"] for m in rollout["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert json.loads(rollout["messages"][2]["tool_calls"])[0]["function"] == CALL
+    assert json.loads(rollout["tools"]) == [{"type": "function", "function": TOOL}]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "margin"),
+    [
+        ("trl-preference", {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [WRONG], "margin": 2}, 2.0),
+        ("trl-preference", {"prompt": "How much is 2+3?", "chosen": "5", "rejected": "6"}, math.nan),
+        ("trl-preference", {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}, math.nan),
+        (
+            "trl-preference",
+            {"prompt": "How much is 2+3?", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG],
+             "score_chosen": 8.0, "score_rejected": 3.5},
+            4.5,
+        ),
+        (
+            "trl-preference",
+            {side: f"\n\nHuman: How much is 2+3?\n\nAssistant: {n}" for side, n in (("chosen", 5), ("rejected", 6))},
+            math.nan,
+        ),
+        (
+            "trl-preference",
+            {"conversations": [{"from": "human", "value": "How much is 2+3?"}], "chosen": {"from": "gpt", "value": "5"},
+             "rejected": {"from": "gpt", "value": "6"}},
+            math.nan,
+        ),
+        ("trl-preference", {"instruction": "How much is 2+3?", "input": "", "chosen": "5", "rejected": "6"}, math.nan),
+        (
+            "openai-preference",
+            {"input": {"messages": [QUESTION]}, "preferred_output": [ANSWER], "non_preferred_output": [WRONG]},
+            math.nan,
+        ),
+    ],
+)  # fmt: skip
+def test_a_preference_becomes_a_pair(name: str, row: dict[str, Any], margin: float, tmp_path: Path) -> None:
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert [said(pair[side]) for side in ("prompt", "chosen", "rejected")] == [[QUESTION], [ANSWER], [WRONG]]
+    assert pair["margin"] == pytest.approx(margin, nan_ok=True)
+    assert len(pair["chosen_ids"]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["format"] == name
+
+
+def test_what_both_sides_share_before_an_answer_is_the_prompt(tmp_path: Path) -> None:
+    """The shared first answer belongs to the prompt; a side that ends where the other goes on keeps its last answer."""
+    row = {
+        "chosen": [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}],
+        "rejected": [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "No."}],
+    }
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert [len(pair[side]) for side in ("prompt", "chosen", "rejected")] == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("number", "reward"),
+    [({"label": True}, 1.0), ({"label": False}, 0.0), ({"score": 3}, 3.0), ({"reward": -0.5}, -0.5)],
+)
+def test_the_number_of_an_answer_is_its_reward(number: dict[str, Any], reward: float, tmp_path: Path) -> None:
+    row = {"prompt": [QUESTION], "completion": [ANSWER], **number}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert (rollout["reward"], len(rollout["rewards"])) == (reward, 1)
+
+
+def test_attributes_of_helpsteer_are_named_rewards_and_no_total_is_made_of_them(tmp_path: Path) -> None:
+    row = {"prompt": "How much is 2+3?", "response": "5", "helpfulness": 4, "verbosity": 1}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert rollout["rewards"] == {"helpfulness": 4.0, "verbosity": 1.0}
+    assert rollout["reward"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [QUESTION]}, "no message of the assistant"),
+        ({"messages": [{"role": "wizard", "content": "x"}, ANSWER]}, "messages[0].role: got 'wizard'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANSWER]},
+            "images and audio",
+        ),
+        ({"messages": [QUESTION, {"role": "assistant", "content": None}]}, "messages[1].content: got none"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
+        ({"messages": "x"}, "no message of the assistant"),
+        ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
+    ],
+)
+def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", {"messages": [QUESTION, ANSWER]}, row)
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.rollouts, summary.rejected) == (1, 1)
+    (rejected,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
+    assert rejected["line"] == 2
+    assert reason in rejected["reason"]
+
+
+def test_equal_sides_are_no_preference(tmp_path: Path) -> None:
+    rows = [{"prompt": "x", "chosen": "a", "rejected": answer} for answer in ("b", "a")]
+    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
+    assert (summary.pairs, summary.reasons) == (1, {"P601": 1})
+
+
+@pytest.mark.parametrize("shape", ["array", "pretty", "gzip", "parquet"])
+def test_the_same_rows_are_read_in_every_kind_of_file(shape: str, tmp_path: Path) -> None:
+    rows = [{"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, WRONG]}]
+    if shape == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file := tmp_path / "rows.parquet")
+    elif shape == "gzip":
+        file = tmp_path / "rows.jsonl.gz"
+        file.write_bytes(gzip.compress(write(tmp_path / "rows.jsonl", *rows).read_bytes()))
+    else:
+        file = tmp_path / "rows.json"
+        file.write_text(json.dumps(rows, indent=2 if shape == "pretty" else None))
+    assert [said(row["messages"]) for row in imported(file, tmp_path)] == [[QUESTION, ANSWER], [QUESTION, WRONG]]
+
+
+@pytest.mark.parametrize("format", ["trl-messages", "trl-prompt-completion", "openai"])
+def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
+    """Roles, texts and calls come back; ids are lost, as the export says."""
+    sample = Path("sample_data/rollouts/clean.jsonl")
+    gymdata.export(sample, tmp_path / "out.jsonl", format)
+    before, after = to_rows(read_table(sample)), imported(tmp_path / "out.jsonl", tmp_path)
+    fields = ("role", "content", "name")
+    assert [[[m[f] or None for f in fields] for m in row["messages"]] for row in after] == [
+        [[m[f] or None for f in fields] for m in row["messages"]] for row in before
+    ]
+    calls = [[json.loads(m["tool_calls"]) for m in row["messages"] if m["tool_calls"]] for row in after]
+    assert [len(c) for c in calls] == [sum(bool(m["tool_calls"]) for m in row["messages"]) for row in before]
+
+
+def test_tasks_are_no_answers(tmp_path: Path) -> None:
+    """Prompts, and conversations that end with the user, are for `collect`."""
+    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}):
+        with pytest.raises(DataError, match="no row of a known format") as error:
+            gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
+        assert "gymdata collect" in str(error.value.hint)
+
+
+def test_an_unknown_row_is_answered_with_its_keys(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        gymdata.import_rollouts(write(tmp_path / "odd.jsonl", {"utterance": "x", "stars": 3}), tmp_path / "run")
+    assert "utterance, stars" in str(error.value.hint)
