@@ -36,13 +36,13 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
         return None
     if not isinstance(settings, RenderedConfig):
         raise UsageError(
-            f"{source}: holds {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
+            f"{source}: contains {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
             hint="train-sft, train-dpo, train-kto and train-reward train from text",
         )
     if format.table != settings.table.name:
         other = "train-dpo and train-reward" if format.table == "pairs" else "train-sft and train-kto"
         raise DataError(
-            f"{source}: holds {format.content}, and no {settings.table.name}", hint=f"{other} train from it"
+            f"{source}: contains {format.content}, expected {settings.table.name}", hint=f"{other} train from it"
         ).at(source, format.content, settings.table.name)
     return format
 
@@ -71,7 +71,7 @@ def rendered(
         raise DataError(f"{files[0].path}: none of {counted(imported.rows_in, 'row')} can be used (first: {first})")
     report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
     progress.message(
-        f"{files[0].path}: holds {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the chat "
+        f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the chat "
         f"template of {settings.model}, not sampled (T213)"
     )
     if imported.rejected:

@@ -64,7 +64,7 @@ def test_a_file_of_answers_is_trained_by_one_command(tmp_path: Path, capsys: pyt
     command = ["train-sft", str(file), "-m", POLICY, "-o", str(tmp_path / "policy"), "--set", "max_steps=1"]
     assert main(command) == 0
     said = capsys.readouterr().err
-    assert "holds chat messages with answers (3 rows)" in said
+    assert "contains chat messages with answers (3 rows)" in said
     assert "left out: 1 row that cannot be used (first: line 2: no message of the assistant)" in said
     facts = read_run_json(tmp_path / "policy")
     assert facts["trained_tokens"]["equal"]
@@ -100,7 +100,7 @@ def test_labels_are_trained_by_one_command(tmp_path: Path) -> None:
 
 def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.jsonl", {"prompt": "x", "chosen": "a", "rejected": "b"})
-    with pytest.raises(DataError, match="holds preference pairs, and no rollouts") as error:
+    with pytest.raises(DataError, match="contains preference pairs, expected rollouts") as error:
         gymdata.train_sft(pairs, POLICY, tmp_path / "model")
     assert "train-dpo" in str(error.value.hint)
     for train in (gymdata.train_rl, gymdata.train_value):

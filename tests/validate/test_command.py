@@ -138,7 +138,8 @@ def test_text_of_other_tools_is_refused_in_one_way(
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
     assert re.search(
-        rf"{re.escape(str(path))}: holds (chat messages|prompts|preference pairs).*, as text, without token IDs", said
+        rf"{re.escape(str(path))}: contains (chat messages|prompts|preference pairs).*, as text, without token IDs",
+        said,
     )
     assert f"gymdata import {path} -o RUN" in said
 
