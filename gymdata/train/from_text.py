@@ -71,8 +71,8 @@ def rendered(
         raise DataError(f"{files[0].path}: none of {counted(imported.rows_in, 'row')} can be used (first: {first})")
     report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
     progress.message(
-        f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the chat "
-        f"template of {settings.model}, not sampled (T213)"
+        f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the "
+        f"chat template of {settings.model}, not sampled (T213)"
     )
     if imported.rejected:
         progress.message(f"left out: {counted(imported.rejected, 'row')} that cannot be used (first: {first})")
