@@ -151,6 +151,11 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
         progress.message("warning: num_train_epochs is 0: nothing is trained, and the model is saved as it was")
     if keys.get("learning_rate") == 0:
         progress.message("warning: learning_rate is 0: no step changes the model")
+    if tied := data.counts.get("groups_of_equal_rewards"):
+        progress.message(
+            f"{source}: in {tied:,} of {counted(data.counts['rollouts_chosen'], 'chosen group')} all rewards are equal: the "
+            "first rollout of each is trained (--select above trains them all, --min-reward leaves failures out)"
+        )
     loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
     if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero:
         if _largest(data.advantages, data.sequences.loss_mask).any():

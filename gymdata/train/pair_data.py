@@ -5,8 +5,7 @@ Nothing here tokenises. A masked-in token is never the first of its sequence, as
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, Self
@@ -273,8 +272,6 @@ def training_pairs(
     contradict themselves and RefusedError (P601, T205, T206, T213, L301 to L303) for rows that must not be trained on.
     """
     ids = pairs.column("pair_id").to_pylist()
-    if len(set(ids)) != len(ids):
-        raise pair_twice(Counter(ids).most_common(1)[0][0], where)
     from_text = is_rendered(pairs)
     if from_text.any() and not rendered:
         raise rendered_ids(where, f"pair {ids[int(from_text.argmax())]}", f"{from_text.sum():,} pairs")
@@ -298,16 +295,16 @@ def training_pairs(
             hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
         )
     # Preferences that were imported may have no margin, which few losses read.
-    known = pairs if not from_text.any() else pairs.filter(pa.array(~(from_text & np.isnan(numbers(pairs, "margin")))))
-    check_numbers(known, {"margin": -np.inf}, lambda row: f"pair {known['pair_id'][row]}", where, first_row)
-    check_numbers(pairs, {"weight": 0.0}, lambda row: f"pair {ids[row]}", where, first_row)
+    margin = numbers(pairs, "margin")
+    known = pa.table({"margin": np.where(from_text & np.isnan(margin), 0.0, margin), "weight": pairs["weight"]})
+    check_numbers(known, {"margin": -np.inf, "weight": 0.0}, "pair", ids, where, first_row)
     sequences, rows, cost = _cut(full, ids, max_length)
     rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
     return TrainingPairs(
         pair_ids=[ids[i] for i in rows],
         rollout_ids=[rollouts[side][i] for i in rows for side in (0, 1)],
         sequences=sequences.take(np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()),
-        margin=numbers(pairs, "margin")[rows],
+        margin=margin[rows],
         weight=numbers(pairs, "weight")[rows],
         cost=cost,
     )
@@ -373,23 +370,18 @@ def _identical(sequences: NamedSequences) -> np.ndarray:
     return np.asarray(same)
 
 
-def pair_twice(pair: str, where: str) -> DataError:
-    """The error for a pair that occurs more than once."""
-    return DataError(f"{where}: duplicate pair_id {pair}", hint="was the same file passed twice?")
-
-
 def check_numbers(
-    table: pa.Table, least_of: Mapping[str, float], named: Callable[[int], str], where: str, first_row: int
+    table: pa.Table, least_of: Mapping[str, float], what: str, names: Sequence[str], where: str, first_row: int
 ) -> None:
     """Raises DataError for a number of the columns ``least_of`` that is not finite or below its least: it would spoil every
-    step that it is part of. ``named``: what a row is called."""
+    step that it is part of. ``what`` and ``names``: of the rows."""
     for name, least in least_of.items():
         values = numbers(table, name)
         odd = np.flatnonzero(~np.isfinite(values) | (values < least))
         if len(odd):
-            expected = "a finite number" + (" of at least 0" if least == 0.0 else "")
+            row, expected = int(odd[0]), "a finite number" + (" of at least 0" if least == 0.0 else "")
             raise DataError(
-                f"{where}, row {first_row + odd[0]}, {named(odd[0])}: {name}: got {values[odd[0]]}, expected {expected} "
+                f"{where}, row {first_row + row}, {what} {names[row]}: {name}: got {values[row]}, expected {expected} "
                 f"({counted(len(odd), 'such row')})",
                 hint="correct these rows, or leave them out",
             )

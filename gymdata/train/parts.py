@@ -11,34 +11,44 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import DataError, counted
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, Table
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
-from gymdata.train.pair_data import pair_twice
+from gymdata.train.pair_data import check_numbers
 from gymdata.train.rollout_data import made_sequences, no_token_ids
-from gymdata.train.sequence_data import WEIGHTS, sequence_names, twice
+from gymdata.train.sequence_data import WEIGHTS, sequence_names
 
 #: Rows of a part. A part takes about a hundred bytes per token while it is checked.
 ROWS = 1024
 
 
 def parts(source: str, table: Table, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
-    """(number of its first row, part) of a path; a single empty part for an empty table."""
-    first = 0
+    """(number of its first row, part) of a path; a single empty part for an empty table. Raises DataError for a row that is
+    there twice, or that has a reward that is not a finite number."""
+    first, seen, what = 0, set[bytes](), table.name.removesuffix("s")
     for batch in scan_batches(source, table, columns, rows):
-        yield first, pa.Table.from_batches([batch])
+        part = pa.Table.from_batches([batch])
+        names = sequence_names(part) if table is EXPERIENCES else part[f"{what}_id"].to_pylist()
+        for name in names:
+            if (key := xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))) in seen:
+                raise DataError(f"{source}: duplicate {what} {name}", hint="was the same file passed twice?")
+            seen.add(key)
+        if "reward" in columns:  # null: there is none
+            rewards = pa.table({"reward": pc.fill_null(part["reward"], 0.0)})
+            check_numbers(rewards, {"reward": -np.inf}, what, names, source, first)
+        yield first, part
         first += batch.num_rows
     if not first:
         yield 0, pa.schema([table.schema.field(name) for name in columns]).empty_table()
 
 
 def experience_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
-    """``parts`` of experiences. Raises DataError for a sequence that is there twice, or a weight that some rows lack."""
-    seen = Names()
+    """``parts`` of experiences. Raises DataError for a weight that some rows lack."""
     has: dict[str, bool] = {}
     for first, part in parts(source, EXPERIENCES, columns, rows):
         for name in set(WEIGHTS).intersection(part.column_names):
@@ -51,21 +61,7 @@ def experience_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> I
                     f"{source}: {name} is missing in {n_lacking:,} of {counted(n_rows, 'row')}",
                     hint="give it in every row, or drop the column",
                 )
-        seen.add(sequence_names(part))
         yield first, part
-    if seen.repeated() is not None:
-        raise twice(source)
-
-
-def pair_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> Iterator[tuple[int, pa.Table]]:
-    """``parts`` of pairs. Raises DataError for a pair that is there twice."""
-    seen = Names()
-    for first, part in parts(source, PAIRS, columns, rows):
-        seen.add(part["pair_id"].to_pylist())
-        yield first, part
-    if (row := seen.repeated()) is not None:
-        batches = [batch.column(0) for batch in scan_batches(source, PAIRS, ["pair_id"])]
-        raise pair_twice(pa.chunked_array(batches)[row].as_py(), source)
 
 
 def rollout_parts(
@@ -78,24 +74,20 @@ def rollout_parts(
     rows: int = ROWS,
 ) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
     """(numbers among ``chosen``, rollout_ids, sequences as ``made_sequences`` makes them) of the rollouts at ``chosen``,
-    row numbers that rise. Raises as it does, and DataError for a rollout that is there twice."""
+    row numbers that rise. Raises as it does."""
     if agents:
-        turns = (chunk for *_, mine in _chosen(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
+        turns = (chunk for *_, mine in chosen_parts(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
         require_agents(turns, agents, source)
-    seen, found = Names(), False
-    for numbers, mine in _chosen(source, columns, chosen, rows):
-        ids = mine["rollout_id"].to_pylist()
-        seen.add(ids)
+    found = False
+    for numbers, mine in chosen_parts(source, columns, chosen, rows):
         made = made_sequences(mine, source, agents, rendered=rendered)
         found = found or made.num_rows > 0
-        yield numbers, ids, made
+        yield numbers, mine["rollout_id"].to_pylist(), made
     if not found:
         raise no_token_ids(source)
-    if seen.repeated() is not None:
-        raise twice(source)
 
 
-def _chosen(
+def chosen_parts(
     source: str, columns: Sequence[str], chosen: np.ndarray, rows: int
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """(numbers among ``chosen``, their rows) of each part that has any."""
@@ -103,25 +95,6 @@ def _chosen(
         begin, end = np.searchsorted(chosen, (first, first + part.num_rows))
         if begin < end:
             yield np.arange(begin, end), part.take(pa.array(chosen[begin:end] - first))
-
-
-class Names:
-    """Names that must be unique: 16 bytes of each."""
-
-    def __init__(self) -> None:
-        self._keys: list[np.ndarray] = []
-
-    def add(self, names: Sequence[str]) -> None:
-        """The names of the next rows."""
-        digests = b"".join(xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass")) for name in names)
-        self._keys.append(np.frombuffer(digests, ">u8").reshape(-1, 2))
-
-    def repeated(self) -> int | None:
-        """A row whose name another one has, too."""
-        keys = np.concatenate(self._keys)
-        order = np.lexsort(keys.T)
-        same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)
-        return int(order[same.argmax()]) if same.any() else None
 
 
 def held_out(source: str, table: Table, split: float, seed: int) -> set[str]:

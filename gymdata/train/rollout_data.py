@@ -23,16 +23,8 @@ from gymdata.stats import unit_of
 from gymdata.train.sequence_data import TrainingExperiences, trained_rows
 
 #: Columns of rollouts that supervised training reads.
-SFT_COLUMNS: tuple[str, ...] = (
-    "rollout_id",
-    "group_id",
-    "rollout_index",
-    "reward",
-    "policy",
-    "policy_hash",
-    "temperature",
-    "turns",
-)
+_NAMES = "rollout_id group_id rollout_index reward policy policy_hash temperature turns"
+SFT_COLUMNS: tuple[str, ...] = tuple(_NAMES.split())
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 
@@ -56,9 +48,10 @@ def chosen_rollouts(table: pa.Table, select: Select, min_reward: float | None) -
 
 def rollouts_to_train(
     table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
-) -> np.ndarray:
-    """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``; the table
-    needs no turns. Raises DataError for an empty table, and RefusedError when no rollout is chosen (R501)."""
+) -> tuple[np.ndarray, int]:
+    """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``, and in how
+    many groups ``best`` chose among equal rewards; the table needs no turns. Raises DataError for an empty table, and
+    RefusedError when no rollout is chosen (R501)."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
     rows = of_model(table, model, where)
@@ -70,7 +63,12 @@ def rollouts_to_train(
             code="R501",
             hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
         )
-    return np.asarray(rows[chosen])
+    groups = (
+        table.take(pa.array(rows)).group_by("group_id").aggregate([("reward", what) for what in ("min_max", "count")])
+    )
+    equal = pc.equal(*(pc.struct_field(groups["reward_min_max"], end) for end in ("min", "max")))
+    tied = pc.sum(pc.and_(equal, pc.greater(groups["reward_count"], 1))).as_py() or 0
+    return np.asarray(rows[chosen]), tied if select == "best" else 0
 
 
 def distilled_rollouts(

@@ -54,6 +54,9 @@ JOB = "job"
 CHECKPOINTS = "checkpoints"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Mapping[str, Any]]
+#: A loss that rose by this factor has diverged, as have weights that changed by its square (adapters begin near 0), and a
+#: policy with this KL per token to the sampler.
+DIVERGED, FAR_KL = 10, 10
 #: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
@@ -96,6 +99,15 @@ class TrainReport(Report):
     def ok(self) -> bool:
         return self.learned is not False
 
+    def divergence(self) -> str:
+        """What shows that the training diverged; nothing where it did not."""
+        change, ends = self.run_json.get("weights_change", 0), self.training or {"first": {}, "last": {}}
+        last, limit = ends["last"], DIVERGED * max(1, abs(ends["first"].get("loss", 0)))
+        if abs(last.get("kl", 0)) <= FAR_KL and last.get("loss", 0) <= limit and change <= DIVERGED**2:
+            return ""
+        shown = [f"{FIGURES[name][0]} {last[name]:.2g}" for name in ("kl", "loss", "grad_norm") if name in last]
+        return ", ".join([*shown, f"weights changed by {change:.2g} times their size"])
+
     def to_dict(self) -> dict[str, Any]:
         return self.run_json
 
@@ -109,7 +121,7 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
-        rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient")]
+        rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient, beyond rounding")]
         if self.annotations:
             rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
@@ -271,8 +283,14 @@ def train(
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
     if not report.ok:
         progress.message(
-            f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient. "
-            "Look at the advantages and weights of the data, learning_rate and max_grad_norm"
+            f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient, "
+            f"beyond rounding (change: {facts.get('weights_change', 0):.2g} of their size). Look at the advantages and "
+            "weights of the data, learning_rate, warmup_steps and max_grad_norm"
+        )
+    elif signs := report.divergence():
+        progress.message(
+            f"warning: {report.output}: the training diverged: {signs}. Lower learning_rate "
+            f"({facts['settings']['learning_rate']:g}), or max_grad_norm, and train again with --overwrite"
         )
     return report
 

@@ -24,6 +24,7 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "input_ids",
     "loss_mask",
     "logprobs",
+    "turn_starts",
     "advantages",
     "weight",
     "temperature",
@@ -91,11 +92,6 @@ def sequence_names(table: pa.Table) -> list[str]:
     return [f"{rollout}/{index}" for rollout, index in zip(table["rollout_id"].to_pylist(), numbers, strict=True)]
 
 
-def twice(where: str) -> DataError:
-    """The error for a sequence that occurs more than once."""
-    return DataError(f"{where}: holds a sequence more than once", hint="are the same experiences given twice?")
-
-
 def training_experiences(
     table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
 ) -> TrainingExperiences:
@@ -113,8 +109,6 @@ def trained_rows(
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
     """
     names = sequence_names(table)
-    if len(set(names)) != len(names):
-        raise twice(where)
     ids = Ragged.of(table["input_ids"], np.int32)
     mask, logprobs, advantages = (
         _beside(table, name, kind, ids, names, where, first_row)
@@ -123,6 +117,15 @@ def trained_rows(
     reference = None
     if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
         reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
+    if "turn_starts" in table.column_names:  # those that are made of rollouts have none
+        starts = Ragged.of(table["turn_starts"])
+        odd = np.flatnonzero((starts.values < 0) | (starts.values > starts.spread(ids.lengths)))
+        for row, _ in map(starts.locate, odd[:1]):
+            raise DataError(
+                f"{where}, row {first_row + row}, sequence {names[row]}: turn_starts: got {starts.values[odd[0]]}, expected "
+                f"a place among its {counted(ids.lengths[row], 'token')}",
+                hint="correct these rows, or leave them out",
+            )
     NamedSequences(ids, mask, logprobs, names).refuse_odd_mask(where)
     mask = mask.like(mask.values.copy())
     mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
@@ -134,7 +137,7 @@ def trained_rows(
             (Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where
         )
     _refuse_not_finite("advantages", advantages, whole, where)
-    check_numbers(table, {"weight": 0.0, "temperature": 0.0}, lambda row: f"sequence {names[row]}", where, first_row)
+    check_numbers(table, {"weight": 0.0, "temperature": 0.0}, "sequence", names, where, first_row)
     weights = _weights(table, whole, where, first_row)
     longest = int(whole.lengths.max(initial=0))
     lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)

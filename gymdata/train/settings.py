@@ -26,7 +26,7 @@ from gymdata.settings import Config, Names, OnlyWith
 from gymdata.store import read_table
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
-from gymdata.train.parts import ROWS, experience_parts, held_out, pair_parts, rollout_parts
+from gymdata.train.parts import ROWS, chosen_parts, experience_parts, held_out, parts, rollout_parts
 from gymdata.train.rollout_data import (
     KTO_COLUMNS,
     SFT_COLUMNS,
@@ -195,7 +195,7 @@ class TrainDpoConfig(RenderedConfig):
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         rendered = bool(self.allow_rendered)
-        for first, part in pair_parts(source, self.columns, rows):
+        for first, part in parts(source, self.table, self.columns, rows):
             yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
 
 
@@ -373,19 +373,22 @@ class TrainSftConfig(RolloutsConfig):
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
-        chosen = rollouts_to_train(self.scored(table, source), self.select, self.min_reward, source, self.target_model)
-        parts: Iterable[TrainingExperiences]
+        chosen, tied = rollouts_to_train(
+            self.scored(table, source), self.select, self.min_reward, source, self.target_model
+        )
+        found: Iterable[TrainingExperiences]
         if self.distill:  # how many alternatives a token has is known only from the whole file
-            mine = read_table(source, self.table, columns=self.columns).take(pa.array(chosen))
+            mine = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
             agents, rendered = self.target_agents, bool(self.allow_rendered)
-            parts = [distilled_rollouts(mine, self.max_length, source, agents, rendered=rendered)]
+            found = [distilled_rollouts(mine, self.max_length, source, agents, rendered=rendered)]
         else:
             sequences = self.sequences(source, chosen, rows)
-            parts = (training_experiences(made, self.max_length, source) for *_, made in sequences)
+            found = (training_experiences(made, self.max_length, source) for *_, made in sequences)
         total, seen = table.num_rows, self.seen()
-        for data in parts:
-            yield trained_once(data, {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}, seen)
-            total = 0
+        for data in found:
+            counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
+            yield trained_once(data, counts | ({"groups_of_equal_rewards": tied} if tied else {}), seen)
+            total = tied = 0
 
 
 class TrainKtoConfig(RolloutsConfig):
@@ -442,7 +445,7 @@ class TrainRewardConfig(RenderedConfig):
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
-        for _, part in pair_parts(source, self.columns, rows):
+        for _, part in parts(source, self.table, self.columns, rows):
             yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
 
 

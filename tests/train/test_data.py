@@ -97,9 +97,3 @@ def test_rows_that_must_not_be_trained(row: dict[str, Any], error: type[Exceptio
     with pytest.raises(error, match=says) as caught:
         training_pairs(table({}, row))
     assert "p1" in str(caught.value)
-
-
-def test_a_pair_given_twice_is_refused() -> None:
-    """The same pair under two file names would be trained twice."""
-    with pytest.raises(DataError, match="duplicate pair_id"):
-        training_pairs(table({}, {"pair_id": "p0"}))

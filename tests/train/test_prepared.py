@@ -106,7 +106,7 @@ def test_parts_without_a_trained_token_say_nothing_of_columns(tmp_path: Path) ->
 def test_what_only_the_whole_file_shows_is_refused(tmp_path: Path) -> None:
     """In parts of one row: a sequence that is there twice, a weight that 2 of 3 rows have, the number of a bad row."""
     source = experiences(tmp_path, [{}, {}, {"rollout_id": "r0"}])
-    with pytest.raises(DataError, match="holds a sequence more than once"):
+    with pytest.raises(DataError, match="duplicate experience r0/0"):
         prepare(tmp_path / "data", RL.parts(source, 1))
     given = {"ce_weight": [0.0, 1.0, 1.0]}
     for rows in ([given, given, {}], [{}, given, given]):
@@ -121,8 +121,8 @@ def test_pairs_and_rollouts_that_are_there_twice_are_refused_across_parts(
 ) -> None:
     """The same row in two parts of one row is found as it is in one table."""
     for algorithm, table, name, says in (
-        ("dpo", PAIRS, "pairs.parquet", r"duplicate pair_id \w+"),
-        ("sft", ROLLOUTS, "rollouts.parquet", "holds a sequence more than once"),
+        ("dpo", PAIRS, "pairs.parquet", r"duplicate pair \w+"),
+        ("sft", ROLLOUTS, "rollouts.parquet", r"duplicate rollout \w+"),
     ):
         rows = read_table(sources[algorithm], table)
         file = write_table(pa.concat_tables([rows.slice(0, 3), rows.slice(1, 1)]), tmp_path / name, table)

@@ -93,8 +93,8 @@ class Curve:
 @dataclass(frozen=True)
 class Loss:
     """``aggregation``: the mean, as published. ``needs``: what it needs besides the saved log-probs and advantages.
-    ``at_zero``: whether it trains where every advantage is 0. ``over_batch``: it compares the tokens of the batch that it
-    is given. ``differs``: from the code that its authors, verl or TRL published."""
+    ``at_zero``: whether it trains where every advantage is 0. ``of_ratios``: whether it reads the saved log-probs.
+    ``over_batch``: it compares its batch's tokens. ``differs``: from the code that its authors, verl or TRL published."""
 
     name: str
     function: LossFunction
@@ -103,6 +103,7 @@ class Loss:
     aggregation: Aggregation
     needs: Literal["reference", "optimal_value"] | None = None
     at_zero: bool = False
+    of_ratios: bool = True
     over_batch: bool = False
     differs: str = ""
     curve: Curve | None = None

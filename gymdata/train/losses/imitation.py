@@ -9,7 +9,7 @@ from pydantic import Field
 from gymdata.train.losses._registry import LARGEST, Result, Tau, Tokens, loss
 
 
-@loss("−min(exp(A/tau), weight_max)·ℓ", "AWR, arXiv 1910.00177", "token", at_zero=True)
+@loss("−min(exp(A/tau), weight_max)·ℓ", "AWR, arXiv 1910.00177", "token", at_zero=True, of_ratios=False)
 def awr(
     at: Tokens,
     *,
@@ -21,7 +21,7 @@ def awr(
     return -weight.clamp(max=weight_max) * at.logprobs, weight > weight_max
 
 
-@loss("−[A > 0]·ℓ", "filtered behavior cloning (CRR, binary), arXiv 2006.15134", "token")
+@loss("−[A > 0]·ℓ", "filtered behavior cloning (CRR, binary), arXiv 2006.15134", "token", of_ratios=False)
 def filtered_bc(at: Tokens) -> Result:
     """What did better than its baseline."""
     return -at.logprobs * (at.advantages > 0), at.advantages <= 0

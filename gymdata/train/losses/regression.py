@@ -5,7 +5,14 @@ from __future__ import annotations
 from gymdata.train.losses._registry import Result, Tau, Tokens, loss
 
 
-@loss("−A·L + tau/2·(L − L_ref)²", "DRO, arXiv 2405.19107", "sequence-sum", needs="reference", at_zero=True)
+@loss(
+    "−A·L + tau/2·(L − L_ref)²",
+    "DRO, arXiv 2405.19107",
+    "sequence-sum",
+    needs="reference",
+    at_zero=True,
+    of_ratios=False,
+)
 def dro(at: Tokens, *, tau: Tau = 1.0) -> Result:
     """Richemond et al. 2024; A: reward − value."""
     assert at.reference is not None

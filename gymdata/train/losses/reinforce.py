@@ -9,7 +9,7 @@ from pydantic import Field
 from gymdata.train.losses._registry import Result, Tau, Tokens, loss
 
 
-@loss("−A·ℓ", "GPG, arXiv 2504.02546", "token", differs="none")
+@loss("−A·ℓ", "GPG, arXiv 2504.02546", "token", of_ratios=False, differs="none")
 def gpg(at: Tokens) -> Result:
     return -at.advantages * at.logprobs, at.unlimited
 
@@ -22,7 +22,7 @@ def topr(at: Tokens) -> Result:
     return -weight.masked_fill(at.advantages >= 0, 1.0) * at.advantages * at.logprobs, beyond
 
 
-@loss("−(A − baseline_shift)·L", "AsymRE, arXiv 2506.20520", "sequence-sum", at_zero=True)
+@loss("−(A − baseline_shift)·L", "AsymRE, arXiv 2506.20520", "sequence-sum", at_zero=True, of_ratios=False)
 def asymre(
     at: Tokens,
     *,
@@ -32,7 +32,7 @@ def asymre(
     return -(at.advantages - baseline_shift) * at.logprobs, at.unlimited
 
 
-@loss("−A·ℓ/(1 + tau)", "OPMD (Trinity-RFT), arXiv 2505.17826", "token")
+@loss("−A·ℓ/(1 + tau)", "OPMD (Trinity-RFT), arXiv 2505.17826", "token", of_ratios=False)
 def opmd(at: Tokens, *, tau: Tau = 1.0) -> Result:
     """The simplified form of the source."""
     return -at.advantages * at.logprobs / (1 + tau), at.unlimited

@@ -34,10 +34,11 @@ from gymdata.train.trainers.batches import (
     shared_tokens,
     siblings_together,
 )
-from gymdata.train.trainers.metrics import event
+from gymdata.train.trainers.metrics import RESOLUTION, event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Of each weight about this many numbers are remembered.
+REMEMBERED = 1 << 16
 #: Folder of a checkpoint with the parts of a sharded optimizer.
 OPTIMIZER_PARTS = "optimizer"
 
@@ -78,9 +79,9 @@ class Exact:
     step_batches: tuple[np.ndarray, ...] = ()
     #: Steps that the loss scaling of fp16 left out.
     steps_skipped: int = 0
-    #: Whether a step had a gradient, and the weights before the first one (``weight_sums``).
+    #: Whether a step had a gradient, and the weights before the first one (``some_weights``).
     had_gradient: bool = False
-    weights_before: Sequence[int] = ()
+    weights_before: Sequence[torch.Tensor] = ()
     #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -322,7 +323,7 @@ class Exact:
         zero, and not clipped it makes the weights NaN."""
         own: Any = super()
         norm, batches, self.step_batches = own._get_grad_norm(*given, **named), self.step_batches, ()
-        self.had_gradient |= norm is None or bool(norm)
+        self.had_gradient |= norm is None or bool(norm > RESOLUTION)
         if norm is None or math.isfinite(norm):
             return norm
         if self.args.fp16:  # whose loss scaling leaves such steps out and lowers the scale
@@ -352,12 +353,14 @@ class Exact:
             event("note", text=f"warning: {text}")
 
     def remember_weights(self) -> None:
-        self.weights_before = weight_sums(self.model)
+        self.weights_before = some_weights(self.model)
 
-    def weights_changed(self) -> bool:
-        """Whether the training changed any weight, on any process."""
-        changed = torch.tensor([weight_sums(self.model) != self.weights_before], device=self.accelerator.device)
-        return bool(self.accelerator.gather(changed.int()).any())
+    def weights_change(self) -> float:
+        """How much the training changed the weights, relative to them: |w − w0| / |w0| over all, on all processes."""
+        now, before = torch.cat(some_weights(self.model)), torch.cat(list(self.weights_before))
+        squares = torch.stack([(now - before).square().sum(), before.square().sum()])
+        changed, size = self.on_every_process(squares)
+        return math.sqrt(changed / size) if size else float(changed > 0)
 
     def measure(self) -> dict[str, object]:
         """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
@@ -410,15 +413,15 @@ class Exact:
         return ", ".join(self.data.rollouts_of(rows[rows < len(self.data)]))
 
 
-def weight_sums(model: Any) -> list[int]:
-    """The sum of the bits, read as integers, of each trained weight or of this process's part of it."""
-    sums = []
+def some_weights(model: Any) -> list[torch.Tensor]:
+    """float64 numbers of each trained weight or of this process's part of it, about ``REMEMBERED`` of each."""
+    found = [torch.empty(0, dtype=torch.float64)]
     for weight in model.parameters():
         if weight.requires_grad:
             mine = getattr(weight, "ds_tensor", weight).detach()  # DeepSpeed's part
             mine = (mine.to_local() if isinstance(mine, DTensor) else mine).contiguous().view(-1)
-            sums.append(int(mine.view(_INTEGERS[mine.element_size()]).sum(dtype=torch.int64)))
-    return sums
+            found.append(mine[:: max(1, len(mine) // REMEMBERED)].to("cpu", torch.float64, copy=True))
+    return found
 
 
 def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 EVENT = "@gymdata "
 METRICS = "metrics.jsonl"
 CURVE = "curve.png"
+#: Gradients, and changes of weights relative to the weights, below this are none: float32 does not resolve them.
+RESOLUTION = 2.0**-23
 #: Figures that are shown during training, by the names under which the trainers log them.
 FIGURES = {
     "loss": "loss",

@@ -23,6 +23,7 @@ from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.launch import Job
+from gymdata.train.losses import LOSSES
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.train.sequence_data import TrainingExperiences
 from gymdata.train.settings import TrainRlConfig
@@ -31,7 +32,11 @@ from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 
+#: The share of ratios outside of ``NEAR`` beyond which log-probs are not the model's that sampled the file.
 _MAY_BE_FAR = 0.05
+#: Of another model's: E r is 1 whatever sampled, so a mean outside of these bounds is of something else; and with a share
+#: outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to learn from.
+_MEANS, _HALF = (0.5, 2.0), 0.5
 #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
@@ -67,8 +72,9 @@ def build(
     made = BatchRLTrainer(
         data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **trainer
     )
-    on_policy = data.policy_hashes == {job["policy_hash"]}
-    made.when_sharded(lambda: made.compare(refuse=on_policy and not config.allow_biased_logprobs))
+    made.on_policy = data.policy_hashes == {job["policy_hash"]}
+    made.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
+    made.when_sharded(lambda: made.compare(refuse=not config.allow_biased_logprobs))
     return made
 
 
@@ -153,6 +159,8 @@ class BatchRLTrainer(Exact, Trainer):
 
     data: TrainingExperiences
     components: tuple[str, ...] = ("rl",)
+    #: Whether the model is the one that sampled the file, and whether the loss has ratios to the sampler.
+    on_policy, of_ratios = False, True
     #: Receives a step's values of each token, when they are stored.
     annotations: AnnotationWriter | None = None
 
@@ -326,7 +334,7 @@ class BatchRLTrainer(Exact, Trainer):
         """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
         file whose scores the loss does not need, sequences of about ``RATIO_TOKENS`` tokens are scored.
 
-        ``refuse``: the model is the one that sampled the file, so log-probs that disagree with it are an error (L305).
+        ``refuse``: log-probs that cannot be those of the policy that the file names are an error (L305).
         """
         sequences, known = self.data.sequences, self.data.ref_logprobs
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
@@ -334,10 +342,12 @@ class BatchRLTrainer(Exact, Trainer):
         every = known is None and needed
         rows = np.arange(len(sequences)) if every else sample(sequences.lengths, RATIO_TOKENS, self.args.seed)
         found = self.score_all(self.collator, rows)
-        ratios = Ratios()
+        ratios, recorded = Ratios(), False
         for part in chunks(found.offsets):
             mine = self.data.of_policy(rows[part])
-            ratios.add(part_of(found, part).values[mine], sequences.logprobs.take(rows[part]).values[mine])
+            saved = sequences.logprobs.take(rows[part]).values[mine]
+            ratios.add(part_of(found, part).values[mine], saved)
+            recorded |= bool(saved.any())
         if known is not None or needed:
             self.collator.reference = found if known is None else known
         if not ratios.tokens:
@@ -349,10 +359,19 @@ class BatchRLTrainer(Exact, Trainer):
                 "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
             )
             event("note", text=ratio_text(facts) + some)
-        if refuse and facts["share_outside"] > _MAY_BE_FAR:
+        outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
+        why = ""
+        if self.on_policy and outside > _MAY_BE_FAR:
+            why = f"the file says that this model sampled it, and {outside:.1%} of the ratios are outside {list(NEAR)}"
+        elif self.of_ratios and outside and not recorded:
+            why = "all of them are 0, as if each token had been certain"
+        elif self.of_ratios and not _MEANS[0] <= mean <= _MEANS[1]:
+            why = f"the mean ratio is {mean:.3g}, and about 1 whichever model sampled"
+        elif self.of_ratios and outside > _HALF > effective:
+            why = f"{outside:.1%} of the ratios are outside {list(NEAR)}, effective sample size {effective:.1%}"
+        if refuse and why:
             raise RefusedError(
-                f"the saved log-probabilities are not this model's, though the file says that it was sampled with it: "
-                f"{facts['share_outside']:.1%} of the ratios are outside [{NEAR[0]}, {NEAR[1]}]",
+                f"the saved log-probabilities are not those of the tokens: {why}",
                 code="L305",
                 hint="`gymdata audit` shows where; --allow-biased-logprobs trains all the same",
             )

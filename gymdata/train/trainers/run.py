@@ -40,11 +40,13 @@ from gymdata.train.token_checksum import TrainedTokens
 from gymdata.train.trainer_settings import fields_of, sort_settings
 from gymdata.train.trainers.metrics import (
     METRICS,
+    RESOLUTION,
     AnnotationsCallback,
     Recorder,
     StopOnSignal,
     draw_curve,
     event,
+    figures_of,
     summary,
 )
 
@@ -55,16 +57,8 @@ _THIS = "gymdata.train.trainers.run"
 _LAUNCHED = "GYMDATA_LAUNCHED"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt tokenizer.model "
+    "chat_template.jinja chat_template.json generation_config.json"
 )
 
 
@@ -120,7 +114,7 @@ def train(job: Job) -> int:
         trainer.end()
         return EXIT_INTERRUPTED
     trainer.report_skipped()
-    changed, measured = trainer.weights_changed(), trainer.measure()
+    change, measured = trainer.weights_change(), trainer.measure()
     save_model(trainer, job, out)
     if trainer.is_world_process_zero():
         draw_curve(out)
@@ -128,7 +122,9 @@ def train(job: Job) -> int:
         result = {
             **measured,
             # Weight decay changes weights without a gradient; before a resume only the metrics know.
-            "learned": changed and (trainer.had_gradient or any(row.get("grad_norm") for row in metrics)),
+            "learned": change > RESOLUTION
+            and (trainer.had_gradient or any(figures_of(row).get("grad_norm", 0) > RESOLUTION for row in metrics)),
+            "weights_change": change,
             "training": summary(metrics),
             "trained_tokens": token_checksum.as_json(),
             "steps": trainer.state.global_step,
@@ -275,7 +271,7 @@ def save_model(trainer: Any, job: Job, out: Path) -> None:
     trainer.save_trained(out)
     if not trainer.is_world_process_zero():
         return
-    for name in _TOKENIZER_FILES:
+    for name in _TOKENIZER_FILES.split():
         source = local_folder(job["model"]) / name
         if source.is_file():
             shutil.copyfile(source, out / name)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.train.trainers.command import gymdata
+from tests.train.trainers.conftest import start
 from tests.train.trainers.experience_files import experience_rows, write
 
 pytestmark = pytest.mark.torch
@@ -83,6 +85,34 @@ def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Pat
     done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", tmp_path / "out")
     assert (done.returncode, "L305" in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / "out" / "SUCCESS").exists()
+
+
+@pytest.mark.parametrize(
+    ("poison", "says"),
+    [
+        (lambda lp: -5.0, "mean ratio"),
+        (lambda lp: 0.0, "all of them are 0"),
+        (lambda lp: 4 * lp, r"% of the ratios are outside \[0.9, 1.1\], effective sample size"),
+    ],
+    ids=["a constant", "zeros", "another temperature"],
+)
+def test_log_probs_of_no_model_are_refused_wherever_they_are_from(
+    policy: Path, tmp_path: Path, poison: Any, says: str
+) -> None:
+    """A loose file that names another policy: numbers that no policy can have sampled with are L305, by name, and
+    --allow-biased-logprobs trains. A loss without ratios trains such files, and any takes moderate differences."""
+    honest = experience_rows(policy)
+    start("rl", write(tmp_path, honest), policy, tmp_path / "out", {})
+    rows = [
+        {**row, "logprobs": [poison(lp) if m else 0.0 for lp, m in zip(row["logprobs"], row["loss_mask"], strict=True)]}
+        for row in honest
+    ]
+    with pytest.raises(
+        RefusedError, match=f"(?s)saved log-probabilities are not those of the tokens: .*{says}.*allow-bias"
+    ):
+        start("rl", file := write(tmp_path, rows), policy, tmp_path / "out", {})
+    start("rl", file, policy, tmp_path / "out", {}, loss="filtered_bc")
+    start("rl", file, policy, tmp_path / "out", {}, allow_biased_logprobs=True)
 
 
 @pytest.mark.full
