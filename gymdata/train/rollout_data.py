@@ -23,8 +23,16 @@ from gymdata.stats import unit_of
 from gymdata.train.sequence_data import TrainingExperiences, trained_rows
 
 #: Columns of rollouts that supervised training reads.
-_NAMES = "rollout_id group_id rollout_index reward policy policy_hash temperature turns"
-SFT_COLUMNS: tuple[str, ...] = tuple(_NAMES.split())
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "turns",
+)
 Select = Literal["best", "above", "all"]
 _BATCH_ROWS = 4_096
 

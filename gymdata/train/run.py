@@ -284,13 +284,13 @@ def train(
     if not report.ok:
         progress.message(
             f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient, "
-            f"beyond rounding (change: {facts.get('weights_change', 0):.2g} of their size). Look at the advantages and "
-            "weights of the data, learning_rate, warmup_steps and max_grad_norm"
+            f"beyond rounding (change: {report.run_json.get('weights_change', 0):.2g} of their size). Look at the "
+            "advantages and weights of the data, learning_rate, warmup_steps and max_grad_norm"
         )
     elif signs := report.divergence():
         progress.message(
             f"warning: {report.output}: the training diverged: {signs}. Lower learning_rate "
-            f"({facts['settings']['learning_rate']:g}), or max_grad_norm, and train again with --overwrite"
+            f"({report.run_json['settings']['learning_rate']:g}), or max_grad_norm, and train again with --overwrite"
         )
     return report
 

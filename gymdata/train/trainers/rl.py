@@ -334,7 +334,8 @@ class BatchRLTrainer(Exact, Trainer):
         """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
         file whose scores the loss does not need, sequences of about ``RATIO_TOKENS`` tokens are scored.
 
-        ``refuse``: log-probs that cannot be those of the policy that the file names are an error (L305).
+        ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file; those that no policy
+        can have sampled with are named in any case.
         """
         sequences, known = self.data.sequences, self.data.ref_logprobs
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
@@ -369,12 +370,14 @@ class BatchRLTrainer(Exact, Trainer):
             why = f"the mean ratio is {mean:.3g}, and about 1 whichever model sampled"
         elif self.of_ratios and outside > _HALF > effective:
             why = f"{outside:.1%} of the ratios are outside {list(NEAR)}, effective sample size {effective:.1%}"
-        if refuse and why:
+        if why and refuse and self.on_policy:
             raise RefusedError(
-                f"the saved log-probabilities are not those of the tokens: {why}",
+                f"the saved log-probabilities are not this model's: {why}",
                 code="L305",
                 hint="`gymdata audit` shows where; --allow-biased-logprobs trains all the same",
             )
+        if why and self.is_world_process_zero():
+            event("note", text=f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
         return facts
 
     def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:

@@ -57,8 +57,16 @@ _THIS = "gymdata.train.trainers.run"
 _LAUNCHED = "GYMDATA_LAUNCHED"
 #: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
 _TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt tokenizer.model "
-    "chat_template.jinja chat_template.json generation_config.json"
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
 )
 
 
@@ -271,7 +279,7 @@ def save_model(trainer: Any, job: Job, out: Path) -> None:
     trainer.save_trained(out)
     if not trainer.is_world_process_zero():
         return
-    for name in _TOKENIZER_FILES.split():
+    for name in _TOKENIZER_FILES:
         source = local_folder(job["model"]) / name
         if source.is_file():
             shutil.copyfile(source, out / name)

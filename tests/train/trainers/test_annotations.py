@@ -67,9 +67,8 @@ def losses(out: Path) -> dict[int, float]:
 
 def train(kind: str, source: Path, policy: Path, out: Path, *more: object, rate: float = 0.0) -> Any:
     fixed = ("--set", f"learning_rate={rate}", "--set", "per_device_train_batch_size=2", "--json")
-    more += ("--allow-biased-logprobs",) if kind == "rl" else ()
     done = gymdata(f"train-{kind}", source, "-m", policy, "-o", out, *fixed, *more)
-    # Nothing is learned at a rate of 0; the log-probs of ``SHAPES`` are of no model.
+    # Nothing is learned at a rate of 0.
     assert done.returncode == (0 if rate else 1), done.stderr
     return json.loads(done.stdout)
 
