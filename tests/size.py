@@ -50,13 +50,13 @@ BUDGETS: dict[str, int] = {
     "store": 4_764,
     "tokenize": 495,
     "tour": 202,
-    "train": 7_034,
+    "train": 7_035,
     "validate": 1_447,
     "view": 3_169,
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_741, 707
+TOTAL, FILE_LINES = 70_742, 707
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 643, 1_191, 108
 
 

@@ -64,7 +64,7 @@ def test_a_format_is_recognised_imported_and_exported(logs: Path, tmp_path: Path
 
 def test_a_format_is_known_to_every_command(logs: Path) -> None:
     """validate says what the file holds and what to do; help has its name."""
-    assert f"{logs}: holds chat logs" in command("validate", logs, exit_code=2)
+    assert f"{logs}: contains chat logs" in command("validate", logs, exit_code=2)
     assert "chat-log" in command("import", "--help")
     assert "chat-log" in command("export", "--help")
 

@@ -265,7 +265,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         of_text = all(format is not None and format.holds_text for _, format in foreign)
         kind = "as text, without token IDs" if of_text else "and is checked after an import"
         listed = "\n".join(
-            f"{file.path}: holds {format.content}, {kind}" for file, format in foreign if format is not None
+            f"{file.path}: contains {format.content}, {kind}" for file, format in foreign if format is not None
         )
         files = " ".join(shlex.quote(str(file.path)) for file, _ in foreign)
         hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"

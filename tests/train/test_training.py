@@ -67,7 +67,7 @@ def test_another_table_is_named_with_the_way_on(
         return
     for module in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=f"{given.name}: holds.*{held}.*{wanted}") as refused:
+    with pytest.raises(DataError, match=f"{given.name}: contains.*{held}.*{wanted}") as refused:
         getattr(gymdata, f"train_{algorithm}")(given, tmp_path / "no-model", tmp_path / "out")
     assert (refused.value.got, refused.value.expected) == (held, wanted)
     make = {"pairs": "pairs", "experiences": "experience"}.get(wanted)

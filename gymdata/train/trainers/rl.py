@@ -366,10 +366,11 @@ class BatchRLTrainer(Exact, Trainer):
             why = f"the file says that this model sampled it, and {outside:.1%} of the ratios are outside {list(NEAR)}"
         elif self.of_ratios and outside and not recorded:
             why = "all of them are 0, as if each token had been certain"
-        elif self.of_ratios and not _MEANS[0] <= mean <= _MEANS[1]:
-            why = f"the mean ratio is {mean:.3g}, and about 1 whichever model sampled"
-        elif self.of_ratios and outside > _HALF > effective:
-            why = f"{outside:.1%} of the ratios are outside {list(NEAR)}, effective sample size {effective:.1%}"
+        elif self.of_ratios and (not _MEANS[0] <= mean <= _MEANS[1] or outside > _HALF > effective):
+            why = (
+                f"mean ratio {mean:.3g}, and it is about 1 whichever model sampled; {outside:.1%} outside {list(NEAR)}, "
+                f"effective sample size {effective:.1%}"
+            )
         if why and refuse and self.on_policy:
             raise RefusedError(
                 f"the saved log-probabilities are not this model's: {why}",

@@ -89,18 +89,27 @@ def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("poison", "says"),
     [
-        (lambda lp: -5.0, "mean ratio"),
-        (lambda lp: 0.0, "all of them are 0"),
-        (lambda lp: 4 * lp, r"% of the ratios are outside \[0.9, 1.1\], effective sample size"),
+        (lambda k, lp: -5.0, "mean ratio"),
+        (lambda k, lp: 0.0, "all of them are 0"),
+        (
+            lambda k, lp: lp - 2 if k % 4 == 0 else min(lp + 2, -1e-3),
+            "effective sample size",
+        ),
     ],
-    ids=["a constant", "zeros", "another temperature"],
+    ids=["a constant", "zeros", "noise"],
 )
 def test_log_probs_of_no_model_are_named(policy: Path, tmp_path: Path, poison: Any, says: str) -> None:
     """A loose file that names another policy: numbers that no policy can have sampled with are warned of (L305), and
     honest ones and losses without ratios are not."""
     honest = experience_rows(policy)
     rows = [
-        {**row, "logprobs": [poison(lp) if m else 0.0 for lp, m in zip(row["logprobs"], row["loss_mask"], strict=True)]}
+        {
+            **row,
+            "logprobs": [
+                poison(*each) if m else 0.0
+                for each, m in zip(enumerate(row["logprobs"]), row["loss_mask"], strict=True)
+            ],
+        }
         for row in honest
     ]
     told = [
