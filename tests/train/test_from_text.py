@@ -17,6 +17,8 @@ from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
+from gymdata.train import run
+from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig
 
 pytestmark = pytest.mark.torch
 
@@ -74,28 +76,43 @@ def test_a_file_of_answers_is_trained_by_one_command(tmp_path: Path, capsys: pyt
     assert "nothing to do" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("trainer", ["dpo", "reward"])
-def test_preferences_are_trained_by_one_command(trainer: str, tmp_path: Path) -> None:
-    """Their margins are not known, which is refused only where a loss reads them."""
+def checked(kind: type[TrainConfig], source: Path, **settings: Any) -> dict[str, int]:
+    """What would be trained, without the process that trains."""
+    config = kind.load(None, {"model": POLICY, "output": source.parent / "model", **settings})
+    return run.train(source, config, run_job=lambda *_: {}, dry_run=True).counts
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(TrainDpoConfig, {}), (TrainRewardConfig, {"split": 0.0})])
+def test_preferences_are_trained_though_their_margins_are_not_known(
+    kind: type[TrainConfig], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """They are refused only where a loss reads them; a dry run writes nothing."""
     rows = [{"prompt": f"How much is 2+{n}?", "chosen": str(2 + n), "rejected": str(3 + n)} for n in range(4)]
-    file, out = write(tmp_path / "rows.jsonl", *rows), tmp_path / "model"
-    train: Any = getattr(gymdata, f"train_{trainer}")
-    report = (
-        train(file, POLICY, out, dry_run=True, split=0.0)
-        if trainer == "reward"
-        else train(file, POLICY, out, dry_run=True)
-    )
-    assert report.counts["pairs"] == 4
-    assert not out.exists()
+    file = write(tmp_path / "rows.jsonl", *rows)
+    assert checked(kind, file, **settings)["pairs"] == 4
+    assert not (tmp_path / "model").exists()
     with pytest.raises(DataError, match="4 pairs have no margin"):
-        train(file, POLICY, out, dry_run=True, margin_scale=1.0, **({"split": 0.0} if trainer == "reward" else {}))
+        checked(kind, file, margin_scale=1.0, **settings)
 
 
-def test_labels_are_trained_by_one_command(tmp_path: Path) -> None:
-    """True is desirable, also where a prompt has a single answer."""
+def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:
+    """Also where a prompt has a single answer."""
     rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n == 2} for n in range(4)]
-    report = gymdata.train_kto(write(tmp_path / "rows.jsonl", *rows), POLICY, tmp_path / "model", dry_run=True)
-    assert (report.counts["desirable"], report.counts["undesirable"]) == (1, 3)
+    counts = checked(TrainKtoConfig, write(tmp_path / "rows.jsonl", *rows))
+    assert (counts["desirable"], counts["undesirable"]) == (1, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_every_trainer_of_text_trains(trainer: str, tmp_path: Path) -> None:
+    answers = {"prompt": "How much is 2+3?", "completion": "5"}
+    rows = [{**answers, "label": True}, {**answers, "completion": "6", "label": False}] if trainer == "kto" else [
+        {"prompt": f"How much is {n}+3?", "chosen": "5", "rejected": "6"} for n in (1, 2)
+    ]  # fmt: skip
+    train: Any = getattr(gymdata, f"train_{trainer}")
+    report = train(write(tmp_path / "rows.jsonl", *rows), POLICY, tmp_path / "model", max_steps=1)
+    assert report.trained_tokens["equal"]
+    assert (tmp_path / "model" / "SUCCESS").is_file()
 
 
 def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path: Path) -> None:
