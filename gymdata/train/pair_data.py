@@ -24,7 +24,7 @@ from gymdata.train import token_checksum as proof
 from gymdata.train.mapped import chunks, part_of
 
 #: Columns of a pairs file that training reads.
-PAIR_COLUMNS = (
+PAIR_COLUMNS: tuple[str, ...] = (
     "pair_id",
     "prompt_ids",
     "chosen_ids",
@@ -392,7 +392,7 @@ def numbers(table: pa.Table, name: str) -> np.ndarray:
 
 
 #: Columns of a pairs file that a reward model's training reads.
-REWARD_COLUMNS = (*PAIR_COLUMNS, "task_id")
+REWARD_COLUMNS: tuple[str, ...] = (*PAIR_COLUMNS, "task_id")
 
 
 @dataclass(frozen=True)
