@@ -60,9 +60,7 @@ types: .venv/.ready
 # After a change of a table, of run.json, of a code or of a loss.
 schemas: .venv/.ready
 	$(BIN)/python -m gymdata.store.json_schema --write schemas
-	$(BIN)/python -m gymdata.validate.codes_page --write gymdata/docs
-	$(BIN)/python .ci/losses_page.py --write gymdata/docs
-	$(BIN)/python -m gymdata.rewards.docs_table --write gymdata/docs
+	$(BIN)/python -m gymdata.cli.tables gymdata/docs
 
 # The documentation as a site, in build/site.
 docs: .venv/.ready

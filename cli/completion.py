@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import typing
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,11 +32,9 @@ def runs(incomplete: str) -> list[str]:
     return sorted(f"{prefix}{name}" for name in _below(start) if f"{prefix}{name}".startswith(incomplete))
 
 
-def rewards(incomplete: str) -> list[str]:
-    """Names of shipped rewards."""
-    from gymdata.rewards.named import REWARDS
-
-    return [name for name in REWARDS.names() if name.startswith(incomplete)]
+def named(module: str, registry: str, incomplete: str) -> list[str]:
+    """Names of a registry, for settings that take something else as well."""
+    return [name for name in getattr(import_module(module), registry).names() if name.startswith(incomplete)]
 
 
 def _below(start: str) -> Iterator[str]:
@@ -56,7 +55,11 @@ def _below(start: str) -> Iterator[str]:
 
 
 #: By the metavar in ``--help``.
-_OFFERED: dict[str, Callable[[str], list[str]]] = {"CODE": codes, "SPEC": rewards}
+_OFFERED: dict[str, Callable[[str], list[str]]] = {
+    "CODE": codes,
+    "LOSS": lambda incomplete: named("gymdata.train.losses._registry", "REGISTRY", incomplete),
+    "SPEC": lambda incomplete: named("gymdata.rewards.named", "REWARDS", incomplete),
+}
 _OFFERED |= dict.fromkeys(("RUN", "RUN…", "PATH", "PATH…", "PATH [PATH]", "[PATH]", "SQL PATH…"), runs)
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from .settings_page import HEAD, settings_page
+from .tables import filled
 
 #: Topics in the order of the path from tasks to a checkpoint; each is a file of ``gymdata/docs``.
 TOPICS = (
@@ -70,16 +71,19 @@ def read_page(topic: str) -> Page:
                 unknown.hint = f"gymdata {topic} --help"
             raise unknown
         (name,) = titled or named
-    return _page(name, settings_page()) if name == "settings" else _page(name)
+    return _page(name, settings_page() if name == "settings" else filled(_written(name)))
 
 
 def pages() -> list[Page]:
     """Every topic, for lists: of the page of settings its head alone, without loading the classes."""
-    return [_page(name, HEAD) if name == "settings" else _page(name) for name in TOPICS]
+    return [_page(name, HEAD if name == "settings" else _written(name)) for name in TOPICS]
 
 
-def _page(name: str, text: str | None = None) -> Page:
-    source = text or files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
+def _written(name: str) -> str:
+    return files("gymdata").joinpath("docs", f"{name}.md").read_text(encoding="utf-8")
+
+
+def _page(name: str, source: str) -> Page:
     # Comments are notes to the tests that run the blocks.
     text = re.sub(r"^<!--.*?-->\n", "", source, flags=re.MULTILINE | re.DOTALL)
     title, summary = text.split("\n\n")[:2]

@@ -80,6 +80,10 @@ class Registry(Generic[T]):
             raise UsageError.unknown_choice(self.what, name, names)
         return self._entries[name]
 
+    def texts(self) -> str:
+        """All names, each with its help text, for the description of a setting."""
+        return ", ".join(f"{e.name} ({e.help[:1].lower()}{e.help[1:].rstrip('.')})" for e in self)
+
     def literal(self) -> Any:
         """The type of a setting that takes one of the names, for pydantic, help and completion."""
         return Literal.__getitem__(self.names())

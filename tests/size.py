@@ -16,12 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_402,
+    ".": 3_406,
     "audit": 1_287,
     "chat": 994,
     "check": 537,
     "checks": 2_674,
-    "cli": 3_278,
+    "cli": 3_362,
     "collect": 3_623,
     "credit": 1_332,
     "demo": 386,
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "query": 1_420,
     "remote": 1_437,
     "report": 1_418,
-    "rewards": 1_948,
+    "rewards": 1_911,
     "rollouts": 3_076,
     "score": 786,
     "scores": 210,
@@ -51,12 +51,12 @@ BUDGETS: dict[str, int] = {
     "tokenize": 495,
     "tour": 202,
     "train": 7_035,
-    "validate": 1_447,
+    "validate": 1_395,
     "view": 3_169,
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_742, 707
+TOTAL, FILE_LINES = 70_741, 707
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 643, 1_191, 108
 
 

@@ -81,6 +81,12 @@ def test_a_reward_and_a_strategy_make_pairs(logs: Path, tmp_path: Path) -> None:
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == ("t-3", "t-2")
 
 
+def test_a_reward_is_in_the_documentation_and_a_strategy_in_the_help() -> None:
+    """The table of rewards is made where it is read; a choice stands there with its text."""
+    assert "| `polite` | The last message says please or thank you |" in command("docs", "your-reward")
+    assert "second-best (the best rollout of each group and the one after it)" in command("pairs", "--help")
+
+
 @pytest.mark.torch
 def test_a_loss_is_a_choice_with_its_settings() -> None:
     """Its name, its mean and its setting are those of train-rl, and its function is called masked."""
@@ -93,3 +99,4 @@ def test_a_loss_is_a_choice_with_its_settings() -> None:
     )
     assert said.splitlines() == ["token {'scale': 1.0} True", "[[6.0, 0.0]]"]
     assert "advantage_only" in command("train-rl", "--help")
+    assert "| `advantage_only` | −scale·A·ℓ | token | `scale` 1 |" in command("docs", "batch-rl")

@@ -61,8 +61,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return f"]({match[0][2:-1]})" if not (ROOT / path).exists() else "]()"
         return f"]({target}{match[2] or ''})"
 
+    from gymdata.cli.tables import filled
+
     # A link without a page keeps its text.
-    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(linked, markdown))
+    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(linked, filled(markdown)))
 
 
 def settings() -> str:

@@ -38,7 +38,7 @@ class PairsConfig(Config):
         description="Comparisons that bear out a pair: consistent in both positions, or any (default: consistent).",
     )
     fork: bool | None = pydantic.Field(None, description="Extend prompts to where the two rollouts diverge.")
-    strategy: StrategyName = pydantic.Field("best-worst", description="Pairing strategy, within a group.")
+    strategy: StrategyName = pydantic.Field("best-worst", description=f"Pairing strategy: {STRATEGIES.texts()}.")
     min_margin: float = pydantic.Field(
         0.0, ge=0.0, allow_inf_nan=False, description="Minimum score difference, exclusive."
     )

@@ -15,6 +15,7 @@ CASES = {
     "gymdata validate --expl": {"--explain"},
     "gymdata validate --explain L3": {"L301", "L302", "L303", "L304", "L305"},
     "gymdata pairs --strategy ad": {"adjacent"},
+    "gymdata train-rl --loss gs": {"gspo"},
     "gymdata show runs/": {"runs/one", "runs/one/pairs-reward", "runs/two"},
     "gymdata validate runs/o": {"runs/one", "runs/one/pairs-reward"},
     "gymdata docs your-s": {"your-server"},

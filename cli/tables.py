@@ -1,0 +1,77 @@
+"""Tables of the documentation that are made from the registries, so that an addition is in them without a change of a page.
+
+``python -m gymdata.cli.tables gymdata/docs`` writes them into the pages as they are now, for readers of the repository.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gymdata.registry import Setting, shown
+
+
+def rewards() -> Iterator[str]:
+    """Name, when it is 1, and what it needs."""
+    from gymdata.rewards.named import REWARDS
+
+    yield from ("| name | 1 when | needs |", "| --- | --- | --- |")
+    for entry in REWARDS:
+        argument = f"[:{entry.object.argument}]" if entry.object.argument else ""
+        yield f"| `{entry.name}{argument}` | {entry.help.rstrip('.')} | {entry.object.needs or '–'} |"
+
+
+def losses() -> Iterator[str]:
+    from gymdata.train.losses import LOSSES
+
+    yield "| `--loss` | loss | aggregation | settings and defaults | source | published code |"
+    yield "|---|---|---|---|---|---|"
+    for name, loss in LOSSES.items():
+        code = {"": "–", "none": "equal"}.get(loss.differs, loss.differs)
+        facts = (f"`{name}`", loss.formula, loss.aggregation, _settings(loss.options), loss.source, code)
+        yield f"| {' | '.join(facts)} |"
+
+
+def estimators() -> Iterator[str]:
+    from gymdata.credit.estimators import ALL
+
+    yield "| `--estimator` | advantage | settings and defaults | source | when |"
+    yield "| --- | --- | --- | --- | --- |"
+    yield from (f"| `{e.name}` | {e.formula} | {_settings(e.options)} | {e.source} | {e.when} |" for e in ALL.values())
+
+
+def codes() -> Iterator[str]:
+    """A paragraph for each code, below the title of its family."""
+    from gymdata.checks.violations import CODES, FAMILIES
+
+    others = {code.code[0]: "Of other packages" for code in CODES.values() if code.code[0] not in FAMILIES}
+    for letter, title in {**FAMILIES, **others}.items():
+        of_family = [code for code in CODES.values() if code.code.startswith(letter)]
+        yield from [f"## {title}\n"] if of_family else []
+        for code in of_family:
+            meaning = code.meaning[0].upper() + code.meaning[1:]
+            yield f"**{code.code} {code.name}** ({code.severity}). {meaning}. {code.explanation}\n"
+
+
+def _settings(options: Mapping[str, Setting]) -> str:
+    return ", ".join(f"`{name}` {shown(option.default)}" for name, option in options.items()) or "–"
+
+
+TABLES = {"rewards": rewards, "losses": losses, "estimators": estimators, "codes": codes}
+
+
+def filled(page: str) -> str:
+    """The text of a page with its tables as they are now."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, mark, rest = page.partition(begin)
+        if mark:
+            text = "\n".join(table()).rstrip()
+            page = f"{before}{begin}\n{text}\n\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+if __name__ == "__main__":
+    for path in Path(sys.argv[1]).glob("*.md"):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
