@@ -170,7 +170,8 @@ def _instead(path: Path | str, held: str, wanted: str) -> str | None:
 
 def foreign_row_hint(keys: Sequence[str], wanted: str) -> str:
     """What to do about a row that has the keys of no table where the table ``wanted`` is read."""
-    made = _instead("RUN", "", wanted) or "`gymdata docs your-data` shows how rows of other systems are imported"
+    reads = "`gymdata docs your-data` lists which rows of other systems are read"
+    made = "; ".join(filter(None, (_instead("RUN", "", wanted), reads)))
     return f"this does not look like the table {wanted}: its first keys are {', '.join(keys[:4])}; {made}"
 
 
@@ -285,11 +286,14 @@ class DataError(GymdataError):
 
     @classmethod
     def refuse_pipe(cls, path: Path) -> None:
-        """Raise when ``path`` is a pipe or a device: what is read from one cannot be read again."""
+        """Raise when ``path`` is a pipe or a device: what is read from one cannot be read again; and for what Git left there
+        in place of a file."""
         if path.exists() and not path.is_file() and not path.is_dir():
             raise cls.unreadable(
                 path, "is no regular file, and files are read more than once", "write it to a file first"
             )
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
+            raise cls.unreadable(path, "is a pointer of Git LFS, not the file", "`git lfs pull` fetches it")
 
     @classmethod
     def damaged(cls, path: Path | str, why: str) -> DataError:
@@ -353,6 +357,7 @@ class DataError(GymdataError):
         return cls(
             f"{path}: table {table} lacks the {plural(len(missing), 'column')} {', '.join(missing)} "
             f"(has {', '.join(has[:20])})",
+            hint=None if "run_id" in has else f"rows of another system? `gymdata import {path} -o RUN` reads them",
             code="S103",
         )
 

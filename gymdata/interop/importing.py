@@ -49,6 +49,8 @@ Check = Callable[[Mapping[str, Any]], None]
 
 def reason_of(error: Exception) -> str:
     """Why one of ``ODD`` makes a row unusable, in words."""
+    if isinstance(error, KeyError):
+        return f"{error.args[0]}: is missing"
     return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
 
 

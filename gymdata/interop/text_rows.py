@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from gymdata.interop.rows import (
     refuse_surrogates,
 )
 from gymdata.rollouts.messages import STRICT
+from gymdata.store.formats import OWN
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.
 _FROM = {
@@ -32,6 +34,9 @@ _FROM = {
 }
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
+_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+#: Columns of whether an answer is desirable.
+LABELS = ("label", "kto_tag")
 #: Columns of pairs with a number per token.
 PAIR_LISTS = (
     *("prompt_ids", "chosen_ids", "rejected_ids"),
@@ -43,8 +48,14 @@ def first_row(value: Any) -> Mapping[str, Any]:
     """The first row of a document, which is a list of rows or one; an empty object for anything else, and for gymdata's own
     rows."""
     row = value[0] if isinstance(value, list) and value else value
-    own = ("rollout_id", "pair_id", "comparison_id")
-    return row if isinstance(row, dict) and not any(name in row for name in own) else {}
+    return row if isinstance(row, dict) and OWN.isdisjoint(row) else {}
+
+
+def column(row: Mapping[str, Any], *names: str) -> str:
+    """The first of these columns that ``row`` has. Raises BadItem."""
+    if name := next((name for name in names if row.get(name) is not None), None):
+        return name
+    raise BadItem("S103", f"{' and '.join(names)}: missing")
 
 
 def ends_with_answer(messages: Any) -> bool:
@@ -52,13 +63,15 @@ def ends_with_answer(messages: Any) -> bool:
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict):
         return False
-    return last.get("role") == "assistant" or _FROM.get(str(last.get("from"))) == "assistant"
+    return last.get("role") == "assistant" or _FROM.get(str(last.get("from")).lower()) == "assistant"
 
 
 def conversation(value: Any, where: str) -> list[Message]:
-    """The messages of a text, which is a user's message, or of a list of messages of either shape. Raises BadItem."""
+    """The messages of a text, which is a user's message or all that HH-RLHF has in one, or of a list of messages of either
+    shape. Raises BadItem."""
     if isinstance(value, str):
-        return [message_of("user", value)]
+        messages = spoken(value) or [message_of("user", value)]
+        return messages[:-1] if messages[-1] == message_of("assistant", "") else messages
     if not isinstance(value, list) or not value:
         raise BadItem(
             "S102", f"{where}: got {json_kind(value) if value != [] else 'no message'}, expected text or messages"
@@ -76,14 +89,41 @@ def answer(value: Any, where: str) -> list[Message]:
     return messages
 
 
-def with_system(system: Any, messages: list[Message]) -> list[Message]:
-    """``messages`` after the system message of a row that has one beside them."""
-    has_one = isinstance(system, str) and system.strip() and messages[0]["role"] != "system"
+def spoken(text: Any) -> list[Message]:
+    """The messages of a text of HH-RLHF; none when it is not one."""
+    if not isinstance(text, str) or not text.startswith(("\n\nHuman:", "\n\nAssistant:")):
+        return []
+    _, *parts = re.split("\n\n(Human|Assistant):", text)
+    return [
+        message_of("user" if speaker == "Human" else "assistant", said.strip())
+        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def instruction(row: Mapping[str, Any]) -> str:
+    """The user's message of a row: its instruction, and its input, or context, below it."""
+    texts = [row["instruction"], row.get("input") or row.get("context")]
+    return "\n\n".join(text for text in texts if isinstance(text, str) and text.strip())
+
+
+def in_context(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+    """``messages`` after the system message and the earlier exchanges (``history``) that a row has beside them."""
+    before = [
+        {"role": role, "content": text}
+        for exchange in row.get("history") or ()
+        for role, text in zip(("user", "assistant"), exchange, strict=True)
+    ]
+    messages = [*conversation(before, "history"), *messages] if before else messages
+    system = _text(row.get("system") or row.get("system_prompt"), "system")
+    has_one = system is not None and system.strip() and messages[0]["role"] != "system"
     return [message_of("system", system), *messages] if has_one else messages
 
 
 def tools_of(row: Mapping[str, Any]) -> str:
-    """The tools of a row as JSON text; they may be text themselves, or OpenAI's ``functions``. Raises BadItem."""
+    """The tools of a row as JSON text; they may be text themselves, or OpenAI's ``functions``. Raises BadItem, also for a
+    row with images."""
+    if media := next((name for name in _MEDIA if row.get(name)), None):
+        raise BadItem("S102", f"{media}: images, audio and video are not trained")
     tools = row.get("tools") or row.get("functions") or []
     if isinstance(tools, str):
         try:
@@ -102,7 +142,7 @@ def _message(message: Any, where: str) -> Message:
         role, content = _FROM.get(str(message["from"]).lower()), message.get("value")
         if role is None:
             raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
-        if message["from"] == "function_call":
+        if str(message["from"]).lower() == "function_call":
             return message_of(role, "", tool_calls=_calls(content, f"{where}.value"))
     else:
         role, content = message.get("role"), message.get("content")
@@ -115,7 +155,7 @@ def _message(message: Any, where: str) -> Message:
         more["reasoning"] = reasoning
     if calls := message.get("tool_calls") or message.get("function_call"):
         more["tool_calls"] = _calls(calls, where)
-    if message.get("weight") == 0:
+    if message.get("weight") == 0 or any(message.get(name) is False for name in ("train", "training", "loss")):
         more["extra"] = STRICT.encode({"weight": 0})
     text = _text(content, f"{where}.content")
     if text is None and "tool_calls" not in more:
@@ -170,6 +210,8 @@ def rollout_row(
     columns of its task."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
+    labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
+    reward = next(iter(labels.values()), None) if reward is None else reward
     made = foreign_row(row, [*prompt, *written], importing, reward=reward, tools=tools_of(row))
     task = {
         name: value for name, value in row.items() if name not in ("messages", "prompt", "tools", "functions", *texts)
@@ -179,7 +221,7 @@ def rollout_row(
         made["task"] = STRICT.encode({**task, "task_id": made["task_id"], **({"messages": given} if given else {})})
     except ValueError:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
-    return made | {"rewards": dict(rewards or {})}
+    return made | {"rewards": labels | dict(rewards or {})}
 
 
 def pair_row(
@@ -189,9 +231,12 @@ def pair_row(
     importing: Importing,
     margin: float = math.nan,
 ) -> Columns:
-    """The pairs row of a prompt and the (chosen, rejected) answers to it. Raises BadItem for equal sides."""
+    """The pairs row of a prompt and the (chosen, rejected) answers to it. Raises BadItem for equal sides, and for one that
+    does not end with an answer."""
     refuse_surrogates(row)
     chosen, rejected = map(list, sides)
+    if last := next((side[-1]["role"] for side in sides if side[-1]["role"] != "assistant"), None):
+        raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
     if chosen == rejected:
         raise BadItem("P601", "chosen and rejected are the same")
     text = json.dumps([[m["role"], m["content"]] for m in prompt]).encode()

@@ -98,7 +98,10 @@ def _table_of(source: Source) -> str:
     if source.kind == "journal":
         return ROLLOUTS.name
     where = str(source.path)
-    if (foreign := format_of(source)) is not None and foreign.read_in_place:
+    foreign = format_of(source)
+    if foreign is not None and not foreign.read_in_place:
+        raise foreign.refused(source, "one of gymdata's tables")
+    if foreign is not None:
         return ROLLOUTS.name
     if source.kind == "parquet":
         from gymdata.store.tables import schema_of

@@ -5,7 +5,9 @@ Formats are files of ``gymdata/interop/formats/`` and entry points of the group 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -16,6 +18,8 @@ from gymdata.store.paths import Source
 
 #: Rows that are looked at.
 _LOOKED_AT = 20
+#: Columns of gymdata's own tables.
+OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
 
 
 class ForeignFormat:
@@ -37,6 +41,13 @@ class ForeignFormat:
         """Whether a JSON value, a row or a whole file, is in this format."""
         raise NotImplementedError
 
+    def refused(self, source: Source, wanted: str) -> DataError:
+        """The error of a command that reads ``wanted`` from a file of this format."""
+        trains = "; the training commands take it as it is" if self.holds_text else ""
+        hint = f"`gymdata import {shlex.quote(str(source.path))} -o RUN` reads it{trains}"
+        content = self.content + " as text" * self.holds_text
+        return DataError(f"{source.path}: contains {content}, expected {wanted}", hint=hint)
+
     def rollouts(self, source: Source) -> Iterator[Mapping[str, Any]]:
         """The rollouts rows of a file that is read in place (arrays are numpy, times are text)."""
         raise NotImplementedError
@@ -53,33 +64,53 @@ def head(source: Source) -> list[bytes]:
 def format_of(source: Source) -> ForeignFormat | None:
     """The format of a file, by its first rows or the one value that it is; None for gymdata's own, for one that is not
     known, and for a file that cannot be read."""
-    if source.kind != "jsonl":
+    if source.kind == "journal":
         return None
     try:
-        lines = head(source)
-        known = [entry.object(entry.name) for entry in FORMATS]
-        formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
+        if source.kind == "parquet":
+            values: Iterable[Any] = _rows(source)
+            formats = [one for entry in FORMATS if (one := entry.object(entry.name)).marks] if values else []
+        else:
+            lines = head(source)
+            known = [entry.object(entry.name) for entry in FORMATS]
+            formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
+            values = _values(source, lines)
         if formats:
-            for value in _values(source, lines):
+            for value in values:
                 for one in formats:
                     if one.recognise(value):
                         return one
-    except (DataError, OSError):
+                if isinstance(value, dict) and not OWN.isdisjoint(value):
+                    return None
+    except (DataError, OSError, ValueError):  # Arrow's errors of a Parquet file are ValueErrors
         # The reader reports what is wrong with the file.
         return None
     return None
 
 
 def _values(source: Source, lines: Sequence[bytes]) -> Iterator[Any]:
-    """The values of ``lines``, or of the whole file when its first line is not one."""
+    """The values of ``lines``, or of the whole file when its first line is not one; after a list the first of its rows."""
     whole = False
     for number, line in enumerate(lines):
         try:
-            yield decode(line)
+            value = decode(line)
         except ValueError:
             whole = whole or number == 0
+        else:
+            yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
     if whole:
-        try:
-            yield decode(b"\n".join(line for _, line in iter_lines(source)))
-        except ValueError:
-            return
+        with contextlib.suppress(ValueError):
+            value = decode(b"\n".join(line for _, line in iter_lines(source)))
+            yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
+
+
+def _rows(source: Source) -> list[Any]:
+    """The first rows of a Parquet file, without their empty columns; none of gymdata's own."""
+    from gymdata.remote.reading import parquet_file
+
+    with parquet_file(source.path) as file:
+        if not OWN.isdisjoint(file.schema_arrow.names):
+            return []
+        batch = next(file.iter_batches(_LOOKED_AT), None)
+        rows = batch.to_pylist() if batch is not None else []
+    return [{name: cell for name, cell in row.items() if cell is not None} for row in rows]

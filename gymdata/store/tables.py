@@ -385,10 +385,12 @@ def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
     """(line, row, bytes) of a file in our format, or in a foreign one that holds rollouts."""
-    foreign = format_of(source) if table.name == ROLLOUTS.name else None
-    if foreign is None or not foreign.read_in_place:
+    foreign = format_of(source)
+    if foreign is None or (foreign.read_in_place and table.name != ROLLOUTS.name):
         yield from _parsed(source)
         return
+    if not foreign.read_in_place:
+        raise foreign.refused(source, table.name)
     for number, row in enumerate(foreign.rollouts(source), 1):
         yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.progress import Progress
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.formats import format_of
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
 
 if TYPE_CHECKING:
@@ -26,12 +29,10 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     Raises UsageError for a trainer that needs sampled tokens, DataError for preferences where answers are needed, or the
     reverse.
     """
-    from gymdata.interop.formats import recognised
-
     if Path(source).is_dir() or not files:
         return None
-    formats = [recognised(file) if file.path.stat().st_size else None for file in files]
-    format = formats[0]
+    formats = [format_of(file) for file in files]
+    format = cast("Format | None", formats[0])
     if format is None or any(other is None or other.name != format.name for other in formats) or not format.holds_text:
         return None
     if not isinstance(settings, RenderedConfig):
@@ -68,7 +69,7 @@ def rendered(
     )
     first = _first_rejected(text) if imported.rejected else ""
     if not imported.rollouts + imported.pairs:
-        raise DataError(f"{files[0].path}: none of {counted(imported.rows_in, 'row')} can be used (first: {first})")
+        raise DataError(f"{files[0].path}: no row can be used, of {imported.rows_in:,} (first: {first})")
     report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
     progress.message(
         f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the "
@@ -82,9 +83,19 @@ def rendered(
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update["select"] = "all"
+    elif isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set and _has_labels(text):
+        update |= {"select": "above", "min_reward": 0.5 if settings.min_reward is None else settings.min_reward}
+        progress.message("answers with a false label are not trained (--select all trains them)")
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
         update["threshold"] = 0.5
     return str(tokens), settings.model_copy(update=update)
+
+
+def _has_labels(text: Path) -> bool:
+    from gymdata.interop.text_rows import LABELS
+
+    rewards = read_table(text, ROLLOUTS, ("rewards",))["rewards"]
+    return any(name in LABELS for chunk in rewards.chunks for name in chunk.keys.unique().to_pylist())
 
 
 def _first_rejected(text: Path) -> str:

@@ -222,12 +222,12 @@ def _refuse_other_output(folder: Path) -> None:
 
 def kind_of(source: Source) -> Kind:
     """The kind of a file's rows, from its metadata or its first row."""
-    if source.kind == "parquet":
-        return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
     if source.kind == "journal":
         return "rollouts"
     if (format := format_of(source)) is not None:
         return "nemo" if format.read_in_place else "foreign"
+    if source.kind == "parquet":
+        return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
     try:
         lines = head(source)
     except DataError:

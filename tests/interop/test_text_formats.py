@@ -50,6 +50,26 @@ def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
         ("trl-prompt-completion", {"prompt": [QUESTION], "completion": [ANSWER]}, [QUESTION, ANSWER]),
         ("trl-prompt-completion", {"prompt": "How much is 2+3?", "response": "5"}, [QUESTION, ANSWER]),
         (
+            "trl-prompt-completion",
+            {"system_prompt": "Be brief.", "history": [["Hi", "Yes?"]], "question": "How much is 2+3?", "response": "5"},
+            [
+                {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Yes?"}, QUESTION, ANSWER,
+            ],
+        ),
+        ("trl-prompt-completion", {"query": "How much is 2+3?", "response": "5"}, [QUESTION, ANSWER]),
+        (
+            "alpaca",
+            {"instruction": "Add.", "context": "2 and 3", "response": "5", "category": "closed_qa"},
+            [{"role": "user", "content": "Add.\n\n2 and 3"}, ANSWER],
+        ),
+        (
+            "sharegpt",
+            {"instruction": "Other", "response": "words", "conversations": [
+                {"from": "Human", "value": "How much is 2+3?"}, {"from": "GPT", "value": "5"}]},
+            [QUESTION, ANSWER],
+        ),
+        (
             "alpaca",
             {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", "history": [["Hi", "Yes?"]]},
             [
@@ -114,6 +134,18 @@ def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
         ),
         (
             "trl-preference",
+            {"prompt": "\n\nHuman: How much is 2+3?\n\nAssistant:", "response": "5", "chosen": "5", "rejected": "6"},
+            math.nan,
+        ),
+        ("trl-preference", {"system": "", "question": "How much is 2+3?", "chosen": "5", "rejected": "6"}, math.nan),
+        (
+            "trl-preference",
+            {"input": "How much is 2+3?", "chosen": "5", "rejected": "6", "chosen-rating": 5, "rejected-rating": 3},
+            2.0,
+        ),
+        ("trl-preference", {"messages": [QUESTION, ANSWER], "rejected_response": "6"}, math.nan),
+        (
+            "trl-preference",
             {"conversations": [{"from": "human", "value": "How much is 2+3?"}], "chosen": {"from": "gpt", "value": "5"},
              "rejected": {"from": "gpt", "value": "6"}},
             math.nan,
@@ -173,6 +205,9 @@ def test_attributes_of_helpsteer_are_named_rewards_and_no_total_is_made_of_them(
         ({"messages": [QUESTION, {"role": "assistant", "content": None}]}, "messages[1].content: got none"),
         ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
         ({"messages": "x"}, "no message of the assistant"),
+        ({"prompt": "x", "chosen": "a", "rejected": "b"}, "messages: is missing"),
+        ({"messages": [{"role": "user", "content": "<image>Who?"}, ANSWER], "images": ["1.png"]}, "images: images"),
+        ("x", "expected a conversation"),
         ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
     ],
 )
@@ -183,6 +218,84 @@ def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: st
     (rejected,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
     assert rejected["line"] == 2
     assert reason in rejected["reason"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": [{"role": "system", "content": "Be brief."}, QUESTION]}, "prompt: got other messages"),
+        ({"chosen": [QUESTION, ANSWER, QUESTION], "rejected": [QUESTION, WRONG]}, "ends with a message of role 'user'"),
+    ],
+)
+def test_sides_that_do_not_follow_their_prompt_are_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    sides = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
+    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", sides, sides | row), tmp_path / "run")
+    assert (summary.pairs, summary.rejected) == (1, 1)
+    assert reason in (tmp_path / "run" / "rejected.jsonl").read_text()
+
+
+def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_path: Path) -> None:
+    row = {"system": "Be brief.", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert said(pair["prompt"]) == [{"role": "system", "content": "Be brief."}, QUESTION]
+
+
+@pytest.mark.parametrize("label", ["label", "kto_tag"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [QUESTION, ANSWER]},
+        {"instruction": "Add.", "output": "5"},
+        {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "5"}]},
+    ],
+)
+def test_whether_an_answer_is_desirable_is_read_in_every_format(
+    row: dict[str, Any], label: str, tmp_path: Path
+) -> None:
+    rollouts = imported(write(tmp_path / "rows.jsonl", row | {label: True}, row | {label: False}), tmp_path)
+    assert [rollout["reward"] for rollout in rollouts] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("field", ["train", "training", "loss"])
+def test_a_message_that_its_file_does_not_train_has_the_weight_0(field: str, tmp_path: Path) -> None:
+    row = {"messages": [QUESTION, ANSWER | {field: False}, QUESTION, WRONG | {field: True}]}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    assert [m["extra"] for m in rollout["messages"]] == [None, '{"weight": 0}', None, None]
+
+
+@pytest.mark.parametrize("suffix", ["json", "parquet", "jsonl"])
+def test_the_format_is_that_of_the_first_row_that_has_one(suffix: str, tmp_path: Path) -> None:
+    rows = [{"messages": [QUESTION]}, {"messages": [QUESTION, ANSWER]}]
+    file = write(tmp_path / f"rows.{suffix}", rows) if suffix == "json" else write(tmp_path / f"rows.{suffix}", *rows)
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.format, summary.rollouts, summary.rejected) == ("trl-messages", 1, 1)
+
+
+@pytest.mark.parametrize("read", [gymdata.tokenize, gymdata.pairs, gymdata.report, gymdata.validate])
+def test_other_commands_say_what_such_a_file_is(read: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.json", [{"messages": [QUESTION, ANSWER]}])
+    more = {"tokenizer": "sample_data/policy"} if read is gymdata.tokenize else {}
+    with pytest.raises(DataError, match=r"chat messages with answers,? as text") as error:
+        read(file, **({} if read is gymdata.validate else {"output": tmp_path / "out.parquet"}), **more)
+    assert f"gymdata import {file}" in str(error.value.hint)
+
+
+def test_a_row_of_gymdata_is_never_that_of_another_project(tmp_path: Path) -> None:
+    """Also in front of one: messages with answers are columns of rollouts, too."""
+    rows = [{"rollout_id": "a", "messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, ANSWER]}]
+    for n, file in enumerate((write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.json", rows))):
+        with pytest.raises(DataError, match="no row of a known format") as error:
+            gymdata.import_rollouts(file, tmp_path / f"run-{n}")
+        assert error.value.hint == "files of gymdata need no import"
+
+
+def test_what_git_lfs_leaves_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    with pytest.raises(DataError, match="pointer of Git LFS"):
+        gymdata.import_rollouts(file, tmp_path / "run")
 
 
 def test_equal_sides_are_no_preference(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, rollouts: pa.Table, 
         (b"", "is empty"),
         (b"\n\n", "is empty"),
         (b'{"rollout_id": "a"}\n', "line 1, field 'run_id': got nothing"),
-        (b'{"prompt": "a", "completion": "b"}\n', "first keys are prompt, completion; `gymdata docs your-data`"),
+        (b'{"prompt": "a", "completion": "b"}\n', "contains prompts with completions as text, expected rollouts"),
         (b"[1, 2]\n", "line 1: got list [1, 2], expected an object"),
         (b'{"rollout_id": \n', "line 1: got a line that is not JSON"),
         (b"\xff\xfe{}\n", "line 1: got a line that is not JSON"),
@@ -241,11 +241,10 @@ def test_a_file_that_is_not_the_table_is_named(tmp_path: Path, content: bytes, m
         list(scan_batches(file))
 
 
-def test_pairs_of_text_name_the_command_that_makes_pairs(tmp_path: Path) -> None:
-    """Preference data of other projects has no sampled ids: the hint says what makes pairs that have them."""
+def test_pairs_of_text_are_named_with_what_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    with pytest.raises(DataError, match="keys are prompt, chosen, rejected; `gymdata pairs RUN` makes pairs"):
+    with pytest.raises(DataError, match="contains preference pairs as text, expected pairs\n.*gymdata import .*; the training commands take"):
         read_table(file, PAIRS)
 
 

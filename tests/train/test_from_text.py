@@ -115,6 +115,17 @@ def test_every_trainer_of_text_trains(trainer: str, tmp_path: Path) -> None:
     assert (tmp_path / "model" / "SUCCESS").is_file()
 
 
+def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: Path) -> None:
+    """Also when each prompt has a single answer; ``select`` trains them."""
+    rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n < 3} for n in range(4)]
+    file = write(tmp_path / "rows.jsonl", *rows)
+    chosen = [
+        gymdata.train_sft(file, POLICY, tmp_path / "model", dry_run=True, **select).counts["rollouts_chosen"]
+        for select in ({}, {"select": "all"})
+    ]
+    assert chosen == [3, 4]
+
+
 def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.jsonl", {"prompt": "x", "chosen": "a", "rejected": "b"})
     with pytest.raises(DataError, match="contains preference pairs, expected rollouts") as error:

@@ -6,14 +6,15 @@ Files here are loaded when a file of unknown format is looked at, so they import
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import ForeignFormat, format_of
+from gymdata.store.formats import OWN, ForeignFormat, format_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,6 +83,7 @@ class Format(ForeignFormat):
                             take_out(shape, place[0])
                         bad = BadItem.of(error)
                         nested = f"trajectories[{place[0]}][{place[1]}]: " if shape is not None and any(place) else ""
+                        nested = nested or (f"row {place[1]}: " if isinstance(value, list) else "")
                         reason = nested + bad.reason
                         turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
                     else:
@@ -91,6 +93,8 @@ class Format(ForeignFormat):
     def _checked(self, item: Any | BadItem, importing: Importing) -> dict[str, Any]:
         if isinstance(item, Exception):
             raise item
+        if self.holds_text and not isinstance(item, dict):
+            raise DataError(f"got {json_kind(item)}, expected {self.item}")
         row = self.row(item, importing)
         if importing.check is not None:
             importing.check(row)
@@ -137,13 +141,12 @@ def detect(sources: Sequence[Source]) -> Format:
     several."""
     if not sources:
         raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
-    *others, last = (known.content for known in imported().values())
-    expected = f"{', '.join(others)} or {last}"
+    expected = f"one of {', '.join(imported())}"
     formats: dict[str, Path] = {}
     for source in sources:
         if source.path.stat().st_size == 0:
             raise DataError.empty(source.path, expected)
-        if (known := recognised(source)) is None:
+        if (known := format_of(source)) is None:
             raise DataError(
                 f"{source.path}: got no row of a known format among its first lines, expected {expected}",
                 hint=_hint(source),
@@ -155,26 +158,18 @@ def detect(sources: Sequence[Source]) -> Format:
     return format_named(next(iter(formats)))
 
 
-def recognised(source: Source) -> Format | None:
-    """The format of a file, also of one in Parquet, by its first row; None for gymdata's own and for one that is not
-    known."""
-    if source.kind != "parquet":
-        return cast("Format | None", format_of(source))
-    from gymdata.interop.importing import documents
-
-    row = next((value for _, value, _ in documents(source)), None)
-    return next((known for known in imported().values() if known.recognise(row)), None)
-
-
 def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
     from gymdata.interop.importing import BadItem, documents
 
-    documents_there = documents(source) if source.kind == "jsonl" else ()
+    documents_there = documents(source) if source.kind != "journal" else ()
     row: Any = next((value for _, value, _ in documents_there if not isinstance(value, BadItem)), None)
     row = row[0] if isinstance(row, list) and row else row
-    if isinstance(row, Mapping) and "rollout_id" not in row and row.keys() & _TEXTS:
-        return f"prompts without answers are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples rollouts of them"
-    if isinstance(row, Mapping):
-        return f"the first row has the keys {', '.join(row)}; files of gymdata need no import; --from names a format"
-    return "files of gymdata need no import; --from names a format"
+    if not isinstance(row, Mapping):
+        return "files of gymdata need no import; --from names a format"
+    if not OWN.isdisjoint(row):
+        return "files of gymdata need no import"
+    hint = f"the first row has the keys {', '.join(map(str, row))}; --from names a format"
+    if row.keys() & _TEXTS and not re.search("respon|complet|chosen|reject|output|answers", " ".join(map(str, row))):
+        hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
+    return hint

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Columns, Importing
 
+_ANSWERS = ("output", "response")
+
 
 @FORMATS.register("alpaca")
 class Alpaca(Format):
-    """``instruction`` (with ``input`` below it), ``output``; LLaMA-Factory's ``system`` and ``history``."""
+    """``instruction`` (with ``input`` below it), ``output``; LLaMA-Factory's ``system`` and ``history``. Also read: Dolly's
+    ``context`` and ``response``."""
 
     content = "Alpaca rows"
     item = "an Alpaca row"
@@ -24,23 +27,14 @@ class Alpaca(Format):
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        return isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str)
+        answers = any(isinstance(row.get(name), str) for name in _ANSWERS)
+        others = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
+        return answers and isinstance(row.get("instruction"), str) and others.isdisjoint(row)
 
     def row(self, item: Any, importing: Importing) -> Columns:
-        from gymdata.interop.text_rows import answer, conversation, rollout_row, with_system
+        from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
 
-        before = [
-            {"role": role, "content": text}
-            for exchange in item.get("history") or ()
-            for role, text in zip(("user", "assistant"), exchange, strict=True)
-        ]
-        question = {"role": "user", "content": instruction(item)}
-        prompt = with_system(item.get("system"), conversation([*before, question], "history"))
-        texts = ("instruction", "input", "output", "system", "history")
-        return rollout_row(item, prompt, answer(item["output"], "output"), importing, texts=texts)
-
-
-def instruction(row: Mapping[str, Any]) -> str:
-    """The user's message of a row: its instruction, and its input below it."""
-    text = row.get("input")
-    return f"{row['instruction']}\n\n{text}" if isinstance(text, str) and text.strip() else str(row["instruction"])
+        name = column(item, *_ANSWERS)
+        prompt = in_context(item, conversation(instruction(item), "instruction"))
+        texts = (name, "instruction", "input", "context", *BESIDE)
+        return rollout_row(item, prompt, answer(item[name], name), importing, texts=texts)

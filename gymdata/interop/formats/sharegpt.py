@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Columns, Importing
@@ -29,8 +30,8 @@ class ShareGpt(Format):
         return any(ends_with_answer(row.get(name)) for name in _NAMES) and "chosen" not in row
 
     def row(self, item: Any, importing: Importing) -> Columns:
-        from gymdata.interop.text_rows import conversation, rollout_row, with_system
+        from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
 
-        name = next(name for name in _NAMES if name in item)
-        messages = with_system(item.get("system"), conversation(item[name], name))
-        return rollout_row(item, [], messages, importing, texts=(name, "system"))
+        name = column(item, *_NAMES)
+        messages = in_context(item, conversation(item[name], name))
+        return rollout_row(item, [], messages, importing, texts=(name, *BESIDE))

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 #: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
 _SCORES = ("reward", "score", "label")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+#: Columns that become messages before an answer.
+BESIDE = ("system", "system_prompt", "history")
+_PROMPTS = ("prompt", "question", "query")
 _ANSWERS = ("completion", "response")
-#: How texts of HH-RLHF mark who speaks.
-_SPEAKERS = {"\n\nHuman:": "user", "\n\nAssistant:": "assistant"}
+#: Columns for the number of a side.
+_RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 
 
 @FORMATS.register("trl-messages")
@@ -38,12 +41,13 @@ class TrlMessages(TextFormat):
         from gymdata.interop.text_rows import ends_with_answer, first_row
 
         row = first_row(value)
-        return ends_with_answer(row.get("messages")) and "chosen" not in row
+        return ends_with_answer(row.get("messages")) and "chosen" not in row and "rejected_response" not in row
 
     def row(self, item: Any, importing: Importing) -> Columns:
-        from gymdata.interop.text_rows import conversation, rollout_row
+        from gymdata.interop.text_rows import conversation, in_context, rollout_row
 
-        return rollout_row(item, [], conversation(item["messages"], "messages"), importing)
+        messages = in_context(item, conversation(item["messages"], "messages"))
+        return rollout_row(item, [], messages, importing, texts=BESIDE)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
         from gymdata.interop.text_export import TRL, conversations
@@ -53,8 +57,9 @@ class TrlMessages(TextFormat):
 
 @FORMATS.register("trl-prompt-completion")
 class TrlPromptCompletion(TextFormat):
-    """``prompt`` up to the first assistant message, ``completion`` (or ``response``) from it on (and ``tools``). A
-    ``reward``, ``score`` or ``label`` of the answer is its reward, HelpSteer's attributes are named rewards."""
+    """``prompt`` (or ``question``, ``query``) up to the first assistant message, ``completion`` (or ``response``) from it on
+    (and ``tools``). A ``reward``, ``score`` or ``label`` of the answer is its reward, HelpSteer's attributes are named
+    rewards."""
 
     content = "prompts with completions"
     item = "a row with a completion"
@@ -65,19 +70,25 @@ class TrlPromptCompletion(TextFormat):
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        answers = [row[name] for name in _ANSWERS if name in row]
-        return isinstance(row.get("prompt"), (str, list)) and any(isinstance(a, (str, list)) for a in answers)
+        texts = [any(isinstance(row.get(name), (str, list)) for name in names) for names in (_PROMPTS, _ANSWERS)]
+        return all(texts) and "rejected" not in row
 
     def row(self, item: Any, importing: Importing) -> Columns:
-        from gymdata.interop.text_rows import answer, conversation, number_of, rollout_row, with_system
+        from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
 
-        name = next(name for name in _ANSWERS if name in item)
-        prompt = with_system(item.get("system"), conversation(item["prompt"], "prompt"))
+        asked, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
+        prompt = in_context(item, conversation(item[asked], asked))
         numbers = {column: number_of(item, column) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
         reward = number_of(item, *_SCORES)
         return rollout_row(
-            item, prompt, answer(item[name], name), importing, reward=reward, rewards=rewards, texts=(name, "system")
+            item,
+            prompt,
+            answer(item[name], name),
+            importing,
+            reward=reward,
+            rewards=rewards,
+            texts=(asked, name, *BESIDE),
         )
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
@@ -89,19 +100,21 @@ class TrlPromptCompletion(TextFormat):
 @FORMATS.register("trl-preference")
 class TrlPreference(TextFormat):
     """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin. Also read: both sides with the
-    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory."""
+    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory and ms-swift."""
 
     table = "pairs"
     columns = None
     content = "preference pairs"
     item = "a preference pair"
-    marks = (b'"rejected"',)
+    marks = (b'"rejected"', b'"rejected_response"')
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
+        from gymdata.interop.text_rows import ends_with_answer, first_row
 
         row = first_row(value)
+        if "rejected_response" in row:
+            return ends_with_answer(row.get("messages"))
         sides = [row.get("chosen"), row.get("rejected")]
         return all(isinstance(side, (str, list, dict)) for side in sides) and "chosen_ids" not in row
 
@@ -109,7 +122,7 @@ class TrlPreference(TextFormat):
         from gymdata.interop.text_rows import number_of, pair_row
 
         prompt, *sides = _prompt_and_sides(item)
-        scores = [number_of(item, f"score_{side}", f"{side}_score") for side in ("chosen", "rejected")]
+        scores = [number_of(item, *(n.format(side) for n in _RATINGS)) for side in ("chosen", "rejected")]
         margin = number_of(item, "margin")
         if margin is None:
             margin = math.nan if None in scores else scores[0] - scores[1]  # type: ignore[operator]  # none is None
@@ -124,41 +137,28 @@ class TrlPreference(TextFormat):
 def _prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
-    from gymdata.interop.formats.alpaca import instruction
     from gymdata.interop.importing import BadItem
-    from gymdata.interop.text_rows import answer, conversation, with_system
+    from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, spoken
 
-    chosen, rejected = item["chosen"], item["rejected"]
-    spoken = [_speakers(side) for side in (chosen, rejected)]
-    if all(spoken):
-        chosen, rejected = spoken
-    given = next((item[name] for name in ("prompt", "conversations", "messages") if item.get(name)), None)
-    sides = [side for side in (chosen, rejected) if isinstance(side, list) and side and isinstance(side[0], dict)]
-    begins = [side[0].get("role", side[0].get("from")) for side in sides]
-    if len(begins) == 2 and not {"assistant", "gpt"} & set(begins):
-        whole = [conversation(side, name) for side, name in ((chosen, "chosen"), (rejected, "rejected"))]
+    if "rejected_response" in item:
+        messages = in_context(item, conversation(item["messages"], "messages"))
+        return messages[:-1], messages[-1:], answer(item["rejected_response"], "rejected_response")
+    sides = {name: item[column(item, name)] for name in ("chosen", "rejected")}
+    texts = [spoken(side) for side in sides.values()]
+    whole = texts if all(texts) else [conversation(s, name) if isinstance(s, list) else [] for name, s in sides.items()]
+    if all(side and side[0]["role"] != "assistant" for side in whole):
         n = next((k for k, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
         while n and (n == min(map(len, whole)) or whole[0][n]["role"] != "assistant"):
             n -= 1
         if not n or whole[1][n]["role"] != "assistant":
             raise BadItem("S102", "chosen and rejected: got two conversations that differ before an answer")
-        return whole[0][:n], whole[0][n:], whole[1][n:]
-    if given is None and "instruction" in item:
-        given = instruction(item)
-    if given is None:
-        raise BadItem("S103", "prompt: is missing, and chosen and rejected are no conversations that begin with it")
-    prompt = with_system(item.get("system"), conversation(given, "prompt"))
-    return prompt, answer(chosen, "chosen"), answer(rejected, "rejected")
-
-
-def _speakers(text: Any) -> list[dict[str, str]]:
-    """The messages of a text of HH-RLHF; none when it is not one."""
-    import re
-
-    if not isinstance(text, str) or not text.startswith(tuple(_SPEAKERS)):
-        return []
-    _, *parts = re.split("(" + "|".join(_SPEAKERS) + ")", text)
-    return [
-        {"role": _SPEAKERS[speaker], "content": said.strip()}
-        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
-    ]
+        given = item.get("prompt")
+        if isinstance(given, list) and conversation(given, "prompt") != whole[0][:n]:
+            raise BadItem("S102", "prompt: got other messages than those with which chosen and rejected begin")
+        return in_context(item, whole[0][:n]), whole[0][n:], whole[1][n:]
+    if "instruction" in item:
+        prompt = conversation(instruction(item), "instruction")
+    else:
+        asked = column(item, *_PROMPTS, "input", "conversations", "messages")
+        prompt = conversation(item[asked], asked)
+    return in_context(item, prompt), answer(sides["chosen"], "chosen"), answer(sides["rejected"], "rejected")
