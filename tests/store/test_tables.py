@@ -244,7 +244,10 @@ def test_a_file_that_is_not_the_table_is_named(tmp_path: Path, content: bytes, m
 def test_pairs_of_text_are_named_with_what_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    with pytest.raises(DataError, match="contains preference pairs as text, expected pairs\n.*gymdata import .*; the training commands take"):
+    with pytest.raises(
+        DataError,
+        match=r"contains preference pairs as text, expected pairs\n.*gymdata import .*; the training commands take",
+    ):
         read_table(file, PAIRS)
 
 
