@@ -50,13 +50,13 @@ BUDGETS: dict[str, int] = {
     "store": 4_797,
     "tokenize": 495,
     "tour": 202,
-    "train": 7_046,
+    "train": 7_048,
     "validate": 1_395,
     "view": 3_169,
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_830, 707
+TOTAL, FILE_LINES = 70_832, 707
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 643, 1_193, 108
 
 

@@ -95,7 +95,9 @@ def _has_labels(text: Path) -> bool:
     from gymdata.interop.text_rows import LABELS
 
     rewards = read_table(text, ROLLOUTS, ("rewards",))["rewards"]
-    return any(name in LABELS for chunk in rewards.chunks for name in chunk.keys.unique().to_pylist())
+    return any(
+        name in LABELS for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()
+    )
 
 
 def _first_rejected(text: Path) -> str:

@@ -105,7 +105,7 @@ def test_what_is_no_file_of_the_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(DataError, match="empty"):
         import_rollouts(tmp_path / "empty.jsonl", tmp_path / "run")
-    with pytest.raises(DataError, match="NeMo Gym"):
+    with pytest.raises(DataError, match="expected one of .*nemo-gym"):
         import_rollouts(write_lines(tmp_path / "b.jsonl", [{"a": 1}]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -318,17 +318,3 @@ def test_an_import_of_nothing_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "blank.jsonl").write_text("\n \n")
     made = gymdata.import_rollouts(tmp_path / "blank.jsonl", tmp_path / "run", source="nemo-gym")
     assert (made.rows_in, made.ok, made.exit_code) == (0, False, 1)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
-        {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
-        {"instruction": "Add.", "input": "2,2", "output": "4"},
-    ],
-)
-def test_text_data_is_refused_with_what_reads_it(row: dict[str, Any], tmp_path: Path) -> None:
-    """Files of supervised or preference data hold tasks, and the error names the commands for them."""
-    with pytest.raises(DataError, match=r"(?s)no row of a known format.*`gymdata collect .*`gymdata tokenize`"):
-        import_rollouts(write_lines(tmp_path / "sft.jsonl", [row]), tmp_path / "run")

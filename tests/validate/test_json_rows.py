@@ -95,9 +95,9 @@ def test_a_file_of_tasks_is_said_to_be_one(
     path = write_lines(tmp_path / "tasks.jsonl", [row] * 30)
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
-    assert "holds tasks" in said
+    assert "contains tasks" in said
     assert "gymdata collect" in said
-    with pytest.raises(DataError, match="holds tasks"):
+    with pytest.raises(DataError, match="contains tasks"):
         fix(path, "drop", tmp_path / "out.jsonl")
 
 

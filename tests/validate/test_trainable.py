@@ -112,9 +112,9 @@ def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "what"),
     [
-        ("a.jsonl", [DPO, DPO], "holds DPO rows"),
-        ("a.jsonl", ATIF, "holds ATIF trajectories"),
-        ("a.jsonl", NAT, "holds trajectories of the NeMo Agent Toolkit"),
+        ("a.jsonl", [DPO, DPO], "contains DPO rows"),
+        ("a.jsonl", ATIF, "contains ATIF trajectories"),
+        ("a.jsonl", NAT, "contains trajectories of the NeMo Agent Toolkit"),
     ],
 )
 def test_foreign_files_are_to_be_imported_first(name: str, rows: list[Any], what: str, tmp_path: Path) -> None:
