@@ -44,7 +44,7 @@ EDGES = {
     ("finetune", "judge"): {"settings"},
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
-    ("train", "interop"): {"formats", "run"},
+    ("train", "interop"): {"formats", "run", "text_rows"},
     ("train", "tokenize"): {"run"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},
