@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "filter": 981,
     "finetune": 3_185,
     "genrm": 944,
-    "interop": 5_805,
+    "interop": 5_806,
     "judge": 2_721,
     "ls": 474,
     "merge": 349,
@@ -56,7 +56,7 @@ BUDGETS: dict[str, int] = {
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_832, 707
+TOTAL, FILE_LINES = 70_833, 707
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 643, 1_193, 108
 
 

@@ -6,7 +6,6 @@ Files here are loaded when a file of unknown format is looked at, so they import
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 20
 #: Columns of published text data, of which ``collect`` makes tasks.
 _TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query"}
+#: Parts of the names of columns that hold answers.
+_ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 Place = tuple[int, int]
 Row = Mapping[str, Any]
 
@@ -170,6 +171,6 @@ def _hint(source: Source) -> str:
     if not OWN.isdisjoint(row):
         return "files of gymdata need no import"
     hint = f"the first row has the keys {', '.join(map(str, row))}; --from names a format"
-    if row.keys() & _TEXTS and not re.search("respon|complet|chosen|reject|output|answers", " ".join(map(str, row))):
+    if row.keys() & _TEXTS and not any(word in str(name) for name in row for word in _ANSWERS):
         hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
     return hint
