@@ -29,14 +29,14 @@ def test_schemas_and_pages_are_written_without_torch(tmp_path: Path):
     the repository."""
     root = SCHEMAS.parent
     recipe = (root / "Makefile").read_text().split("\nschemas:")[1].split("\n\n")[0]
-    lines = re.findall(r"^\t\$\(BIN\)/python (.*) --write (\S+)$", recipe, re.MULTILINE)
+    lines = re.findall(r"^\t\$\(BIN\)/python (.*) (\S+)$", recipe, re.MULTILINE)
     assert len(lines) == recipe.count("\n")
     for name in ("torch", "transformers", "trl", "vllm"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name}', name='{name}')")
     for number, (words, folder) in enumerate(lines):
         shutil.copytree(root / folder, tmp_path / str(number))
         subprocess.run(
-            [sys.executable, *words.split(), "--write", str(tmp_path / str(number))],
+            [sys.executable, *words.split(), str(tmp_path / str(number))],
             check=True,
             cwd=root,
             env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
