@@ -95,8 +95,8 @@ def spoken(text: Any) -> list[Message]:
         return []
     _, *parts = re.split("\n\n(Human|Assistant):", text)
     return [
-        message_of("user" if speaker == "Human" else "assistant", said.strip())
-        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
+        message_of("user" if speaker == "Human" else "assistant", utterance.strip())
+        for speaker, utterance in zip(parts[::2], parts[1::2], strict=True)
     ]
 
 

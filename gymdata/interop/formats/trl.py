@@ -76,8 +76,8 @@ class TrlPromptCompletion(TextFormat):
     def row(self, item: Any, importing: Importing) -> Columns:
         from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
 
-        asked, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
-        prompt = in_context(item, conversation(item[asked], asked))
+        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
+        prompt = in_context(item, conversation(item[prompt_column], prompt_column))
         numbers = {column: number_of(item, column) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
         reward = number_of(item, *_SCORES)
@@ -88,7 +88,7 @@ class TrlPromptCompletion(TextFormat):
             importing,
             reward=reward,
             rewards=rewards,
-            texts=(asked, name, *BESIDE),
+            texts=(prompt_column, name, *BESIDE),
         )
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
@@ -159,6 +159,6 @@ def _prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Seque
     if "instruction" in item:
         prompt = conversation(instruction(item), "instruction")
     else:
-        asked = column(item, *_PROMPTS, "input", "conversations", "messages")
-        prompt = conversation(item[asked], asked)
+        prompt_column = column(item, *_PROMPTS, "input", "conversations", "messages")
+        prompt = conversation(item[prompt_column], prompt_column)
     return in_context(item, prompt), answer(sides["chosen"], "chosen"), answer(sides["rejected"], "rejected")
