@@ -335,14 +335,18 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
-            # A bar that never counted anything would stay as if it were stuck.
-            self.bar.live.transient = not self._counts
+            self.bar.live.transient = not self._counts  # without a count it would stay as if it were stuck
             self.bar.stop()
             if self._counts:
                 self._record(every_s=0)
-        elif self._counts and self._line() != self._last_line:
-            self._say()
+        else:
+            self.end()
         self._apart.__exit__(None, None, None)
+
+    def end(self) -> None:
+        """The last line of a stage without a bar."""
+        if self._counts and self._line() != self._last_line and "  took " not in self._last_line:
+            self._say()
 
     def update(self, **counts: float) -> None:
         self._latest = time.monotonic()

@@ -116,17 +116,17 @@ class LiveTable:
         self._rows: list[EpochRow] = []
         self._doing = ""
         self._live: Live | None = None
-        self._stage: Watch | None = None
+        self._stage = Watch("")
 
     def __enter__(self) -> LiveTable:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stage.end()
         if self._live is not None:
             self._doing = ""
             self._refresh()
-            # A run that ended in its first epoch has only the error to show.
-            self._live.transient = not self._rows
+            self._live.transient = not self._rows  # a run that ended in its first epoch has only the error to show
             self._live.stop()
 
     def _start(self) -> None:
@@ -144,16 +144,16 @@ class LiveTable:
         self._doing = f"epoch {epoch}: {name}"
         self._refresh()
         if self._live is None:
+            self._stage.end()
             note(self._doing)
             self._stage = Watch(self._doing)
 
     def update(self, **counts: float) -> None:
-        total = counts.get("total")
-        if total and self._live is not None:
+        if self._live is not None and (total := counts.get("total")):
             loss = f" · loss {counts['loss']:.4g}" if "loss" in counts else ""
             self._doing = self._doing.split(" · ")[0] + f" · {counts.get('done', 0):,.0f} of {total:,.0f}{loss}"
             self._refresh()
-        elif self._stage is not None:
+        elif self._live is None:
             self._stage.update(**counts)
 
     def message(self, text: str) -> None:
@@ -226,10 +226,10 @@ _COLUMNS: dict[str, Callable[[EpochRow], str]] = {
 }
 
 
-def cells(row: EpochRow) -> list[tuple[str, str]]:
-    """The cells of an epoch, as in a log line."""
+def line(row: EpochRow) -> str:
+    """An epoch in one line, for logs."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
-    return [
+    cells = [
         ("epoch", str(row["epoch"])),
         ("reward", show(row["reward_mean"])),
         ("95 %", f"{bounds[0]:.3f}–{bounds[1]:.3f}" if bounds else "–"),
@@ -241,8 +241,4 @@ def cells(row: EpochRow) -> list[tuple[str, str]]:
         ("KL", show(row.get("kl_to_start"))),
         ("held-out", rate_text(held_out) if held_out else "–"),
     ]
-
-
-def line(row: EpochRow) -> str:
-    """An epoch in one line, for logs."""
-    return "  ".join(f"{name} {value}" for name, value in cells(row) if value != "–")
+    return "  ".join(f"{name} {value}" for name, value in cells if value != "–")

@@ -30,7 +30,7 @@ from gymdata.public import Report, Row
 from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
-from gymdata.scores.chosen import unscored_hint
+from gymdata.scores.chosen import other_scores, unscored_hint
 from gymdata.store import scan_batches
 from gymdata.store.lineage import keys_of, vocabulary
 
@@ -98,8 +98,7 @@ class Crediting:
     ) -> None:
         self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
         self.scores, self.max_new, self.parts = scores, max_new, parts
-        #: What each rollout's reward is compared with, NaN for nothing.
-        self.baselines = baselines
+        self.baselines = baselines  #: what each rollout's reward is compared with, NaN for nothing
         self.groups, self.group_ids = rollouts.groups, rollouts.group_ids
         self.comparing = ALL[config.estimator].compares
         settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
@@ -113,11 +112,9 @@ class Crediting:
         if config.token_columns is not None:
             assert rollouts.named is not None
             self.evidence = read_evidence(config.token_columns, rollouts.named["rollout_id"].combine_chunks())
-        # Frees the texts of all rollouts.
         self._of_steps = rollouts.reward_names == {SUM_OF_STEPS}
-        rollouts.named = None
-        #: The value after each rollout's last token, where a critic gave one.
-        self.after: np.ndarray | None = None
+        rollouts.named = None  # frees the texts of all rollouts
+        self.after: np.ndarray | None = None  #: the value after each rollout's last token, where a critic gave one
         self._turns: np.ndarray | None = None
         self._baseline: credit.TokenBaseline | None = None
         if config.target_agents:
@@ -188,14 +185,17 @@ class Crediting:
             "rollouts_used": int(shaped.kept.sum()),
         }
         if not shaped.kept.any():
-            rewards = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
+            only = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
             dropped = (f"{len(ids):,} {reason.replace('_', ' ')}" for reason, ids in report.dropped_groups.items())
             raise RefusedError(
                 f"nothing is left of {counted(len(rollouts), 'rollout')}: all groups are dropped ({'; '.join(dropped)})",
                 code="R503",
-                hint="collect more rollouts per task at a higher temperature, or --zero-variance keep"
-                if len(rewards) != 1
-                else f"every reward is {rewards[0]:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another",
+                hint=(
+                    f"every {self.score} is {only[0]:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another"
+                    if len(only) == 1
+                    else "collect more rollouts per task at a higher temperature, or --zero-variance keep"
+                )
+                + other_scores(self.sources, self.score),
             )
         cut = int((shaped.kept & truncated).sum())
         if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):

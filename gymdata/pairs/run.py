@@ -248,8 +248,7 @@ def _build(
         )
     if not report.ok:
         note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
-        hint = other_scores(sources, score_name)
-        notes.append(f"{note}{f'; {hint}' if hint else ''}; nothing was written")
+        notes.append(f"{note}{other_scores(sources, score_name)}; nothing was written")
     return report, scored_by, made
 
 

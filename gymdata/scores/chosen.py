@@ -57,10 +57,10 @@ def _times(run: Path) -> dict[str, int]:
 
 
 def other_scores(sources: Sequence[str | Path], used: str) -> str:
-    """A hint that names the other scores of these rollouts that have values; empty when there are none."""
+    """What ends a hint: the other scores of these rollouts that have values; empty when there are none."""
     names = dict.fromkeys(name for source in sources for name in _rescorings(source) if name != used)
     good = [*([TOTAL] if used != TOTAL else []), *(name for name in names if _why_without(sources, name) is None)]
-    return f"or choose another score: --reward {' or '.join(good)}" if good else ""
+    return f"; or choose another score: --reward {' or '.join(good)}" if good else ""
 
 
 def scores_of(

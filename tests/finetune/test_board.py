@@ -80,3 +80,21 @@ def test_without_a_terminal_stages_and_their_progress_are_lines(capsys: pytest.C
         board.stage(1, "collect")
         board.update(done=0, total=100)
         assert capsys.readouterr().err.splitlines()[0] == "epoch 1: collect"
+
+
+def test_without_a_terminal_a_stage_ends_with_its_last_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log does not leave a finished stage at an earlier count, nor repeats it; one that failed shows how far it was."""
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr("gymdata.cli.console.time.monotonic", lambda: next(clock))
+    with LiveTable() as board:
+        board.stage(1, "collect")
+        board.update(done=0, total=100)
+        board.update(done=100, total=100)
+        board.update(done=100, total=100)
+        monkeypatch.setattr("gymdata.cli.console.time.monotonic", lambda: 1000)
+        board.stage(1, "train")
+        board.update(done=2, total=6)
+    lines = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["epoch 1: collect", "epoch 1: collect 100/100", "epoch 1: train", "epoch 1: train 2/6"]

@@ -102,6 +102,17 @@ def test_a_result_without_pairs_writes_nothing_and_names_the_scores(run: Path, c
     assert not (run / "pairs-reward").exists()
 
 
+def test_no_experiences_name_the_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups that the newest score leaves without variance may have it by another."""
+    write_scores(run, "flat", dict.fromkeys(range(3), 0.0))
+    os.utime(run / "scores-flat" / "run.json", ns=(time := 2**61, time))
+    before = sorted(run.rglob("*"))
+    assert main(["experience", str(run)]) == 1
+    assert "every flat is 0: is it right?" in (err := " ".join(capsys.readouterr().err.split()))
+    assert "or choose another score: --reward reward or mine" in err
+    assert sorted(run.rglob("*")) == before
+
+
 def test_the_later_of_two_scores_counts_and_one_without_values_does_not(run: Path) -> None:
     """Of runs of which one lacks a score, that score is not the default; a named one always counts."""
     write_scores(run, "later", {0: 1.0})
