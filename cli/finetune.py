@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gymdata.errors import printable
+from gymdata.errors import UsageError, printable
 from gymdata.finetune.settings import FinetuneFlags
 from gymdata.public import rate_text
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
     from gymdata.finetune.port import EpochRow, HeldOut
 
+_CONFIG = "Configuration"  # title in --help
 _Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")]
 _ConfigFile = Annotated[
-    Path | None, typer.Option("--config_file", "--config-file", help="Configuration file, as an option.")
+    Path | None, typer.Option("--config_file", "--config-file", help="The same as an option.", rich_help_panel=_CONFIG)
 ]
 _Override = Annotated[
     list[str] | None,
-    typer.Option("-o", "--override", metavar="KEY VALUE", help="Set a dotted key; repeatable. A key without a "
-                 "section belongs to finetuning."),
+    typer.Option("-o", "--override", metavar="KEY VALUE", rich_help_panel=_CONFIG,
+                 help="Set a dotted key; repeatable. A key without a section belongs to finetuning."),
 ]  # fmt: skip
 #: Published with underscores.
 _NAMES = {
@@ -58,7 +59,6 @@ def finetune(
     json: Json = False,
 ) -> int:
     """The same command again resumes."""
-    from gymdata.errors import UsageError
     from gymdata.finetune.run import finetune as run
 
     overrides = [pair(text) for text in override or []]
@@ -98,8 +98,6 @@ def _is_flag(word: str) -> bool:
 
 def pair(text: str) -> tuple[str, str]:
     """(key, value). Raises UsageError when there is no value, or a path in the place of the key."""
-    from gymdata.errors import UsageError
-
     key, equals, value = text.partition("=")
     is_path = "/" in key or key.startswith((".", "~")) or key.endswith((".yaml", ".yml"))
     if is_path or not equals:

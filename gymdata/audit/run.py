@@ -48,7 +48,7 @@ def audit(
 ) -> AuditReport:
     """Compare the saved log-probabilities under ``path`` with those that ``model`` gives the same tokens.
 
-    ``settings`` are those of ``AuditConfig``. Of a run folder the report goes to ``RUN/audit-<model>/``: run.json,
+    ``config`` is an ``AuditConfig``. Of a run folder the report goes to ``RUN/audit-<model>/``: run.json,
     violations.parquet, audit.png, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
     RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any, ClassVar, Literal
 
 import pydantic
@@ -20,6 +20,7 @@ class AuditConfig(Config):
         "wait_for_server": ("{endpoint} or {replicas}", lambda c: bool(c.endpoint or c.replicas)),
         **dict.fromkeys(("ray", "engine", "replica"), ("{replicas}", lambda c: c.replicas is not None)),
     }
+    sections: ClassVar[Mapping[str, str]] = {"model": "Model", "limit": "Comparison", "device": "Forward pass"}
 
     model: str | None = pydantic.Field(None, description="Model or LoRA adapter folder (default: the run's policy).")
     endpoint: ServerUrls = pydantic.Field(
@@ -38,10 +39,7 @@ class AuditConfig(Config):
     )
     limit: int | None = pydantic.Field(None, ge=1, description="Audit N rollouts, evenly spaced.")
     tolerance: float | None = pydantic.Field(
-        None,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16).",
+        None, gt=0.0, description="Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16)."
     )
     worst: int = pydantic.Field(10, ge=0, description="Tokens to show.")
     write_as: Literal["ref_logprobs"] | None = pydantic.Field(

@@ -47,7 +47,7 @@ def experience(
 ) -> ExperiencesReport:
     """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
-    ``settings`` are those of ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
+    ``config`` is an ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
     ``output`` names a folder or a .parquet/.jsonl file. Raises RefusedError when no rollout is scored (R501), all groups
     lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
     a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.

@@ -81,7 +81,7 @@ def filter(
 ) -> FilterReport:
     """Write the rollouts under ``path`` (run folder, file, glob, or several of them) that pass every step.
 
-    ``settings`` are those of ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
+    ``config`` is a ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
     (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl file (its test side
     is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
     Raises UsageError for a condition that cannot be

@@ -321,6 +321,8 @@ class FinetuneConfig(Config):
 class FinetuneFlags(Config):
     """Keys of the file that ``gymdata finetune`` and ``gymdata.finetune`` also take by themselves."""
 
+    sections: ClassVar[Mapping[str, str]] = {"dataset": "Tasks", "endpoint": "Server", "result_file": "Output"}
+
     dataset: str | None = pydantic.Field(None, description="Training tasks (file or glob).")
     validation_dataset: str | None = pydantic.Field(None, description="Held-out tasks (file or glob).")
     validation_interval: int | None = pydantic.Field(None, description="Epochs between validations (default: 5).")

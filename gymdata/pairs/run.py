@@ -158,7 +158,7 @@ def pairs(
 ) -> PairsReport:
     """Build preference pairs from the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
-    ``settings`` are those of ``PairsConfig``. Written to ``RUN/pairs-<reward name or "reward">/pairs.parquet`` unless
+    ``config`` is a ``PairsConfig``. Written to ``RUN/pairs-<reward name or "reward">/pairs.parquet`` unless
     ``output`` names a folder or a .parquet/.jsonl file; held-out pairs go to ``heldout.parquet`` beside it.
     Raises RefusedError for rollouts with breaks (T200), without token data (T205), with ids or log-probabilities that cannot
     be used (T206, L301 to L303), with ids rendered from text (T213; not with ``allow_rendered``) or listed twice (D701);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
@@ -19,11 +20,11 @@ class PairsConfig(Config):
     """How pairs are made from scored rollouts."""
 
     only_with: ClassVar[OnlyWith] = {
-        "judge": ("{source:comparisons}", lambda c: c.source == "comparisons"),
-        "order": ("{source:comparisons}", lambda c: c.source == "comparisons"),
+        **dict.fromkeys(("judge", "order"), ("{source:comparisons}", lambda c: c.source == "comparisons")),
         # With comparisons, the judge's scores order the candidates.
         "reward": ("{source:rewards}", lambda c: c.source is None),
     }
+    sections: ClassVar[Mapping[str, str]] = {"reward": "Preferences", "fork": "Pairs", "breaks": "Rollouts"}
 
     reward: str | None = pydantic.Field(
         None,
@@ -39,9 +40,7 @@ class PairsConfig(Config):
     )
     fork: bool | None = pydantic.Field(None, description="Extend prompts to where the two rollouts diverge.")
     strategy: StrategyName = pydantic.Field("best-worst", description=f"Pairing strategy: {STRATEGIES.texts()}.")
-    min_margin: float = pydantic.Field(
-        0.0, ge=0.0, allow_inf_nan=False, description="Minimum score difference, exclusive."
-    )
+    min_margin: float = pydantic.Field(0.0, ge=0.0, description="Minimum score difference, exclusive.")
     max_pairs_per_task: int | None = pydantic.Field(
         None, ge=1, description="Keep the pairs with the largest margins, up to N per task."
     )

@@ -20,6 +20,7 @@ class ScoreConfig(Config):
 
     given_as: ClassVar[Mapping[str, str]] = {"path": "the run as the argument"}
     key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "request_batch", "retries"})
+    sections: ClassVar[Mapping[str, str]] = {"reward": "Rewards", "reward_timeout": "Requests", "name": "Scores"}
 
     path: str = pydantic.Field(description="Run folder, file or glob of rollouts.")
     reward: RewardSpecs = pydantic.Field(default_factory=list)
@@ -33,15 +34,15 @@ class ScoreConfig(Config):
     tokenizer: str | None = pydantic.Field(
         None, description="Tokenizer that decodes text for --reward-url (default: the policy's)."
     )
+    reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch.")
+    request_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per request to a reward server.")
+    request_batch: int = pydantic.Field(16, ge=1, description="Rollouts per request to a reward server.")
+    retries: int = pydantic.Field(3, ge=0, description="Retries of a request that failed in passing.")
     name: str | None = pydantic.Field(
         None, pattern=r"^[\w.+-]+$", description="Name of these scores (default: the rewards' names)."
     )
     output: Path | None = pydantic.Field(None, description="Output folder (default: RUN/scores-NAME).")
     threshold: float = pydantic.Field(0.5, allow_inf_nan=False, description="A score that crosses it counts as a flip.")
-    reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch.")
-    request_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per request to a reward server.")
-    request_batch: int = pydantic.Field(16, ge=1, description="Rollouts per request to a reward server.")
-    retries: int = pydantic.Field(3, ge=0, description="Retries of a request that failed in passing.")
     overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
 
     @pydantic.field_validator("reward_url", mode="before")
@@ -75,9 +76,6 @@ class ScoreConfig(Config):
         if self.recipe is not None and any(others):
             raise ValueError("a recipe alone, or rewards without a recipe: put them all into the recipe")
         if self.recipe is None and not any(others):
-            raise ValueError(
-                with_options(
-                    "no reward given: {reward}, {reward_model}, {reward_url} or {recipe} names one, as in {reward:numeric}"
-                )
-            )
+            others_of = "{reward}, {reward_model}, {reward_url} or {recipe}"
+            raise ValueError(with_options(f"no reward given: {others_of} names one, as in {{reward:numeric}}"))
         return self

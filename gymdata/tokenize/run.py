@@ -99,7 +99,7 @@ def tokenize(
     """Write the rollouts, or the pairs, under ``path`` (run folder, file, glob, or several of them); those without token ids
     get the ids that the chat template of ``tokenizer`` gives their text.
 
-    ``settings`` are those of ``TokenizeConfig``. ``output``: a folder (``rollouts.parquet`` or ``pairs.parquet``) or a
+    ``config`` is a ``TokenizeConfig``. ``output``: a folder (``rollouts.parquet`` or ``pairs.parquet``) or a
     .parquet/.jsonl file.
     Rendered turns are marked (T213) and have no log-probabilities: pairs and all trainers but batch RL take them with
     ``allow_rendered``. Raises DataError when there is no tokenizer, UsageError when its template cannot be used or sampled

@@ -27,7 +27,7 @@ def view(
     """Serve pages about rollouts and what was made from them until a signal comes; with ``export`` write a file instead.
 
     ``paths``: run, stage and model folders, files and globs; a folder without a run.json means the runs in it.
-    ``settings`` are those of ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
+    ``config`` is a ``ViewConfig``. ``say`` receives the address. Raises DataError when nothing is there, and
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """
     config = ViewConfig.called_with(view, config, settings)

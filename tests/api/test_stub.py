@@ -43,6 +43,12 @@ def test_help_has_the_text_of_each_setting() -> None:
     assert inspect.signature(gymdata.pairs).parameters["strategy"].default == "best-worst"
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_names_parameters_that_are_there(name: str) -> None:
+    """The settings are the keywords and ``config``; no function has a parameter ``settings``."""
+    assert "``settings``" not in str(inspect.getdoc(getattr(gymdata, name)))
+
+
 def test_a_type_checker_reads_the_stub(tmp_path: Path) -> None:
     """mypy takes a right call and names a wrong setting."""
     package = tmp_path / "stubs" / "gymdata"

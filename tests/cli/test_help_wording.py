@@ -54,6 +54,29 @@ def test_the_help_of_a_training_is_in_groups(command: str) -> None:
     assert titles == ["Arguments", "Model", "Processes", "Training", "Options", "Examples"]
 
 
+@pytest.mark.parametrize(
+    ("command", "titles"),
+    [
+        ("finetune", ["Configuration", "Tasks", "Server", "Output"]),
+        ("score", ["Rewards", "Requests", "Scores"]),
+        ("audit", ["Model", "Comparison", "Forward pass"]),
+        ("pairs", ["Preferences", "Pairs", "Rollouts"]),
+    ],
+)
+def test_a_long_help_is_in_groups(command: str, titles: list[str]) -> None:
+    """Each option stands under what it is about."""
+    found = re.findall(r"^([\w ]+):$", help_of(command), re.MULTILINE)
+    assert found == ["Arguments", *titles, "Options", "Examples"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_title_has_more_than_twenty_options(command: str) -> None:
+    """A list that fills a screen has no order that a reader sees."""
+    sections = re.split(r"^[\w ]+:$", help_of(command), flags=re.MULTILINE)
+    longest = max(len(re.findall(r"^  -", section, re.MULTILINE)) for section in sections)
+    assert longest <= 20
+
+
 def test_the_list_of_commands_uses_standard_verbs() -> None:
     """Nor has the list of commands."""
     assert [match[0] for match in DIALECT.finditer(" ".join(help_of().split()))] == []
