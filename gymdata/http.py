@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,11 +42,20 @@ _DEAD_ENGINE = ("EngineCore encountered an issue", "EngineDeadError")
 _REFUSAL_BYTES = 64 << 10
 
 
+def why_unreachable(error: Exception, host: str | None, port: int | None) -> str:
+    """Why a connection failed, in plain words."""
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing answers at {host}:{port}"
+    if isinstance(error, socket.gaierror):
+        return f"no host is named {host}"
+    return os.strerror(error.errno) if type(error) is OSError and error.errno else str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What to do next, by fault. A status with advice is one that every other request would meet too (fatal)."""
 
-    unreachable: str = "is it up?"
+    unreachable: str = "start the server, or correct the URL"
     slow: str | None = None
     statuses: Mapping[int, str] = field(default_factory=dict)
 
@@ -275,29 +285,21 @@ class HttpClient:
                     )  # fmt: skip
                 self._reached(sent_at)
                 if answers and not whole:
-                    raise OutsideError(
-                        self.system,
-                        f"{url} answers with more than {most_bytes:,} bytes, more than requested",
-                        hint="is this the right server? The rest of its response is not read",
-                        status=response.status,
-                    )
+                    text = f"{url} answers with more than {most_bytes:,} bytes, more than requested"
+                    hint = "is this the right server? The rest of its response is not read"
+                    raise OutsideError(self.system, text, hint=hint, status=response.status)
                 if not answers:
                     raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
                 return Reply(response.status, raw)
-        except aiohttp.ClientConnectorError as error:
-            raise OutsideError(
-                self.system,
-                f"{self.base} cannot be reached: {error}",
-                hint=self.advice.unreachable,
-                retryable=True,
-                fatal=True,
-            ) from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            # A machine that is gone does not even refuse.
+            why = f"no connection within {min(_CONNECT_S, timeout_s):g} s"
+            if isinstance(error, aiohttp.ClientConnectorError):
+                cause = getattr(error, "certificate_error", None) or error.os_error
+                why = why_unreachable(cause, error.host, error.port)
+            text, hint = f"{self.base} cannot be reached: {why}", self.advice.unreachable
+            raise OutsideError(self.system, text, hint=hint, retryable=True, fatal=True) from error
         except TimeoutError as error:
-            if isinstance(error, aiohttp.ConnectionTimeoutError):
-                # A machine that is gone does not even refuse.
-                text = f"{self.base} cannot be reached: no connection within {min(_CONNECT_S, timeout_s):g} s"
-                hint = self.advice.unreachable
-                raise OutsideError(self.system, text, hint=hint, retryable=True, fatal=True) from error
             text = f"{url} did not answer within {timeout_s:g} s"
             raise OutsideError(self.system, text, hint=self.advice.slow, retryable=repeatable) from error
         except aiohttp.InvalidURL as error:

@@ -312,10 +312,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text",
-            hint="save it as UTF-8, or give another file",
-        ) from error
+        text = f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text"
+        raise UsageError(text, hint="save it as UTF-8, or give another file") from error
     try:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError) as error:

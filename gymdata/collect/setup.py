@@ -45,6 +45,7 @@ from gymdata.environments.port import Environment, User, Workflow
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.responses import conversation_of, task_body, verify_body
 from gymdata.errors import DataError, OutsideError, UsageError, require
+from gymdata.http import why_unreachable
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
@@ -85,7 +86,7 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]
     """The probe of the sampling server; every server of the run is contacted once."""
     served = _servers(config)
     for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
-        await _reach(url, "engine", "is the server up? `curl URL/v1/models` must answer")
+        await _reach(url, "engine", "start the server, or correct the URL: `curl URL/v1/models` must answer")
     await _reach(config.workflow_url, "environment", "is the workflow's server up?")
     for spec in config.environments().values():
         await _reach(server_url(spec), "environment", "is the resource server up?")
@@ -113,14 +114,12 @@ async def _reach(url: str | None, system: str, hint: str) -> None:
     if url is None:
         return
     parts = urlsplit(with_scheme(url))
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), _REACH_S)
     except (OSError, ValueError, TimeoutError) as error:
-        why = str(error) or f"no answer within {_REACH_S:g} s"
-        raise OutsideError(
-            system, f"{parts.hostname}:{parts.port or ''} cannot be reached: {why}", hint=hint
-        ) from error
+        why = why_unreachable(error, parts.hostname, port) or f"no answer within {_REACH_S:g} s"
+        raise OutsideError(system, f"{parts.scheme}://{parts.netloc} cannot be reached: {why}", hint=hint) from error
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -315,7 +314,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     prompt = None
     if config.user_prompt is not None:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
-    environment = _environment(config, given, _user(config, given, prompt))
+    environment = environment_of(config, given, prompt)
     servers = _servers(config)
     model: dict[str, Any]
     announced: list[str] = []
@@ -403,9 +402,9 @@ def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], give
     return rewards
 
 
-def _environment(config: CollectConfig, given: Given, user: User | None) -> Environment:
+def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> Environment:
     """The environment of the tasks, with the user, if there is one. Raises UsageError."""
-    specs = config.environments()
+    specs, user = config.environments(), _user(config, given, prompt)
     server = partial(
         ResourceServer,
         task_body=task_body,

@@ -46,8 +46,8 @@ class Spent:
         return _Wait(self.seconds, what, n)
 
     def slowed_by(self, wall: float, capacity: int, concurrency: int) -> str | None:
-        """One line on what slowed a run of ``wall`` seconds down; None when it was too short. ``capacity``: requests
-        that the engine takes at once; ``concurrency``: rollouts in flight."""
+        """One line on what slowed a run of ``wall`` seconds down; None when it was too short, or the engine full.
+        ``capacity``: requests that the engine takes at once; ``concurrency``: rollouts in flight."""
         total = sum(self.seconds.values())
         if wall < SHORTEST_S or not total:
             return None
@@ -56,9 +56,9 @@ class Spent:
             if share >= _MOSTLY:
                 return f"slow {name}: {share:.0%} of the time that rollouts waited"
         flying = self.seconds["engine"] / wall
-        if flying < _FEW * capacity:
-            more = f"raise -c above {concurrency:,}" if concurrency < capacity else (
-                "more tasks or rollouts per task fill it"
-            )  # fmt: skip
-            return f"few requests in flight: {flying:,.0f} on average, the engine takes {capacity:,}; {more}"
-        return f"engine busy: {flying:,.0f} requests in flight on average, it takes {capacity:,} at once"
+        if concurrency >= capacity and flying >= _FEW * capacity:
+            return None
+        more = (
+            f"raise -c above {concurrency:,}" if concurrency < capacity else "more tasks or rollouts per task fill it"
+        )
+        return f"few requests in flight: {flying:,.0f} on average, the engine takes {capacity:,}; {more}"

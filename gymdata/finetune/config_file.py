@@ -43,12 +43,13 @@ def load(
     over: Mapping[str, Any] | None = None,
     notes: list[str] | None = None,
     more: More | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> FinetuneConfig:
     """The checked configuration of ``file`` with ``overrides`` (dotted key, text or value) in it, in order.
 
     A key whose first word is no section is one of ``finetuning``: ``algorithm`` is ``finetuning.algorithm``. ``over``:
     sections merged over the file's first. ``notes`` gets a line for each key of the NeMo Agent Toolkit that is not read.
-    ``more``: see ``check``. Raises UsageError.
+    ``names``: what errors call overrides, by their key. ``more``: see ``check``. Raises UsageError.
     """
     values = read_yaml(file)
     if over is not None:
@@ -59,21 +60,23 @@ def load(
     if notes is not None:
         notes += ours.notes
     refused = [UsageError(f"{file}: {why}", hint=hint) for why, hint in ours.refused]
-    return check(ours.values, str(file), more, refused)
+    named = {".".join(_path_of(key)): name for key, name in (names or {}).items()}
+    return check(ours.values, str(file), more, refused, named)
 
 
 def check(
-    values: dict[str, Any], where: str, more: More | None = None, refused: Sequence[UsageError] = ()
-) -> FinetuneConfig:
-    """``values`` as a configuration. Raises UsageError naming the dotted path in ``where`` of everything that is wrong: what
-    is ``refused`` already, too; ``more`` gives what else is, of a configuration whose keys are right."""
+    values: dict[str, Any], where: str, more: More | None = None, refused: Sequence[UsageError] = (),
+    names: Mapping[str, str] | None = None,
+) -> FinetuneConfig:  # fmt: skip
+    """``values`` as a configuration. Raises UsageError naming the dotted path in ``where``, or its name in ``names``, of
+    everything that is wrong: what is ``refused`` already, too; ``more`` gives what else is, of right keys."""
     read = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
     faults, config = [*refused, *_unsupported(values, where)], None
     try:
-        config = FinetuneConfig.of(_with_keys(read, where), where)
+        config = FinetuneConfig.of(_with_keys(read, where), where, names)
     except UsageError as error:
         faults.append(error)
-    faults += _part_faults(values, where)
+    faults += _part_faults(values, where, names)
     if config is not None:
         faults += _name_faults(config, where)
         if more is not None:
@@ -129,10 +132,10 @@ def target_of(config: FinetuneConfig) -> str:
     return config.finetuning.target_model or next(iter(config.llms))
 
 
-def shipped(section: str, name: str, part: Part, where: str) -> Any | None:
+def shipped(section: str, name: str, part: Part, where: str, names: Mapping[str, str] | None = None) -> Any | None:
     """The checked settings of a part of a shipped kind; None for a class of the user's."""
     kind = KINDS[section].get(part.type_)
-    return kind.of(part.keys(), where, section=f"{section}.{name}") if kind is not None else None
+    return kind.of(part.keys(), where, names, section=f"{section}.{name}") if kind is not None else None
 
 
 def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[str, Part]:
@@ -196,11 +199,10 @@ def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
         builders = _section(values, "trajectory_builders")
         name = _section(values, "finetuning").get("trajectory_builder")
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
-        yield UsageError(
-            f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured",
-            hint=f"what stands in for the workflow: {override(f'{key}.env', 'path.py:Class')}, or, where it is served, "
-            f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out",
-        )
+        text = f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured"
+        served = f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out"
+        env = override(f"{key}.env", "path.py:Class")
+        yield UsageError(text, hint=f"what stands in for the workflow: {env}, or, where it is served, {served}")
 
 
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
@@ -215,22 +217,18 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
         of_training = any(".".join(words[:n]) in paths for n in range(1, len(words) + 1))
         if of_training and (path not in stated or value != stated[path]):
             why = "the trained policy is validated" if words[0] == "llms" else "it is for training"
-            yield UsageError(
-                f"{where}: {path} cannot be honoured in a file for validation: {why}",
-                hint="set it in the main configuration, or take it out",
-            )
+            text = f"{where}: {path} cannot be honoured in a file for validation: {why}"
+            yield UsageError(text, hint="set it in the main configuration, or take it out")
     validation, general = _section(over, "finetuning.validation"), _section(over, "eval.general")
     if "config" in validation:
         yield UsageError(f"{where}: finetuning.validation.config cannot be honoured: it is the file for validation")
     own = config.eval.general.model_dump(mode="json", by_alias=True)["dataset"]
     if general.get("dataset", own) != own and isinstance(validation.get("dataset"), (str, Mapping)):
-        yield UsageError(
-            f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset",
-            hint="name the held-out tasks once",
-        )
+        text = f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset"
+        yield UsageError(text, hint="name the held-out tasks once")
 
 
-def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
+def _part_faults(values: Mapping[str, Any], where: str, names: Mapping[str, str] | None) -> Iterator[UsageError]:
     """The faults of the parts of shipped kinds; the constructors of others know their keys."""
     for section in KINDS:
         for name, keys in _section(values, section).items():
@@ -242,12 +240,12 @@ def _part_faults(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
                 fault.hint = fault.hint or override(f"{section}.{name}._type", "path.py:Class")
                 yield fault
             try:
-                shipped(section, str(name), part, where)
+                shipped(section, str(name), part, where, names)
             except UsageError as error:
                 yield error
     try:
         path = "finetuning.validation.settings"
-        CollectBuilder.of(_section(values, path), where, section=path)
+        CollectBuilder.of(_section(values, path), where, names, section=path)
     except UsageError as error:
         yield error
 
@@ -263,10 +261,8 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
             if section == "trainer_adapters":
                 yield from _training_faults(config, where)
     if loop.target_model is None and len(config.llms) > 1:
-        yield UsageError(
-            f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}",
-            hint="name the one to train",
-        )
+        missing = f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}"
+        yield UsageError(missing, hint="name the one to train")
     if loop.target_model is not None and loop.target_model not in config.llms:
         yield UsageError.unknown_choice(f"{where}: finetuning.target_model", loop.target_model, config.llms)
 

@@ -155,10 +155,8 @@ class _Run:
         log = self.plan.folder(epoch) / "logs" / "check.log"
         result = self.plan.commands.run(["validate", str(run), "--ignore", "R501"], log, self.watch)
         if result["exit_code"]:
-            raise RefusedError(
-                f"epoch {epoch}: the rollouts have {counted(result['errors'], 'error') if 'errors' in result else 'errors'}",
-                hint=f"gymdata validate {run}",
-            )
+            errors = counted(result["errors"], "error") if "errors" in result else "errors"
+            raise RefusedError(f"epoch {epoch}: the rollouts have {errors}", hint=f"gymdata validate {run}")
         return {"warnings": result.get("warnings")}
 
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:

@@ -131,9 +131,8 @@ def failed(what: str, code: int, log: Path) -> GymdataError:
     """The error of a child that ended with ``code``; its exit code is the child's (3 when a signal ended it)."""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     last_output = "\n".join(f"    {line}" for line in last_lines(log))
-    error = GymdataError(f"{what} {how}" + (f":\n{last_output}" if last_output else ""), hint=f"the whole log is {log}")
-    error.exit_code = code if code > 0 else 3
-    return error
+    text = f"{what} {how}" + (f":\n{last_output}" if last_output else "")
+    return GymdataError(text, hint=f"the whole log is {log}", exit_code=code if code > 0 else 3)
 
 
 def last_lines(log: Path, n: int = _TAIL_LINES) -> list[str]:
@@ -172,12 +171,9 @@ class CollectingBuilder:
         wanted = int(result["tasks"]) * own["num_rollouts"]
         missing = wanted - int(result["rollouts"])
         if result["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
-            error = GymdataError(
-                f"{missing:,} of {counted(wanted, 'rollout')} are missing, allow_missing is {allow_missing:g}",
-                hint=f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)",
-            )
-            error.exit_code = EXIT_FAULTS
-            raise error
+            text = f"{missing:,} of {counted(wanted, 'rollout')} are missing, allow_missing is {allow_missing:g}"
+            hint = f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)"
+            raise GymdataError(text, hint=hint, exit_code=EXIT_FAULTS)
 
 
 def settings_file(path: Path, settings: Mapping[str, Any]) -> Path:

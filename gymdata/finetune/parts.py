@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import TEXT_FILES
 from gymdata.errors import UsageError, require
 from gymdata.finetune.config_file import find, part_of, shipped
@@ -39,6 +41,23 @@ def builder_of(
         return CollectingBuilder(settings, commands, base)
     made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
     return made
+
+
+def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out: Mapping[str, object]) -> None:
+    """Raise UsageError for an environment, or a user, that cannot be loaded. ``held_out``: settings of validation."""
+    from gymdata.collect.setup import Given, environment_of
+
+    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    builder = shipped("trajectory_builders", name, part, where)
+    if builder is None or builder.settings.get("workflow_url") is not None:
+        return
+    settings = {**builder.settings, **held_out}
+    try:
+        environment_of(CollectConfig.of({"tasks": "", **in_place(settings, beside)}, where), Given(), None)
+    except UsageError as error:
+        key = re.match("--(env|user)", error.message)
+        at = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
+        raise UsageError(f"{where}: {at}.{error.message.removeprefix('--')}", hint=error.hint).at(where) from error
 
 
 def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
@@ -82,9 +101,7 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         kind = points[part.type_].load()
     if not callable(kind) or inspect.iscoroutinefunction(kind):
         got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
-        raise UsageError(
-            f"{flag}: got {got}, expected a class", hint="gymdata/finetune/port.py says what it must be able to do"
-        )
+        raise UsageError(f"{flag}: got {got}, expected a class", hint="see gymdata/finetune/port.py")
     keys = part.keys()
     try:
         parameters = inspect.signature(kind).parameters
@@ -96,16 +113,12 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
                 raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
     made = made_by(kind, keys, flag)
     if missing := [name for name in _METHODS[section] if not callable(getattr(made, name, None))]:
-        raise UsageError(
-            f"{flag}: {part.type_} has no {', '.join(missing)}", hint="gymdata/finetune/port.py says what they do"
-        )
+        raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="see gymdata/finetune/port.py")
     for name in _METHODS[section]:
         method = getattr(made, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise UsageError(
-                f"{flag}: {part.type_}: {name} is async ({place_of(method)}), expected a plain method",
-                hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)",
-            )
+            text = f"{flag}: {part.type_}: {name} is async ({place_of(method)}), expected a plain method"
+            raise UsageError(text, hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)")
     return made
 
 

@@ -27,7 +27,7 @@ from gymdata.finetune.config_file import (
     shipped,
     target_of,
 )
-from gymdata.finetune.parts import adapter_of, builder_of, custom, in_place, require_extras, spec
+from gymdata.finetune.parts import adapter_of, builder_of, check_environment, custom, in_place, require_extras, spec
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.finetune.port import EpochRow, Trainer, TrajectoryBuilder
 from gymdata.finetune.settings import (
@@ -119,28 +119,30 @@ def finetune(
     when rollouts must not be trained on, OutsideError("trainer") when a training job did not complete.
     """
     file = Path(path_of(config, "finetune", "the path of a YAML file"))
-    flags: list[tuple[str, Any]] = [
-        # Paths are relative to the working directory, not to the file.
-        ("eval.general.dataset", dataset and str(Path(dataset).absolute())),
-        ("finetuning.validation.dataset", validation_dataset and str(Path(validation_dataset).absolute())),
-        ("finetuning.validation.interval", validation_interval),
-        ("finetuning.validation.config", validation_config and str(Path(validation_config).absolute())),
-        ("finetuning.endpoint_timeout", endpoint_timeout),
-        ("finetuning.output_dir", output and str(output)),
-        ("finetuning.run_id", run_id),
-    ]
-    given = [*overrides, *((key, value) for key, value in flags if value is not None)]
+    # Paths are relative to the working directory, not to the file.
+    held_out, over = (path and str(Path(path).absolute()) for path in (validation_dataset, validation_config))
+    flags = {
+        "dataset": ("eval.general.dataset", dataset and str(Path(dataset).absolute())),
+        "validation_dataset": ("finetuning.validation.dataset", held_out),
+        "validation_interval": ("finetuning.validation.interval", validation_interval),
+        "validation_config": ("finetuning.validation.config", over),
+        "endpoint_timeout": ("finetuning.endpoint_timeout", endpoint_timeout),
+        "output": ("finetuning.output_dir", output and str(output)),
+        "run_id": ("finetuning.run_id", run_id),
+    }
+    own = {name: one for name, one in flags.items() if one[1] is not None}
+    names = {key: override(key) for key, _ in overrides} | {key: option(name) for name, (key, _) in own.items()}
+    given: list[tuple[str, Any]] = [*overrides, *own.values()]
+    read = partial(load, file, names=names)
     from gymdata.finetune.epochs import EpochLoop
 
     watch, notes = watch or _NullWatcher(), list[str]()
     if endpoint is not None and "/generate" in endpoint:
-        raise UsageError(
-            f"{option('endpoint', redacted(endpoint))}: is a workflow's URL, expected a vLLM server that the policy is "
-            "sampled from",
-            hint=f"give it to the builder: {override('trajectory_builders.NAME.workflow_url', 'URL')}",
-        )
-    given += _result_path(file, given, result_json_path)
-    loaded = load(file, given, over=_served_by(file, given, endpoint), notes=notes, more=partial(_missing, file=file))
+        text = f"{option('endpoint', redacted(endpoint))}: is a workflow's URL, expected a vLLM server of the policy"
+        hint = f"give it to the builder: {override('trajectory_builders.NAME.workflow_url', 'URL')}"
+        raise UsageError(text, hint=hint)
+    given += _result_path(read, given, result_json_path)
+    loaded = read(given, over=_served_by(read, given, endpoint), notes=notes, more=partial(_missing, file=file))
     if not loaded.finetuning.enabled:
         raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
     plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
@@ -168,6 +170,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
         f"llms.{name}": lambda: _start(_llm(config), beside, where),
         "": lambda: _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset"),
         "finetuning": lambda: _check_lag(config, where),
+        "environment": lambda: check_environment(config, where, beside, {}),
     }
     # An evaluator of an unknown kind is reported as that.
     if evaluator is None or evaluator.type_ in EVALUATORS or ".py:" in evaluator.type_:
@@ -184,26 +187,21 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
     return faults
 
 
-def _result_path(file: Path, overrides: Overrides, path: str | None) -> list[tuple[str, Any]]:
+def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path: str | None) -> list[tuple[str, Any]]:
     """``--result-json-path`` as a key of the trajectory builder. Raises UsageError without a workflow's server."""
     if path is None:
         return []
     if not path.startswith("$"):
-        raise UsageError.bad_value(
-            option("result_json_path"),
-            path,
-            "a JSON path such as $.value",
-            hint=f"to write the result to a file: {option('result_file')}",
-        )
-    config = load(file, overrides)
+        hint = f"to write the result to a file: {option('result_file')}"
+        raise UsageError.bad_value(option("result_json_path"), path, "a JSON path such as $.value", hint=hint)
+    config = read(overrides)
     name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
     if part.keys().get("workflow_url") is None:
-        raise UsageError(
-            f"{option('result_json_path', path)}: it is a place in a workflow server's response, and there is no "
-            "workflow server",
-            hint=f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; to write the result to a file: "
-            f"{option('result_file')}",
+        text = (
+            f"{option('result_json_path', path)}: it is a place in a workflow server's response, and there is no server"
         )
+        hint = f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; for a file: {option('result_file')}"
+        raise UsageError(text, hint=hint)
     return [(f"trajectory_builders.{name}.result_json_path", path)]
 
 
@@ -290,12 +288,12 @@ def _check_lag(config: FinetuneConfig, where: str) -> None:
     """Raises UsageError when the last epochs would be sampled from a policy that is too old."""
     llm, loop = _llm(config), config.finetuning
     if llm.base_url is not None and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
-        raise UsageError(
-            f"{where}: {llm.base_url} keeps serving the first policy, {counted(loop.num_epochs - 1, 'version')} "
-            "behind in the last "
-            f"epoch, and max_policy_lag is {loop.max_policy_lag}",
-            hint="finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag",
+        behind = f"{counted(loop.num_epochs - 1, 'version')} behind in the last epoch"
+        text = (
+            f"{where}: {llm.base_url} keeps serving the first policy, {behind}, max_policy_lag is {loop.max_policy_lag}"
         )
+        hint = "finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag"
+        raise UsageError(text, hint=hint)
 
 
 def _start(llm: LlmSection, beside: Path, where: str) -> Path:
@@ -392,12 +390,12 @@ def _validation(
             section = section.model_copy(update={"dataset": own.eval.general.dataset})
     if section.dataset is None:
         if unused := sorted(section.model_fields_set - {"dataset"}):
-            raise UsageError(
-                f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated",
-                hint=f"name held-out tasks: finetuning.validation.dataset or {option('validation_dataset')}",
-            )
+            text = f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated"
+            hint = f"name held-out tasks: finetuning.validation.dataset or {option('validation_dataset')}"
+            raise UsageError(text, hint=hint)
         return None, None
     tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
+    check_environment(own or config, where, beside, section.settings)
     columns = section.dataset.columns() if isinstance(section.dataset, DatasetSection) else []
     settings = {**held_out, **({"map": columns} if columns else {}), **in_place(section.settings, beside)}
     if section.limit is not None:
@@ -430,11 +428,13 @@ def _hashes(tasks: str) -> list[str]:
     return [hash_file(file) for file in task_files(tasks)]
 
 
-def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[str, Any] | None:
+def _served_by(
+    read: Callable[..., FinetuneConfig], overrides: Overrides, endpoint: str | None
+) -> dict[str, Any] | None:
     """``--endpoint``: the trained policy's section, served by that vLLM under the name it has there."""
     if endpoint is None:
         return None
-    config = load(file, overrides)
+    config = read(overrides)
     name, llm = target_of(config), _llm(config)
     served_name = llm.model_name
     if llm.base_url is None:
@@ -442,11 +442,8 @@ def _served_by(file: Path, overrides: Overrides, endpoint: str | None) -> dict[s
 
         names = [model.name for model in served_models(endpoint)]
         if len(names) != 1:
-            raise UsageError(
-                f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}, and which one is the policy is "
-                "not known",
-                hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}",
-            )
+            text = f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}; which one is the policy?"
+            raise UsageError(text, hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}")
         served_name = names[0]
     served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name, "model_name": served_name}
     return {"llms": {name: served}}

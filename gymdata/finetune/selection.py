@@ -61,10 +61,9 @@ def select(
     groups = _groups(rows, version)
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
     if not any(one.n > one.n_unscored for one in stats):
-        raise RefusedError(
-            f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score", code="R501",
-            hint="name a reward that applies to these tasks in finetuning.reward_function",
-        )  # fmt: skip
+        text = f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score"
+        hint = "name a reward that applies to these tasks in finetuning.reward_function"
+        raise RefusedError(text, code="R501", hint=hint)
     chosen = select_groups(stats, epoch, curriculum)
     included = set(chosen.included)
     group_ids = {groups[label][0] for label in included}

@@ -299,10 +299,8 @@ class FinetuningSection(Config):
             )
         lag = max(self.collect_every - 1, 0)
         if lag > self.max_policy_lag:
-            raise ValueError(
-                f"collect_every {self.collect_every} trains on rollouts {counted(lag, 'version')} old, max_policy_lag is "
-                f"{self.max_policy_lag}: raise it, or collect more often"
-            )
+            old = f"collect_every {self.collect_every} trains on rollouts {counted(lag, 'version')} old"
+            raise ValueError(f"{old}, max_policy_lag is {self.max_policy_lag}: raise it, or collect more often")
         return self
 
 
@@ -357,7 +355,13 @@ IGNORED_KEYS = (
 
 def override(key: str, value: str = "") -> str:
     """An override in a message, as the caller gives it."""
-    return f"-o {key} {value}".rstrip() if os.environ.get(COMMAND_LINE) else f"overrides=[({key!r}, {value!r})]"
+    return (
+        f"-o {key} {value}".rstrip()
+        if os.environ.get(COMMAND_LINE)
+        else f"overrides=[({key!r}, {value!r})]"
+        if value
+        else f"overrides: {key}"
+    )
 
 
 def output_dir(config: FinetuneConfig) -> Path:

@@ -52,10 +52,8 @@ class State:
                 if p.name not in ("lock", *LOG_FILES) and not p.name.startswith(f".{STATE}")
             )
             if inside:
-                raise StoreError(
-                    f"{folder}: is not empty and not a finetuning run (it holds {', '.join(inside[:6])})",
-                    hint="give another finetuning.output_dir",
-                )
+                text = f"{folder}: is not empty and not a finetuning run (it holds {', '.join(inside[:6])})"
+                raise StoreError(text, hint="give another finetuning.output_dir")
         with made_folder(folder):
             held = Lock(folder)
         try:

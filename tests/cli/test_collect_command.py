@@ -203,7 +203,7 @@ def test_a_dry_run_finds_a_server_that_is_not_there(
         words = [word.replace("URL", url) for word in flags]
         assert main(["collect", tasks, "-o", str(tmp_path / "run"), "--dry-run", *words]) == 3
     said = capsys.readouterr().err
-    assert f"{system}: {url.removeprefix('http://')} cannot be reached" in said
+    assert f"{system}: {url} cannot be reached: nothing answers" in said
     assert not (tmp_path / "run").exists()
 
 

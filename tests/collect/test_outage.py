@@ -131,7 +131,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(settings: dict[str, Any
     """A wrong port is named at once."""
     with pytest.raises(OutsideError, match="cannot be reached") as caught:
         gymdata.collect(endpoint="http://127.0.0.1:9", retries=0, **settings)
-    assert "is the server up" in str(caught.value.hint)
+    assert "start the server, or correct the URL" in str(caught.value.hint)
 
 
 def test_a_server_that_is_away_is_named_and_not_the_tokenizer(

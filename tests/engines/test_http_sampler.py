@@ -98,6 +98,16 @@ def test_nobody_there_is_fatal():
     with pytest.raises(OutsideError, match="cannot be reached") as caught:
         asyncio.run(ServerSampler("http://127.0.0.1:1", max_retries=1, pause_s=0.0).start())
     assert caught.value.fatal
+    assert "http://127.0.0.1:1 cannot be reached: nothing answers at 127.0.0.1:1" in str(caught.value)
+    assert "start the server, or correct the URL" in str(caught.value)
+
+
+def test_a_host_that_is_not_there_is_named():
+    """A name that leads to no machine is said to, in plain words: no text of the HTTP library's."""
+    with pytest.raises(OutsideError) as caught:
+        asyncio.run(ServerSampler("http://no-such-host.invalid:1", max_retries=0).start())
+    assert "http://no-such-host.invalid:1 cannot be reached: no host is named no-such-host.invalid" in str(caught.value)
+    assert "ssl:default" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

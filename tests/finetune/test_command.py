@@ -154,6 +154,25 @@ def test_mistakes_are_exit_code_2(config: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["-o", "num_epoch", "3"], "-o num_epoch: unknown key 'num_epoch'\n  → did you mean 'num_epochs'?"),
+        (["-o", "num_epochs", "many"], "-o num_epochs: got 'many', expected"),
+        (["-o", "trainers.loop.measure_kl", "-3"], "-o trainers.loop.measure_kl: got -3, expected"),
+        (["--validation-interval", "0"], "--validation-interval: got 0, expected"),
+    ],
+)
+def test_an_override_is_named_as_it_was_given(
+    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    """A mistake on the command line is not looked for in the file."""
+    assert main(["finetune", str(config), *words]) == 2
+    shown = capsys.readouterr().err
+    assert named in shown
+    assert str(config) not in shown
+
+
+@pytest.mark.parametrize(
     ("part", "message"),
     [
         ({"_type": f"{BUILDER}x"}, "did you mean 'Builder'"),
@@ -269,7 +288,7 @@ def test_a_key_given_twice_with_o_is_refused(config: Path, capsys: pytest.Captur
 def test_a_negative_number_is_a_value_of_o(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-o seed -1 sets the key, whose own check answers."""
     assert main(["finetune", str(config), "-o", "seed", "-1"]) == 2
-    assert "finetuning.seed: got -1" in capsys.readouterr().err
+    assert "-o seed: got -1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import yaml
 from gymdata.errors import UsageError
 from gymdata.finetune import json_schema
 from gymdata.finetune.config_file import find, load
-from gymdata.finetune.run import plan_of
+from gymdata.finetune.run import finetune, plan_of
 from tests.finetune.config_files import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
@@ -173,6 +173,44 @@ def test_a_wrong_reward_is_named_by_its_key(tmp_path: Path, name: str, said: str
         plan_of(load(file, [("reward_function.name", name)]), file)
     assert f"{file}: {said}" in str(caught.value)
     assert "--reward" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("trajectory_builders.builder.env", "trajectory_builders.builder.env"),
+        ("trajectory_builders.builder.user", "trajectory_builders.builder.user"),
+        ("finetuning.validation.settings.env", "finetuning.validation.settings.env"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [("nowhere.py:Env", "nowhere.py: no such file"), ("mine.py:Evn", "got 'Evn', expected one of Env")],
+)
+def test_a_wrong_environment_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, key: str, spec: str, why: str
+) -> None:
+    """Its file and class are looked up when the configuration is read, not by the first epoch that plays in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Env:\n    def add(self, a: int) -> int:\n        return a\n")
+    file = write(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        finetune(file, [("validation.dataset", "tasks.jsonl"), (path, spec)])
+    assert f"{file}: {key}" in str(caught.value)
+    assert why in str(caught.value)
+    assert "--env" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_algorithm_that_is_not_there_is_answered_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One letter of three is no likeness: ppo is not a misspelt dpo."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        finetune(write(tmp_path), [("algorithm", "ppo")])
+    assert "finetuning.algorithm: got 'ppo', expected one of sft, dpo, kto, rl" in str(caught.value)
+    assert caught.value.hint is None
 
 
 def test_the_output_may_be_named_after_the_algorithm(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
     """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
     http = HttpClient(
         server_address(endpoint), "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS,
-        advice=Advice("is the server up, and is this its base URL?"),
+        advice=Advice("start the server, or correct its base URL"),
     )  # fmt: skip
 
     def models(answer: dict[str, Any]) -> list[ServedModel]:
@@ -135,7 +135,7 @@ PROBE = (1, 2, 3, 4)
 PROBE_TOKENS = 8
 _KEY = "set VLLM_API_KEY or OPENAI_API_KEY to the server's key"
 _ADVICE = Advice(
-    unreachable="is the server up? `curl URL/v1/models` must answer",
+    unreachable="start the server, or correct the URL: `curl URL/v1/models` must answer",
     slow="raise the request timeout, or lower -c/--concurrency",
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
