@@ -44,7 +44,7 @@ _REFUSAL_BYTES = 64 << 10
 
 def why_unreachable(error: Exception, host: str | None, port: int | None) -> str:
     """Why a connection failed, in plain words."""
-    if isinstance(error, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError) or str(error).startswith("Multiple exceptions"):  # of its addresses
         return f"nothing answers at {host}:{port}"
     if isinstance(error, socket.gaierror):
         return f"no host is named {host}"

@@ -30,7 +30,7 @@ BUDGETS: dict[str, int] = {
     "environments": 1_608,
     "experience": 1_989,
     "filter": 981,
-    "finetune": 3_188,
+    "finetune": 3_186,
     "genrm": 944,
     "interop": 5_806,
     "judge": 2_721,

@@ -15,7 +15,7 @@ from aiohttp import web
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError
-from gymdata.http import HttpClient
+from gymdata.http import HttpClient, why_unreachable
 from gymdata.judge.http_judge import HttpJudge
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.messages import Task
@@ -150,3 +150,10 @@ def test_a_machine_that_takes_no_connection_cannot_be_reached(monkeypatch: pytes
         with pytest.raises(OutsideError, match=r"cannot be reached: no connection within 0\.2 s") as caught:
             ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
     assert (caught.value.fatal, caught.value.retryable) == (True, True)
+
+
+def test_a_host_with_several_addresses_that_all_refuse_is_named_once() -> None:
+    """localhost is often both ::1 and 127.0.0.1: asyncio then raises one error with the text of each."""
+    refused = "[Errno 111] Connect call failed"
+    error = OSError(f"Multiple exceptions: {refused} ('::1', 9, 0, 0), {refused} ('127.0.0.1', 9)")
+    assert why_unreachable(error, "localhost", 9) == "nothing answers at localhost:9"

@@ -197,9 +197,7 @@ def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path
     config = read(overrides)
     name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
     if part.keys().get("workflow_url") is None:
-        text = (
-            f"{option('result_json_path', path)}: it is a place in a workflow server's response, and there is no server"
-        )
+        text = f"{option('result_json_path', path)}: there is no workflow server whose response has this place"
         hint = f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; for a file: {option('result_file')}"
         raise UsageError(text, hint=hint)
     return [(f"trajectory_builders.{name}.result_json_path", path)]
