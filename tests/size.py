@@ -37,7 +37,7 @@ BUDGETS: dict[str, int] = {
     "ls": 474,
     "merge": 349,
     "models": 1_413,
-    "pairs": 1_518,
+    "pairs": 1_517,
     "query": 1_423,
     "remote": 1_437,
     "report": 1_418,
@@ -56,8 +56,8 @@ BUDGETS: dict[str, int] = {
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_832, 707
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 643, 1_193, 108
+TOTAL, FILE_LINES = 70_825, 707
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 642, 1_193, 107
 
 
 def sources() -> list[Path]:
