@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
-from gymdata.texts import brief, option, plural, redacted
+from gymdata.texts import brief, option, plural, raised, redacted
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -500,7 +500,7 @@ class OutsideError(GymdataError):
         """The code of an environment or a user raised; ``where``: its file and line."""
         fault = cls(
             "environment",
-            f"{what} raised {type(error).__name__}: {error} ({where})",
+            f"{what} raised {raised(error)} ({where})",
             hint=f"correct it and collect into another folder, or with {option('overwrite', True)}: changed code is "
             "another environment",
         )

@@ -120,11 +120,19 @@ def json_value(value: object) -> str:
     return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
 
 
+def raised(error: BaseException) -> str:
+    """``ValueError: message``, whatever the message's own code does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as fault:  # noqa: BLE001 - user code
+        return f"{type(error).__name__}, whose message raised {type(fault).__name__}"
+
+
 def brief(value: object) -> str:
     """At most 80 characters of a value, for messages."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - user code, or an integer of too many digits
+    except BaseException:  # noqa: BLE001 - user code, or an integer of too many digits
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:76]} … ({len(text):,} characters)"
 

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import inspect
 import itertools
@@ -26,8 +27,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
 
-from gymdata.errors import UsageError, nearest_beside
+from gymdata.errors import UsageError, nearest_beside, raised
 
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
@@ -112,10 +114,8 @@ def in_memory(value: Any) -> tuple[str, str]:
 def _code_of(value: Any) -> bytes:
     if getattr(value, "__name__", None) == "<lambda>":
         return _lambda_source(value) or _bytecode(value.__code__)
-    try:
+    with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(value).encode()
-    except (OSError, TypeError):
-        pass
     if inspect.isclass(value):
         functions = [f for _, f in sorted(vars(value).items()) if inspect.isfunction(f)]
         return b"".join([value.__qualname__.encode(), *map(_code_of, functions)])
@@ -205,9 +205,16 @@ def exit_raises() -> Iterator[None]:
         yield
     except SystemExit as error:
         # The loop would take it for the end of the command.
-        raise RuntimeError(f"SystemExit: {error}").with_traceback(error.__traceback__) from error
+        raise RuntimeError(raised(error)).with_traceback(error.__traceback__) from error
     finally:
+        end_forked()
         _calling.reset(token)
+
+
+def end_forked() -> None:
+    """End a process that user code forked and that came back from its call: it would run on as a second command."""
+    if _calling.get() not in (None, os.getpid()):
+        _end_process(0)
 
 
 def _raise_or_exit(status: int) -> NoReturn:
@@ -221,25 +228,21 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if error is None and not future.done():
-            future.set_result(result)
-        elif error is not None and not future.done():
-            future.set_exception(error)
+    def settle(how: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            how(value)
 
     def work() -> None:
-        result: Any = None
-        fault: BaseException | None = None
         try:
             with exit_raises():
-                result = function(*arguments)
+                settled: tuple[Callable[..., None], Any] = future.set_result, function(*arguments)
         except (KeyboardInterrupt, StopIteration) as error:
             # A future cannot hold StopIteration, and the loop would take the other for the end of the command.
-            fault = RuntimeError(f"{type(error).__name__}: {error}")
+            settled = future.set_exception, RuntimeError(raised(error))
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
-            fault = error
+            settled = future.set_exception, error
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: there is no one to notify
-            loop.call_soon_threadsafe(settle, result, fault)
+            loop.call_soon_threadsafe(settle, *settled)
 
     threading.Thread(target=work, name="gymdata-user-code", daemon=True).start()
     return await future
@@ -262,7 +265,7 @@ def _module(file: Path, flag: str) -> Any:
     except Exception as error:  # a user's file may fail in any way
         at = place_in(error, module.__file__)
         where = f" ({at.partition(',')[0]})" if at else ""
-        raise UsageError(f"{flag}: {file} cannot be imported: {type(error).__name__}: {error}{where}") from error
+        raise UsageError(f"{flag}: {file} cannot be imported: {raised(error)}{where}") from error
     finally:
         sys.dont_write_bytecode = writes
         _loading.discard(file)
@@ -282,12 +285,10 @@ _loading: set[Path] = set()
 
 def _prefer(folder: str) -> None:
     """Put ``folder`` on the import path: behind what was there, before the folders of other user files."""
-    if folder in _folders:
-        _folders.remove(folder)
-        sys.path.remove(folder)
-    if folder not in sys.path:
-        sys.path.insert(next((sys.path.index(other) for other in _folders), len(sys.path)), folder)
-        _folders.insert(0, folder)
+    if folder in _folders or folder not in sys.path:
+        sys.path[:] = [other for other in sys.path if other != folder]
+        sys.path.insert(next((n for n, other in enumerate(sys.path) if other in _folders), len(sys.path)), folder)
+        _folders[:] = [folder, *(other for other in _folders if other != folder)]
 
 
 def _drop_stale(file: Path) -> None:
@@ -307,8 +308,21 @@ def _drop_stale(file: Path) -> None:
 def _is_users(path: Path, folder: Path) -> bool:
     """Whether a module, beside a user's file in ``folder``, is the user's own: neither installed nor Python's."""
     parts = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts
-    installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, _NOT_USERS))
+    others = (*_NOT_USERS, *(e for e in _editable() if not folder.is_relative_to(e)))
+    installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, others))
     return path.suffix == ".py" and not installed
+
+
+@functools.cache
+def _editable() -> dict[Path, list[str]]:
+    """Folders that pip installed in place (``-e``), and the names of the packages in each."""
+    found = {}
+    for one in importlib.metadata.distributions():
+        origin = json.loads(one.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            folder = Path(unquote(urlsplit(origin["url"]).path)).resolve()
+            found[folder] = [file.parent.name for n in ("*", "src/*") for file in folder.glob(f"{n}/__init__.py")]
+    return found
 
 
 _NOT_USERS = (Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve())
@@ -323,7 +337,8 @@ class _LateImports:
         found = importlib.machinery.PathFinder.find_spec(name, path) if calling else None
         file = Path(found.origin if found and found.has_location and found.origin else os.devnull).resolve()
         near = any(file.is_relative_to(f) and _is_users(file, f) for f in (*(u.parent for u in _loaded), Path.cwd()))
-        if _loaded and near and file not in _contents:
+        names = [names for e, names in (_editable() if near else {}).items() if file.is_relative_to(e)]
+        if _loaded and near and file not in _contents and name.partition(".")[0] not in itertools.chain(*names):
             raise ImportError(f"{name} is imported by a computed name; import it at the top of the file")
 
 

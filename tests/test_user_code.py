@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from gymdata import user_code
 from gymdata.errors import DataError, UsageError
 from gymdata.settings import read_yaml
 from gymdata.user_code import called, in_thread, load_symbol
@@ -102,6 +105,33 @@ def test_a_helper_that_no_source_covers_is_not_imported_in_a_call(tmp_path: Path
     (tmp_path / "rw.py").write_text(f"import computed\n{code}")
     value, source = load_symbol(f"{tmp_path / 'rw.py'}:value", "--reward")
     assert (asyncio.run(called(value)), "+computed.py@" in source) == (1.0, True)
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "project", "project/rewards"])
+def test_a_package_that_was_installed_in_place_is_imported_whenever_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """``pip install -e`` makes it an installed one, which no file's source covers unless it is of the same project."""
+    project, metadata = tmp_path / "project", tmp_path / "site" / "in_place-1.dist-info"
+    for folder in (project / "src" / "placed", project / "rewards", tmp_path / "elsewhere", metadata):
+        folder.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: in-place\nVersion: 1\n")
+    (metadata / "direct_url.json").write_text(json.dumps({"url": project.as_uri(), "dir_info": {"editable": True}}))
+    (project / "src" / "placed" / "__init__.py").touch()
+    (project / "src" / "placed" / "late.py").write_text("f = 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.syspath_prepend(project / "src")
+    monkeypatch.chdir(project)
+    for name in ("placed", "placed.late"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    user_code._editable.cache_clear()
+    file = tmp_path / place / "rw.py"
+    file.write_text(
+        "import importlib\nimport placed\ndef value():\n    return importlib.import_module('placed.la' + 'te').f\n"
+    )
+    value, source = load_symbol(f"{file}:value", "--reward")
+    assert (asyncio.run(called(value)), "placed" in source) == (1.0, place != "elsewhere")
+    user_code._editable.cache_clear()
 
 
 def test_a_changed_helper_is_what_runs_next(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, reward_of, tool_message, user_answer
 from gymdata.environments.tool_error import as_text, tool_error_message
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, raised
 from gymdata.models._transformers import schema_of
 from gymdata.rollouts.messages import Message, Task
 from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
@@ -153,7 +153,7 @@ class PythonTools:
             ):
                 raise
             # The tool's own, of a request that it made: as any other error that it raises.
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            raise RuntimeError(raised(error)) from error
 
     async def guarded(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The environment's own code: whatever it raises is its fault."""
@@ -249,7 +249,7 @@ class ToolEpisode:
         except TimeoutError as error:
             raise hung(f"tool {name}", self._environment.timeout_s) from error
         except Exception as error:  # noqa: BLE001 - whatever the tool raises is an answer to the policy's call
-            return Step(tool_error_message(str(error) or type(error).__name__))
+            return Step(tool_error_message(raised(error).partition(": ")[2] or type(error).__name__))
         if isinstance(answer, Step):
             return replace(answer, content="" if answer.content is None else as_text(answer.content))
         return Step(as_text(answer))

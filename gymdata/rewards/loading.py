@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gymdata.errors import UsageError, option
+from gymdata.errors import UsageError, option, raised
 from gymdata.rewards.evaluator import EvaluatorReward, is_evaluator, needs_concurrency
 from gymdata.rewards.user import CONCURRENT, UserReward
 from gymdata.user_code import in_memory, load_symbol, place_in, place_of
@@ -68,6 +68,4 @@ def made_by(kind: Any, keys: Mapping[str, Any], what: str) -> Any:
         return kind(**keys)
     except Exception as error:  # user code may raise anything
         at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
-        raise UsageError(
-            f"{what}: {getattr(kind, '__name__', kind)} raised {type(error).__name__}: {error} ({at})"
-        ) from error
+        raise UsageError(f"{what}: {getattr(kind, '__name__', kind)} raised {raised(error)} ({at})") from error

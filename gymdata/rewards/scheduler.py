@@ -15,7 +15,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 
@@ -302,18 +302,13 @@ class Flipped(Sequence[dict[str, Any]]):
 
     __hash__ = None  # type: ignore[assignment]  # it grows
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         batch, row = divmod(range(len(self))[at], _FLIPS_AT_ONCE)
         if batch == len(self._columns):
             return self._rows[row]
-        found: dict[str, Any] = self._columns[batch].slice(row, 1).to_pylist()[0]
-        return found
+        return self._columns[batch].slice(row, 1).to_pylist()[0]
 
 
 @dataclass(slots=True)

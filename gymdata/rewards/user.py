@@ -37,10 +37,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from gymdata.errors import OutsideError, RewardError, UsageError, counted
+from gymdata.errors import OutsideError, RewardError, UsageError, counted, raised
 from gymdata.rewards.port import TRIES, TaskRow, Value, View
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.user_code import exit_raises, place_of, raised_at
+from gymdata.user_code import end_forked, exit_raises, place_of, raised_at
 
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
@@ -218,6 +218,7 @@ class UserReward:
 
     def _raised(self, error: BaseException, rollouts: Sequence[View]) -> RewardError:
         """The fault of what the function raised. A Ctrl-C of the command's is raised again."""
+        end_forked()
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         where = raised_at(error, self.function, self._defined)
@@ -231,12 +232,13 @@ class UserReward:
         if texts and not all(map(_plain, rollouts)) and isinstance(error, (AttributeError, KeyError, TypeError)):
             # It may have taken the messages for a text.
             note = f"; a {texts[0]} is a list of messages here, its last text: {texts[0]}[-1]['content']"
-        fault = RewardError(f"{self.name} raised {type(error).__name__}: {error} ({where}){note}")
+        fault = RewardError(f"{self.name} raised {raised(error)} ({where}){note}")
         fault.__cause__ = error
         return fault
 
     def value_of(self, value: Any, rollout: View) -> Value:
         """The value of ``rollout`` from what the function returned. Raises RewardError for an invalid one."""
+        end_forked()
         if value is None:
             return None
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
@@ -254,7 +256,7 @@ class UserReward:
             if isinstance(value, (str, bytes, bytearray, np.complexfloating, np.timedelta64)):  # float() takes them
                 raise TypeError
             number = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except BaseException as error:  # user code
             raise RewardError.no_number(self.name, value, self._defined) from error
         if math.isinf(number):
             raise RewardError.no_number(self.name, value, self._defined)

@@ -39,8 +39,8 @@ from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
 from gymdata.stats import mean_ci
-from gymdata.store import StageOutput, files_of, find_run_json, scan_batches
-from gymdata.store.lineage import parent_of
+from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
+from gymdata.store.lineage import parent_of, refuse_duplicates
 from gymdata.store.paths import output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
@@ -135,7 +135,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     config = ScoreConfig.called_with(score, config, settings)
     config = config.model_copy(update={"path": str(located(config.path))})
-    files_of(config.path)  # a missing path is reported at once
+    refuse_duplicates(read_table(config.path, columns=["rollout_id"]), [config.path])
     source = find_run_json(config.path)
     progress = progress or NullProgress()
     sources = load_sources(config, progress, functions)
@@ -152,7 +152,7 @@ def score(
         raise UsageError(
             f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
         )
-    described = described_by(target, "scores.parquet")
+    described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
         return _write_scores(config, sources, name, target, out, progress, command)
 
@@ -166,15 +166,15 @@ def _write_scores(
     progress: Progress,
     command: Sequence[str],
 ) -> ScoreSummary:
-    parts = tallies(sources.rewards)
+    parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
     made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
     if not len(values):
         raise DataError.empty(config.path, "rollouts to score")
     # With the types of the scores table, a batch at a time.
     tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in made.to_batches())
     rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
-    if target.exists() and not config.overwrite:
-        rows = itertools.chain(scan_batches(target, SCORES), _changed(rows, target))
+    if (there := out.folder / target.name).exists() and not config.overwrite:
+        rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
     out.batches(target.name, rows, SCORES, SCORES.arrow)
     mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
     summary = ScoreSummary(
@@ -192,7 +192,7 @@ def _write_scores(
     facts: dict[str, Any] = {
         "command": list(command),
         "config": config.model_dump(mode="json"),
-        "parents": [parent_of(path) for path in (config.path, *sources.models)],
+        "parents": parents,
         "rewards": [
             {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
         ],
@@ -244,7 +244,7 @@ async def _score_all(
     same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
     # Token ids are read only for functions that may look at them.
     columns = [*_COLUMNS, *([] if all(r.function.source.startswith("named:") for r in rewards) else ["turns"])]
-    for rollouts in scan_batches(config.path, ROLLOUTS, columns, batch_size=_BATCH):
+    for rollouts in scan_batches(Path(config.path).absolute(), ROLLOUTS, columns, batch_size=_BATCH):
         batch = rollouts.to_pylist()
         views = [saved_view(row) for row in batch]
         scored = await asyncio.gather(*map(queue.score, views))

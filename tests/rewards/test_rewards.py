@@ -173,6 +173,11 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
         ("return [float('inf')]", "f returned inf for a rollout, expected a finite number or None (r.py:1)"),
         ("raise __import__('asyncio').CancelledError", "CancelledError"),
         ("raise BaseException('x')", "BaseException"),
+        (
+            "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
+            "f raised E, whose message raised ZeroDivisionError (r.py:2, in f)",
+        ),
+        ("return [type('V', (), dict.fromkeys(('__float__', '__repr__'), lambda _: 1 / 0))()]", "a value of type V"),
         ("import numpy; return numpy.ones(1) * 1j", "expected a finite number or None (r.py:1)"),
         ("import numpy; return [numpy.timedelta64(5)]", "expected a finite number or None (r.py:1)"),
         ("return [bytearray(b'1')]", "expected a finite number or None (r.py:1)"),

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.run import collect
-from gymdata.errors import RewardError, StoreError, UsageError
+from gymdata.errors import RefusedError, RewardError, StoreError, UsageError
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, score_batch, total
-from gymdata.rollouts.schema import SCORES
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.run import score
-from gymdata.store import StageOutput, read_run_json, read_table
+from gymdata.store import StageOutput, read_run_json, read_table, write_table
 from gymdata.user_code import in_thread
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
@@ -206,6 +209,44 @@ def test_scores_of_a_file_need_a_place(run: Path, tmp_path: Path) -> None:
         score(path=str(part), reward=["numeric"])
     summary = score(path=str(part), reward=["numeric"], output=tmp_path / "s.jsonl")
     assert read_table(tmp_path / "s.jsonl", SCORES).num_rows == summary.rollouts == 16
+
+
+def test_a_reward_may_change_the_current_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rollouts are read from where they were named, and so are the scores written and added to."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.py").write_text("import os\ndef away(completion) -> float:\n    os.chdir('/')\n    return 1.0\n")
+    rows = read_table(run)
+    for at in (0, 8):
+        write_table(rows.slice(at, 8), tmp_path / f"half{at}.jsonl", ROLLOUTS)
+    for path, output, written in (("run", None, "run/scores-away"), ("half*.jsonl", "s", "s/scores.parquet")):
+        for _ in range(2):
+            monkeypatch.chdir(tmp_path)
+            summary = score(path=path, reward=["c.py:away"], output=output)
+            assert (summary.scored, summary.path) == (16, written)
+        assert read_table(tmp_path / written, SCORES).num_rows == 16
+
+
+def test_a_process_that_a_reward_forks_never_goes_on_with_the_scoring(run: Path, tmp_path: Path) -> None:
+    """Returning from the call, or raising in it, ends it."""
+    rows = write_table(read_table(run).slice(0, 3), tmp_path / "rows.jsonl", ROLLOUTS)
+    for child in ("return 7.0", "raise KeyError"):
+        (tmp_path / "f.py").write_text(
+            f"import os\ndef forks(completion) -> float:\n    open({str(tmp_path / child)!r}, 'a').write('.')\n"
+            "    child = os.fork()\n"
+            f"    if child == 0:\n        {child}\n    return os.waitpid(child, 0)[1]\n"
+        )
+        words = ["score", rows, "--reward", f"{tmp_path / 'f.py'}:forks", "-o", tmp_path / "s.jsonl", "--overwrite"]
+        subprocess.run([sys.executable, "-m", "gymdata", *map(str, words)], check=True)
+        assert [row["value"] for row in read_table(tmp_path / "s.jsonl", SCORES).to_pylist()] == [0.0] * 3
+        assert (tmp_path / child).read_text() == "..."
+
+
+def test_a_rollout_that_is_there_twice_is_refused(run: Path, tmp_path: Path) -> None:
+    """It would count twice; no reward is called."""
+    rows = read_table(run)
+    twice = write_table(pa.concat_tables([rows, rows.slice(3, 1)]), tmp_path / "twice.jsonl", ROLLOUTS)
+    with pytest.raises(RefusedError, match="D701: 1 rollout is there more than once"):
+        score(path=twice, reward=["numeric"], output=tmp_path / "s.parquet")
 
 
 def test_user_functions_see_the_ids_after_the_prompt(run: Path, tmp_path: Path) -> None:

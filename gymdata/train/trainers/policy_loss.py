@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gymdata.errors import UsageError, counted
+from gymdata.errors import UsageError, counted, raised
 from gymdata.train.losses import AGGREGATIONS, DEFAULT, LOSSES, Aggregation
 from gymdata.train.settings import TrainRlConfig
 from gymdata.user_code import load_symbol, place_in
@@ -94,7 +94,7 @@ def users(function: Any, name: str) -> Any:
         except Exception as error:
             at = place_in(error, inspect.getsourcefile(function))
             where = f" ({at})" if at else ""
-            raise UsageError(f"--loss {name} raised {type(error).__name__}: {error}{where}") from error
+            raise UsageError(f"--loss {name} raised {raised(error)}{where}") from error
         loss, limited = found if isinstance(found, tuple) and len(found) == 2 else (found, mask & False)
         for what, tensor in (("a loss", loss), ("limited tokens", limited)):
             if not isinstance(tensor, torch.Tensor) or tensor.shape != logprobs.shape:
