@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, GymdataError, counted
+from gymdata.errors import DataError, GymdataError, counted, json_value
 from gymdata.query.guard import Limits, lock
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
@@ -142,6 +142,7 @@ def _first_keys(source: Source) -> list[str]:
             raise DataError.bad_row(source.path, number, None, f"no JSON ({error})", "a row") from error
         if isinstance(row, dict):
             return list(row)
+        raise DataError.bad_row(source.path, number, None, json_value(row), "an object")
     raise DataError.empty(source.path, "rows of a gymdata table")
 
 

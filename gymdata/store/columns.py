@@ -51,7 +51,8 @@ def build(
         if table.name == ROLLOUTS.name and not set(HASHES).isdisjoint(columns):
             arrays = _with_hashes(arrays, rows, columns)
     except _FAULTS as error:
-        raise _first_fault(rows, table, columns, where, lines) or DataError.unreadable(where, repr(error)) from error
+        read = [*columns, *(["turns"] if table.name == ROLLOUTS.name and "turns" in table.schema.names else [])]
+        raise _first_fault(rows, table, read, where, lines) or DataError.unreadable(where, repr(error)) from error
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
 
 
@@ -158,7 +159,8 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
             values = [v.rows() if isinstance(v, Columns) else v for v in values]
         _demand(values, (dict, list) if kind.value_type == NAMED_VALUE else (list,), f)
         if kind.value_type == NAMED_VALUE:
-            values = [_named_values(v) for v in values]
+            # JSON lines write them as an object.
+            values = [[{"name": k, "value": x} for k, x in v.items()] if type(v) is dict else v for v in values]
         return _build_list(kind, values)
     if pa.types.is_struct(kind):
         _demand(values, (dict,), f)
@@ -263,11 +265,6 @@ def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
         raise _MismatchError("", _describe(wrong), _expected(f.type))
 
 
-def _named_values(value: Any) -> Any:
-    """JSON lines write a list of named values as an object."""
-    return [{"name": k, "value": v} for k, v in value.items()] if type(value) is dict else value
-
-
 #: Keys that no task has, and keys that only rows of one table have.
 _ANSWERED = {"turns", "response", "chosen", "completion"}
 _IDS = {"rollout_id", "pair_id", "comparison_id"}
@@ -339,22 +336,17 @@ def _fits(f: pa.Field, value: Any) -> bool:
 
 
 def _to_list(array: pa.Array) -> list[Any]:
-    kind = array.type
-    if _is_plain(kind):
-        plain: list[Any] = array.to_pylist()
-        return plain
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    kind, plain = array.type, _is_plain(array.type)
+    if not plain and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return _to_lists(array)
-    if pa.types.is_struct(kind):
+    if not plain and pa.types.is_struct(kind):
         names = [f.name for f in kind]
         columns = [_to_list(child) for child in array.flatten()]
         rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return rows if not array.null_count else _hide_nulls(rows, array)
-    if pa.types.is_float32(kind):
-        # Numpy scalars are written with the digits of a float32.
-        return [None if v is None else np.float32(v) for v in array.to_pylist()]
     values: list[Any] = array.to_pylist()
-    return values
+    # Numpy scalars are written with the digits of a float32.
+    return [None if v is None else np.float32(v) for v in values] if pa.types.is_float32(kind) else values
 
 
 def _is_plain(kind: pa.DataType) -> bool:

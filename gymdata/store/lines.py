@@ -13,16 +13,13 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
 
 from gymdata.errors import DataError
 from gymdata.store.paths import BOM, Source, resolve
-
-if TYPE_CHECKING:
-    from gymdata.store.paths import Source
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
@@ -77,6 +74,41 @@ def decode(line: bytes, *, exact: bool = False) -> Any:
             return json.loads(line.decode("utf-8"))
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
+
+
+class RepeatedKeyError(Exception):
+    """An object of JSON has a key twice, which is the only argument."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for ``json.loads``. Raises RepeatedKeyError."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise RepeatedKeyError(next(name for name in names if names.count(name) > 1))
+    return value
+
+
+def decode_row(line: bytes) -> Any:
+    """As ``decode``; an object that has a key twice raises RepeatedKeyError."""
+    row = decode(line)
+    # A key ends with a quote and a colon; inside a text that quote is escaped.
+    if type(row) is dict and line.count(b'":') - line.count(b'\\":') != _count_keys(row):
+        with contextlib.suppress(ValueError, RecursionError):  # a reader that decodes it otherwise has read it
+            json.loads(line, object_pairs_hook=unique_keys)
+    return row
+
+
+def _count_keys(value: Any) -> int:
+    """Keys of all objects in a value. Lists of tokens are skipped: a list whose first item is a number has no keys."""
+    count, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if type(item) is dict:
+            count += len(item)
+            item = item.values()
+        waiting += [v for v in item if type(v) is dict or (type(v) is list and v and type(v[0]) in (dict, list))]
+    return count
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
@@ -182,10 +214,7 @@ def _has_odd_number(row: Any) -> bool:
                     for inner in item.values():
                         if type(inner) is float and inner - inner != 0:
                             return True
-        elif type(value) is dict:
-            if any(_odd(inner) for inner in value.values()):
-                return True
-        elif _odd(value):
+        elif any(map(_odd, value.values())) if type(value) is dict else _odd(value):
             return True
     return False
 

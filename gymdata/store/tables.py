@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table, check_versi
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of
 from gymdata.store.journal import read_rows
-from gymdata.store.lines import decode, encode, iter_lines
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, iter_lines
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -375,12 +375,7 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
         # The first row says which optional columns the file has.
         has = first[1] if isinstance(first[1], dict) else {}
         kept = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
-    yield from row_batches(_again(first, rows), table, kept, where)
-
-
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
+    yield from row_batches(chain([first], rows), table, kept, where)
 
 
 def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
@@ -401,7 +396,9 @@ def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
         return
     for number, line in iter_lines(source):
         try:
-            row = decode(line)
+            row = decode_row(line)
+        except RepeatedKeyError as error:
+            raise DataError.bad_row(source.path, number, error.args[0], "two values", "one") from error
         except ValueError as error:
             raise DataError.bad_row(source.path, number, None, f"a line that is not JSON ({error})", "a row") from error
         yield number, row, len(line)

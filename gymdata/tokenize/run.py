@@ -109,7 +109,7 @@ def tokenize(
 
     config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")
-    table = _table_of(sources)
+    table = PAIRS if all(map(_holds_pairs, sources)) else ROLLOUTS
     target = _target(sources, output, table)
     template = str(config.chat_template) if config.chat_template is not None else None
     chat = TransformersChat.load(
@@ -150,11 +150,6 @@ def tokenize(
             }
         )
     return report
-
-
-def _table_of(sources: Sequence[str | Path]) -> Table:
-    """Pairs where all of ``sources`` hold pairs, else rollouts."""
-    return PAIRS if all(map(_holds_pairs, sources)) else ROLLOUTS
 
 
 def _holds_pairs(path: str | Path) -> bool:

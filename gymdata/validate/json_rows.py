@@ -6,7 +6,6 @@ one bad row never hides another; non-finite numbers are read in every form that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +14,12 @@ import pyarrow as pa
 
 from gymdata.checks.violations import UnknownKey, Violation
 from gymdata.errors import DataError, json_kind, json_value
-from gymdata.interop.nemo_gym.rows import BadRow, unique_keys
-from gymdata.rollouts.schema import HASHES, MESSAGE, ROLLOUTS, TURN
+from gymdata.interop.nemo_gym.rows import BadRow
+from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store import journal
 from gymdata.store.columns import build, misfit
-from gymdata.store.lines import decode, iter_lines
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row, iter_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import PARSE_BYTES
 
@@ -30,8 +29,6 @@ _TOKEN_LISTS = ("prompt_delta_ids", "generation_token_ids", "generation_log_prob
 #: Without a list of tokens a turn is a row still: T205 and L301 name it.
 _TURN = pa.struct([f.with_nullable(f.nullable or f.name in _TOKEN_LISTS) for f in TURN])
 _FIELDS = {f.name: f.with_type(pa.list_(_TURN)) if f.name == "turns" else f for f in ROLLOUTS.schema}
-#: In every batch, for they are either needed or null where a row lacks them.
-_IN_EVERY_BATCH = {"rollout_id", "turns", "messages"} | {f.name for f in ROLLOUTS.schema if f.nullable} - {*HASHES}
 _KNOWN_KEYS = {
     "": _FIELDS.keys(),
     "turns[].": {f.name for f in TURN},
@@ -60,7 +57,7 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
             _drop_unknown(number, row, unknown)
-            present = [name for name in _FIELDS if name in row or name in _IN_EVERY_BATCH]
+            present = [name for name in _FIELDS if name in row or name not in ROLLOUTS.optional]
             if present != columns or size >= PARSE_BYTES or len(rows) >= _BATCH_ROWS:
                 yield from _checked(rows, columns)
                 rows, columns, size = [], present, 0
@@ -93,38 +90,19 @@ def _lines(source: Source) -> Iterator[bytes | Violation]:
 def _row(line: bytes) -> dict[str, Any]:
     """The value of a line. Raises BadRow for what is not an object of JSON, a key given twice, an unknown status."""
     try:
-        row = decode(line)
+        row = decode_row(line)
+    except RepeatedKeyError as error:
+        raise BadRow("S102", f"the key {error.args[0]!r} is given twice", rollout_id=_id_of(decode(line))) from error
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(row, dict):
         raise BadRow("S101", f"got {json_kind(row)}, expected an object")
-    # A key ends with a quote and a colon; inside a text that quote is escaped.
-    if line.count(b'":') - line.count(b'\\":') != _count_keys(row):
-        try:
-            json.loads(line, object_pairs_hook=unique_keys)
-        except (ValueError, RecursionError):
-            pass  # a reader that decodes it otherwise has read it
-        except BadRow as bad:
-            bad.more["rollout_id"] = _id_of(row)
-            raise
     if row.get("status", "completed") not in _STATUS:
         got = json_value(row["status"])
         raise BadRow("S102", "status", expected=" or ".join(_STATUS), got=got, rollout_id=_id_of(row))
     if row.get("turns", []) is None:
         row["turns"] = []
     return row
-
-
-def _count_keys(value: Any) -> int:
-    """Keys of all objects in a value. Lists of tokens are skipped: a list whose first item is a number has no keys."""
-    count, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
-        if type(item) is dict:
-            count += len(item)
-            item = item.values()
-        waiting += [v for v in item if type(v) is dict or (type(v) is list and v and type(v[0]) in (dict, list))]
-    return count
 
 
 def _id_of(row: dict[str, Any]) -> str | None:

@@ -82,21 +82,17 @@ def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
     except DataError as error:
         return [Violation(error.code or "S102", 0, detail=error.message)], False
     names = file.schema_arrow.names
-    required = [*_SCALARS, "messages", "turns"]
-    found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in required if c not in names]
+    missing = [c for c in schema.ROLLOUTS.required() if c not in names]
+    found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in missing]
     if "turns" not in names:
         return found, False
     kind = file.schema_arrow.field("turns").type
-    if not (_is_list(kind) and pa.types.is_struct(kind.value_type)):
+    if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type)):
         return [*found, Violation("S102", 0, expected="list<struct>", got=str(kind), detail="column 'turns'")], False
     inner = {f.name for f in kind.value_type}
     lost = sorted(_REQUIRED_TURN - inner)
     found += [Violation("S103", 0, expected=c, detail=f"field {c!r} of turns is missing") for c in lost]
     return found, not lost
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Iterator[Evidence | Violation]:

@@ -10,6 +10,8 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.errors import DataError
+from gymdata.query.run import query
+from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
 from tests.validate.generate import native_rows, nemo_rows, write_lines, write_native
 
@@ -74,10 +76,10 @@ def test_a_status_is_completed_or_truncated(tmp_path: Path, rows: list[Any]) -> 
 
 @pytest.mark.parametrize("name", ["n_turns", "n_context_tokens", "n_generated_tokens"])
 def test_a_row_without_a_count_hides_no_other(tmp_path: Path, rows: list[Any], name: str) -> None:
-    """A wrong count is found although the row before has none."""
+    """A wrong count is found although the row before has none, which no command reads."""
     del rows[1][name]
     rows[2][name] += 1
-    assert [(code, row) for code, _, row, _, _ in found(tmp_path, rows)] == [("S102", 2)]
+    assert [(code, row) for code, _, row, _, _ in found(tmp_path, rows)] == [("S103", 1), ("S102", 2)]
 
 
 @pytest.mark.parametrize(
@@ -155,3 +157,40 @@ def test_literals_that_are_no_numbers_are_found_at_their_place(tmp_path: Path, r
     lines = [json.dumps(row).replace("12345.5", literal) for row in rows]
     report = validate(write_lines(tmp_path / "a.jsonl", lines), ignore=["R503", "D702", "T209"])
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [("L302", 2, 1, 1)]
+
+
+def test_what_validate_faults_no_command_reads(tmp_path: Path, rows: list[Any]) -> None:
+    """A key given twice and a row without a column are refused by line; an array of rows is not called empty."""
+    whole = [json.dumps(row) for row in rows]
+    twice = [*whole[:2], whole[2].replace('"reward": ', '"reward": 7, "reward": ', 1)]
+    lacking = [*whole[:1], json.dumps({key: value for key, value in rows[1].items() if key != "task_id"})]
+    for lines, code, said in (
+        (twice, "S102", "line 3, field 'reward': got two"),
+        (lacking, "S103", "line 2, field 'task_id'"),
+    ):
+        path = write_lines(tmp_path / "a.jsonl", lines)
+        assert [v.code for v in validate(path).violations if v.severity == "error"] == [code]
+        for read in (read_table, lambda path: read_table(path, columns=["reward"])):
+            with pytest.raises(DataError, match=said):
+                read(path)
+    with pytest.raises(DataError, match="line 1: got list, expected an object"):
+        query("SELECT 1", write_lines(tmp_path / "b.jsonl", [f"[{whole[0]}]"]))
+
+
+def test_an_id_that_is_none_is_named_by_who_reads_hashes_only(tmp_path: Path, rows: list[Any]) -> None:
+    """The turns of which they are made are read for them."""
+    rows[1]["turns"][0]["generation_token_ids"][0] = 1.5
+    for row in rows:
+        row.pop("generation_hash", None)
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(
+        DataError, match=r"line 2, field 'turns.*generation_token_ids.*got number 1.5, expected a whole"
+    ):
+        read_table(path, columns=["rollout_id", "generation_hash"])
+
+
+@pytest.mark.parametrize("value", [-1, "NaN", "Infinity"])
+def test_a_temperature_is_at_least_0(tmp_path: Path, rows: list[Any], value: Any) -> None:
+    """Training would divide by it."""
+    rows[2]["temperature"] = value
+    assert [(code, row) for code, _, row, _, _ in found(tmp_path, rows)] == [("S102", 2)]

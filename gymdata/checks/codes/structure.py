@@ -69,5 +69,9 @@ class Structure(Check):
                     got=str(recorded[r]),
                     detail=f"{name} disagrees with turns",
                 )
+        temperature = e.temperature if e.temperature is not None else np.empty(0)
+        for r in np.flatnonzero(~((temperature >= 0) & (temperature < np.inf))):
+            got = str(temperature[r])
+            yield self.at_rollout(e, int(r), "S102", expected="a number, at least 0", got=got, detail="temperature")
         for r in np.flatnonzero(per_rollout == 0) if not e.foreign else ():
             yield self.at_rollout(e, int(r), "T205", detail="the rollout has no turns")

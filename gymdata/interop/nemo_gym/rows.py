@@ -35,7 +35,7 @@ from gymdata.rollouts.messages import (
     written_by_model,
 )
 from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, TOOL, USER
-from gymdata.store.lines import NON_FINITE
+from gymdata.store.lines import NON_FINITE, RepeatedKeyError, unique_keys
 
 _SPACE = b" \t\r\n"
 _NUMERIC = b"0123456789+-.eE," + _SPACE
@@ -161,20 +161,12 @@ def load(line: bytes) -> dict[str, Any]:
         raise BadRow("S101", f"not UTF-8: {error.reason} at byte {error.start}") from error
     try:
         value = json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
+        raise BadRow("S102", f"the key {error.args[0]!r} is given twice") from error
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
         raise BadRow("S101", f"got {json_kind(value)}, expected an object")
-    return value
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for ``json.loads``. Raises BadRow S102 for a key that it has twice."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [k for k, _ in pairs]
-        twice = next(k for k in names if names.count(k) > 1)
-        raise BadRow("S102", f"the key {twice!r} is given twice")
     return value
 
 

@@ -161,7 +161,8 @@ class RolloutIndex:
                     loaded = {group: part.groups[group].load()}
                 one = loaded[group].slice(row - int(part.starts[group]), 1)
                 # A copy of its own: a view would keep the whole row group in memory.
-                held = pa.Table.from_batches([_copied(batch) for batch in one.combine_chunks().to_batches()])
+                batches = one.combine_chunks().to_batches()
+                held = pa.Table.from_batches([pa.ipc.read_record_batch(b.serialize(), b.schema) for b in batches])
                 with self._guard:
                     self._rows[key] = held
                     while len(self._rows) > _CACHED_ROWS:
@@ -271,10 +272,6 @@ def _held(table: pa.Table) -> pa.Table:
         column = table[wanted.name].combine_chunks()
         columns.append(column.dictionary_encode().cast(wanted.type) if wanted.name in _REPEATED else column)
     return pa.Table.from_arrays(columns, schema=_HELD)
-
-
-def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 class _Aside:
