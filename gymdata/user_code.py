@@ -308,13 +308,13 @@ def _drop_stale(file: Path) -> None:
 def _is_users(path: Path, folder: Path) -> bool:
     """Whether a module, beside a user's file in ``folder``, is the user's own: neither installed nor Python's."""
     parts = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts
-    others = (*_NOT_USERS, *(e for e in _editable() if not folder.is_relative_to(e)))
+    others = (*_NOT_USERS, *(e for e in editable() if not folder.is_relative_to(e)))
     installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, others))
     return path.suffix == ".py" and not installed
 
 
 @functools.cache
-def _editable() -> dict[Path, list[str]]:
+def editable() -> dict[Path, list[str]]:
     """Folders that pip installed in place (``-e``), and the names of the packages in each."""
     found = {}
     for one in importlib.metadata.distributions():
@@ -337,7 +337,7 @@ class _LateImports:
         found = importlib.machinery.PathFinder.find_spec(name, path) if calling else None
         file = Path(found.origin if found and found.has_location and found.origin else os.devnull).resolve()
         near = any(file.is_relative_to(f) and _is_users(file, f) for f in (*(u.parent for u in _loaded), Path.cwd()))
-        names = [names for e, names in (_editable() if near else {}).items() if file.is_relative_to(e)]
+        names = [names for e, names in (editable() if near else {}).items() if file.is_relative_to(e)]
         if _loaded and near and file not in _contents and name.partition(".")[0] not in itertools.chain(*names):
             raise ImportError(f"{name} is imported by a computed name; import it at the top of the file")
 

@@ -124,14 +124,14 @@ def test_a_package_that_was_installed_in_place_is_imported_whenever_it_is_asked_
     monkeypatch.chdir(project)
     for name in ("placed", "placed.late"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    user_code._editable.cache_clear()
+    user_code.editable.cache_clear()
     file = tmp_path / place / "rw.py"
     file.write_text(
         "import importlib\nimport placed\ndef value():\n    return importlib.import_module('placed.la' + 'te').f\n"
     )
     value, source = load_symbol(f"{file}:value", "--reward")
     assert (asyncio.run(called(value)), "placed" in source) == (1.0, place != "elsewhere")
-    user_code._editable.cache_clear()
+    user_code.editable.cache_clear()
 
 
 def test_a_changed_helper_is_what_runs_next(tmp_path: Path) -> None:
