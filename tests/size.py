@@ -16,11 +16,11 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_411,
+    ".": 3_434,
     "audit": 1_285,
     "chat": 994,
     "check": 537,
-    "checks": 2_674,
+    "checks": 2_678,
     "cli": 3_360,
     "collect": 3_622,
     "credit": 1_332,
@@ -32,32 +32,32 @@ BUDGETS: dict[str, int] = {
     "filter": 981,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 5_806,
+    "interop": 5_798,
     "judge": 2_721,
     "ls": 474,
     "merge": 349,
     "models": 1_413,
     "pairs": 1_517,
-    "query": 1_423,
+    "query": 1_424,
     "remote": 1_437,
     "report": 1_418,
-    "rewards": 1_911,
+    "rewards": 1_906,
     "rollouts": 3_076,
     "score": 784,
     "scores": 210,
     "serve": 177,
     "show": 734,
-    "store": 4_797,
-    "tokenize": 495,
+    "store": 4_816,
+    "tokenize": 490,
     "tour": 202,
     "train": 7_048,
-    "validate": 1_395,
-    "view": 3_169,
+    "validate": 1_369,
+    "view": 3_166,
     "workers": 401,
 }
 #: What the whole may have.
 TOTAL, FILE_LINES = 70_825, 707
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 642, 1_193, 107
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 637, 1_189, 107
 
 
 def sources() -> list[Path]:
