@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, intent_of
-from gymdata.store.run_json import temporary_of
+from gymdata.store.paths import RUN_JSON, new_files
 
 _LOCK_BESIDE = f".{LOCK}"
 
@@ -52,9 +51,7 @@ def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
         if isinstance(files, list) and isinstance(stage, str):
             named = [str(file) for file in files if Path(str(file)).name == file]
             run_json = folder / described
-            mine = [temporary_of(folder / file) for file in named]
-            if intent_of(run_json).is_file():
-                mine += [intent_of(run_json), *(folder / file for file in named)]
+            mine = [new_files(run_json) / file for file in named]
             found = tuple(f for f in [*mine, folder / name] if f.is_file() and not f.is_symlink())
             state = "being written" if is_held(folder, name) else "interrupted"
             yield Unfinished(run_json, folder / name, found, stage, state)

@@ -55,23 +55,19 @@ def file(place: Place) -> tuple[str, int, str, str] | None:
 
 def piece(place: Place, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a file."""
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import hf_hub_url, utils
 
     # Exported by a lazy module, which mypy does not see through.
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # as above
-        build_hf_headers,
-        hf_raise_for_status,
-        http_backoff,
-    )  # fmt: skip
+    lazy: Any = utils
 
     with _attributed(place):
         if start == end:
             return b""
         repo, inside = _repository(place)
         url = hf_hub_url(repo.repo, inside, repo_type=repo.type, revision=repo.sha, endpoint=endpoint("hf"))
-        headers = {**build_hf_headers(), "range": f"bytes={start}-{end - 1}"}
-        answer = http_backoff("GET", url, headers=headers, timeout=120)
-        hf_raise_for_status(answer)
+        headers = {**lazy.build_hf_headers(), "range": f"bytes={start}-{end - 1}"}
+        answer = lazy.http_backoff("GET", url, headers=headers, timeout=120)
+        lazy.hf_raise_for_status(answer)
         # A server without range requests sends the whole file.
         return bytes(answer.content[start:end] if answer.status_code == 200 else answer.content)
 

@@ -152,19 +152,19 @@ def put(place: Place, body: bytes | Path, expected: str | None = None, *, by_con
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
     if by_content and (there := head(place)) is not None and there.size == size:
         return there.tag
-    if by_content and size > WHOLE:
-        tag = _put_in_parts(place, body)
-    elif size > _LARGEST:
+    in_parts = by_content and size > WHOLE
+    if not in_parts and size > _LARGEST:
         raise UsageError(
             f"{place}: {size:,} bytes, and a store takes at most {_LARGEST:,} in one request",
             hint="give a folder as -o: its files are sent in several",
         )
-    elif isinstance(body, bytes) or not size:
-        tag = _put_whole(place, body if isinstance(body, bytes) else b"", expected)
-    else:
-        # Mapped, so that a large file takes no memory.
-        with body.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            tag = _put_whole(place, mapped, expected)
+    with contextlib.ExitStack() as stack:
+        content: Any = body
+        if isinstance(body, Path) and not in_parts:
+            # Mapped, so that a large file takes no memory.
+            file = stack.enter_context(body.open("rb"))
+            content = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
+        tag = _put(place, content, expected, size, in_parts=in_parts)
     stored = head(place)
     if stored is None or (stored.tag == tag and stored.size != size):
         got = "nothing" if stored is None else f"{stored.size:,} bytes"
@@ -172,31 +172,36 @@ def put(place: Place, body: bytes | Path, expected: str | None = None, *, by_con
     return tag
 
 
-def _put_in_parts(place: Place, body: Any) -> str:
-    import obstore
-
-    def send(store: Any) -> str:
-        return _tag(obstore.put(store, place.key, body, use_multipart=True, chunk_size=_RANGE, max_concurrency=4))
-
-    return _request(place, send)
-
-
-def _put_whole(place: Place, body: Any, expected: str | None) -> str:
+def _put(place: Place, content: Any, expected: str | None, size: int, *, in_parts: bool) -> str:
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     def send(store: Any) -> str:
-        mode: Any = "create" if expected is None else _only(place, expected)
-        return _tag(obstore.put(store, place.key, body, mode=mode, use_multipart=False))
+        how: dict[str, Any] = {"use_multipart": in_parts}
+        if in_parts:
+            how |= {"chunk_size": _RANGE, "max_concurrency": 4}
+        elif expected is None:
+            how["mode"] = "create"
+        elif place.scheme != "gs":
+            how["mode"] = {"e_tag": expected}
+        else:
+            # Google compares generations, which its lists leave out.
+            meta: Any = obstore.head(store, place.key)
+            if _tag(meta) != expected:
+                raise TakenError(str(place))
+            how["mode"] = {"version": str(meta["version"])}
+        return _tag(obstore.put(store, place.key, content, **how))
 
     try:
         # A connection of 1 MB/s must do.
-        return _request(place, send, len(body) / 1e6)
+        return _request(place, send, 0.0 if in_parts else size / 1e6)
     except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:
+        if in_parts:
+            raise
         there = head(place)
-        content = read(place) if there is not None and there.size == len(body) else None
-        if content is not None and content[0] == bytes(body):
-            return content[1]
+        now = read(place) if there is not None and there.size == size else None
+        if now is not None and now[0] == bytes(content):
+            return now[1]
         raise TakenError(str(place)) from error
 
 
@@ -206,21 +211,6 @@ def delete(place: Place) -> None:
 
     with contextlib.suppress(FileNotFoundError):
         _request(place, lambda store: obstore.delete(store, place.key))
-
-
-def _only(place: Place, expected: str) -> dict[str, str]:
-    """The condition that an object has the tag ``expected``. Google compares generations, which its lists leave out."""
-    import obstore
-
-    if place.scheme != "gs":
-        return {"e_tag": expected}
-    try:
-        meta: Any = obstore.head(_store(place), place.key)
-    except FileNotFoundError:
-        raise TakenError(str(place)) from None
-    if _tag(meta) != expected:
-        raise TakenError(str(place))
-    return {"version": str(meta["version"])}
 
 
 def _object(meta: Any) -> Object:

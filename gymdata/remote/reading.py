@@ -52,35 +52,30 @@ def located(path: str | Path) -> Path:
         return Path(path)
     place = place_of(path)
     client.check_installed(place)
+    top = _folder(default_spool(), os.getpid())
+    local = place.under(top)
     for _ in range(_LOOKS):
-        if _view(place):
-            return place.under(_folder(default_spool(), os.getpid()))
+        there = _objects(place)
+        if not there:
+            raise DataError.missing_path(str(place))
+        wanted = {
+            each.key: each
+            for each in there
+            if (WANTED.fullmatch(each.key.rpartition("/")[2]) or each.key == place.key) and not is_odd(each.key)
+        }
+        for file in local.rglob("*") if local.is_dir() else ():
+            below = file.relative_to(local).as_posix()
+            if file.is_file() and place.below(below).key not in wanted and not file.name.startswith("."):
+                file.unlink()
+        bring(place, list(wanted.values()), top)
+        if all(_is_complete(place, key, wanted.keys(), top) for key in wanted if key.rpartition("/")[2] == RUN_JSON):
+            return local
     raise OutsideError("object store", f"{place}: changes faster than it can be read", hint="try again", retryable=True)
 
 
 @functools.cache
 def _folder(_spool: Path, _pid: int) -> Path:
     return new_view()
-
-
-def _view(place: Place) -> bool:
-    """False when it changed meanwhile."""
-    there = _objects(place)
-    if not there:
-        raise DataError.missing_path(str(place))
-    wanted = {
-        each.key: each
-        for each in there
-        if (WANTED.fullmatch(each.key.rpartition("/")[2]) or each.key == place.key) and not is_odd(each.key)
-    }
-    top = _folder(default_spool(), os.getpid())
-    local = place.under(top)
-    for file in local.rglob("*") if local.is_dir() else ():
-        below = file.relative_to(local).as_posix()
-        if file.is_file() and place.below(below).key not in wanted and not file.name.startswith("."):
-            file.unlink()
-    bring(place, list(wanted.values()), top)
-    return all(_is_complete(place, key, wanted.keys(), top) for key in wanted if key.rpartition("/")[2] == RUN_JSON)
 
 
 def bring(place: Place, objects: Sequence[Object], top: Path) -> None:
@@ -98,23 +93,20 @@ def refer(place: Place, expected: Object, target: Path) -> None:
     for _ in range(_LOOKS):
         if place.key.endswith(_PARQUET):
             fields = {"url": str(place), "size": expected.size, "tag": expected.tag}
-            return _write_file(target, _MAGIC + json.dumps(fields).encode())
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary.write_bytes(_MAGIC + json.dumps(fields).encode())
+                temporary.replace(target)
+            except OSError as error:
+                raise StoreError.from_os(target, error) from error
+            return
         if client.fetch(place, expected, target):
-            return None
+            return
         if (now := client.head(place)) is None:
-            return None  # whoever needs it says so
+            return  # whoever needs it says so
         expected = now
     raise OutsideError("object store", f"{place}: changes faster than it can be read", hint="try again", retryable=True)
-
-
-def _write_file(target: Path, body: bytes) -> None:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(body)
-        temporary.replace(target)
-    except OSError as error:
-        raise StoreError.from_os(target, error) from error
 
 
 def _objects(place: Place) -> list[Object]:

@@ -269,8 +269,8 @@ class Upload:
     def _others_here(self, names: Iterable[str]) -> Iterator[Path]:
         """Files that run.json does not name: failures, kept verdicts, and the run.jsons of an output's other files."""
         if not self.is_folder:
-            yield from (run_json for name in names if (run_json := self.local.parent / f"{name}.{RUN_JSON}").is_file()
-                        and run_json != self.local)  # fmt: skip
+            beside = (self.local.parent / f"{name}.{RUN_JSON}" for name in names)
+            yield from (run_json for run_json in beside if run_json.is_file() and run_json != self.local)
             return
         named = {HASHED.sub("", name) for name in names}
         for file in self._staged_files():

@@ -151,8 +151,12 @@ def _check_keys(rows: Iterable[Any], table: Table) -> None:
 def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     kind = f.type
     if pa.types.is_list(kind):
-        if np.ndarray in (kinds := set(map(type, values))):
-            return _build_arrays(f, values, kinds)
+        # Lists of numbers may be parsed into arrays; rows with non-finite numbers (as strings) are lists.
+        kinds = set(map(type, values))
+        if kinds == {np.ndarray}:
+            return _list_array(kind, list(map(len, values)), _numbers(kind.value_type, values))
+        if np.ndarray in kinds:
+            return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
         if kinds == {Columns}:
             return _list_array(kind, list(map(len, values)), _build_columns(kind.value_type, values))
         if Columns in kinds:
@@ -161,7 +165,15 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
         if kind.value_type == NAMED_VALUE:
             # JSON lines write them as an object.
             values = [[{"name": k, "value": x} for k, x in v.items()] if type(v) is dict else v for v in values]
-        return _build_list(kind, values)
+        nulls = None in values
+        filled = [v or () for v in values] if nulls else values
+        inner = pa.field("item", kind.value_type, nullable=False)
+        try:
+            child = _build(inner, list(chain.from_iterable(filled)))
+        except _MismatchError as fault:
+            raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
+        mask = pa.array([v is None for v in values]) if nulls else None
+        return _list_array(kind, list(map(len, filled)), child, mask)
     if pa.types.is_struct(kind):
         _demand(values, (dict,), f)
         return _build_struct(kind, values)
@@ -177,13 +189,6 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError) as error:
         # A number too large for its type, or text that is not Unicode.
         raise _MismatchError("", str(error), _expected(kind)) from None
-
-
-def _build_arrays(f: pa.Field, values: list[Any], kinds: set[type]) -> pa.Array:
-    """Lists of numbers that were parsed into arrays; rows with non-finite numbers (as strings) are lists."""
-    if kinds != {np.ndarray}:
-        return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
-    return _list_array(f.type, list(map(len, values)), _numbers(f.type.value_type, values))
 
 
 def _numbers(kind: pa.DataType, arrays: Sequence[np.ndarray]) -> pa.Array:
@@ -216,19 +221,6 @@ def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
         except _MismatchError as fault:
             raise _MismatchError(f"[].{name}{fault.at}", fault.got, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
-
-
-def _build_list(kind: pa.ListType, values: list[Any]) -> pa.Array:
-    nulls = None in values
-    filled = [v or () for v in values] if nulls else values
-    flat = list(chain.from_iterable(filled))
-    inner = pa.field("item", kind.value_type, nullable=False)
-    try:
-        child = _build(inner, flat)
-    except _MismatchError as fault:
-        raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
-    mask = pa.array([v is None for v in values]) if nulls else None
-    return _list_array(kind, list(map(len, filled)), child, mask)
 
 
 def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:

@@ -14,19 +14,20 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from gymdata.errors import DataError, StoreError
+from gymdata.errors import DataError, StoreError, option
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
-from gymdata.store.paths import BOM, find_run_json
+from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, belonging, find_run_json
 from gymdata.store.reading import report_lines, warn
+from gymdata.store.run_json import sync
 
 _BLOCK = 1 << 20
 #: A tab, eight hex digits.
@@ -175,14 +176,10 @@ class Journal:
         try:
             self.sync()
         finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Close without syncing."""
-        with self._closing:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            with self._closing:
+                if self._fd >= 0:
+                    os.close(self._fd)
+                    self._fd = -1
 
 
 def _torn_records(torn: Path) -> list[dict[str, Any]]:
@@ -218,6 +215,67 @@ def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, in
     finally:
         if report:
             report_lines(path, damaged, "row", "their checksums do not match; `gymdata validate` shows them")
+
+
+def drop_journal(journal: Path) -> None:
+    """The last step: the rows are sealed and named."""
+    journal.unlink(missing_ok=True)
+    sync(journal.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A journal that is not sealed yet."""
+
+    index: int
+    path: Path
+    rows: int
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Findings on opening: unsealed journals in order, and repairs made."""
+
+    journals: list[Segment] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    next_segment: int = 0
+
+
+def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
+    """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    found = Recovered(repairs=repair_failures(folder / FAILURES))
+    named = {Path(f["path"]).name for f in files}
+    for name in sorted(named):
+        if not (rollouts / name).is_file():
+            raise StoreError(
+                f"{rollouts / name}: is named in run.json but not there",
+                hint=f"bring the file back, or start again with {option('overwrite', True)}",
+            )
+    journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
+    parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
+    for leftover in rollouts.glob(".part-*.tmp"):
+        leftover.unlink()
+    for name, index in sorted(parts.items()):
+        if name in named:
+            if index in journals:
+                drop_journal(journals.pop(index))
+        elif index in journals:
+            # Renamed but not named: the journal still holds these rows, and sealing gives the same file.
+            (rollouts / name).unlink()
+            parts.pop(name)
+        else:
+            # A journal is dropped after its part is named, so this part is of another run.
+            raise DataError.unnamed(rollouts / name, folder / RUN_JSON)
+    for index, path in sorted(journals.items()):
+        rows, repairs = repair(path)
+        found.repairs += repairs
+        if rows or path.with_name(path.name + ".torn").exists():
+            found.journals.append(Segment(index, path, rows))
+        else:
+            drop_journal(path)
+    found.next_segment = max([*(segment.index for segment in found.journals), *parts.values()], default=-1) + 1
+    return found
 
 
 FAILURES = "failures.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +33,18 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
 
     A parent that has been moved or deleted is skipped.
     """
-
-    def above(found: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
-        for text in parent_paths(facts):
-            if is_url(text):
-                yield from (one for one in (described(text),) if one is not None)
-                continue
-            named = Path(text)
-            yield named if named.is_absolute() or named.exists() else found.parent / named
-
-    for _, facts in ancestry(path, above):
-        yield facts
-
-
-def ancestry(
-    path: str | Path, above: Callable[[Path, Mapping[str, Any]], Iterable[Path]]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The run.json of a path argument and of its ancestors (path and facts), nearest first, each once. ``above``
-    returns the parents of a run.json."""
-    waiting, seen = [Path(path)], set()
+    waiting, seen = [Path(path)], set[Path]()
     while waiting:
-        found = find_run_json(waiting.pop(0))
-        if found is None or found.resolve() in seen:
+        run_json = find_run_json(waiting.pop(0))
+        if run_json is None or run_json.resolve() in seen:
             continue
-        seen.add(found.resolve())
-        facts = read_run_json(found)
-        yield found, facts
-        waiting += above(found, facts)
+        seen.add(run_json.resolve())
+        facts = read_run_json(run_json)
+        yield facts
+        for text in parent_paths(facts):
+            named = described(text) if is_url(text) else Path(text)
+            if named is not None:
+                waiting.append(named if named.is_absolute() or named.exists() else run_json.parent / named)
 
 
 def parent_paths(facts: Mapping[str, Any]) -> list[str]:

@@ -116,7 +116,7 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
     number = source.part.lines if source.part is not None else 0
     try:
-        for line in _plain_lines(source) if source.compression is None else _cut(_blocks(source)):
+        for line in _plain_lines(source) if source.compression is None else _decompressed_lines(source):
             text = line.removeprefix(BOM) if number == 0 else line
             number += 1
             if text and not text.isspace():
@@ -151,22 +151,15 @@ def _plain_lines(source: Source) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
-def _cut(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _decompressed_lines(source: Source) -> Iterator[bytes]:
+    """Raises OSError or EOFError when the file is broken or cut off."""
     rest = b""
-    for block in blocks:
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
+    with source.path.open("rb") as file:
+        for block in (_gunzipped if source.compression == "gzip" else _unzstd)(file):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
     if rest:
         yield rest
-
-
-def _blocks(source: Source) -> Iterator[bytes]:
-    """The bytes of a compressed file. Raises OSError or EOFError when it is broken or cut off."""
-    with source.path.open("rb") as file:
-        if source.compression == "gzip":
-            yield from _gunzipped(file)
-        else:
-            yield from _unzstd(file)
 
 
 def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:

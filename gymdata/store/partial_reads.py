@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,6 @@ import xxhash
 from pyarrow.fs import LocalFileSystem
 
 from gymdata.errors import DataError, GymdataError, counted
-from gymdata.remote.places import mirrored
 from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import Lock
@@ -48,109 +47,50 @@ from gymdata.store.tables import (
 if TYPE_CHECKING:
     import polars as pl
 
-_OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=True)
-_FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=_OPTIONS)
 #: Rows of a batch: token lists of one row take as much room as a thousand rewards.
 _FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
-_SHORT = "a column stream ends too early"
 
 
 class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
-    """A dataset whose ``scanner`` filters rows after their pages were verified, and reads no more than that takes."""
+    """Files of one schema, on this machine or on an object store, of which ``scanner`` filters rows after their pages were
+    verified, and reads no more than that takes. They are read by the thread that wants the rows, so no dataset of Arrow's
+    reads them."""
 
-    def __init__(self, files: ds.FileSystemDataset) -> None:
-        super().__init__(list(files.get_fragments()), files.schema, files.format, files.filesystem)
+    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+        super().__init__([], schema, ds.ParquetFileFormat(), LocalFileSystem())
+        self._files = files
         #: A gymdata error that was raised inside the reader, which may keep only its text.
         self.fault: GymdataError | None = None
 
-    def scanner(self, columns: list[str] | None = None, filter: Any = None, **options: Any) -> ds.Scanner:
+    def scanner(self, columns: list[str] | None = None, filter: Any = None, **_: object) -> _Reads:
         """Called by DuckDB: ``columns`` (all, when None) of the rows that pass ``filter``."""
-        with self._noted():
-            return self._scanner(columns, filter, options)
+        names = self.schema.names if columns is None else columns
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return _Reads(pa.RecordBatchReader.from_batches(schema, self._noted(self._batches(names, filter))))
 
-    @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            yield
+            yield from batches
         except GymdataError as error:
             self.fault = error
             raise
-
-    def _scanner(self, columns: list[str] | None, filter: Any, options: dict[str, Any]) -> ds.Scanner:
-        names = self.schema.names if columns is None else columns
-        if filter is None:
-            return ds.Scanner.from_batches(self._in_turn(list(self.get_fragments()), names, options))
-        named = _named_in(str(filter), self.schema.names)
-        both = [*names, *(n for n in named if n not in names)]
-        found = self._row_groups_with(named, filter) if set(names) - set(named) else list(self.get_fragments())
-        if not found:
-            return ds.Scanner.from_batches([], schema=pa.schema([self.schema.field(n) for n in names]))
-        reader = self._in_turn(found, both, options)
-        return ds.Scanner.from_batches(reader, columns=names, filter=filter)
-
-    def _in_turn(
-        self, parts: Sequence[ds.Fragment], names: list[str], options: Mapping[str, Any]
-    ) -> pa.RecordBatchReader:
-        """Row group by row group: a scanner of them all holds more the longer the file is."""
-        schema = pa.schema([self.schema.field(n) for n in names])
-        size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
-        options = {"batch_size": size, "batch_readahead": 8, **options}
-        batches = (batch for part in parts for batch in self._batches_of(part, names, options))
-        return pa.RecordBatchReader.from_batches(schema, batches)
-
-    def _batches_of(self, part: ds.Fragment, names: list[str], options: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """The batches of a file, or of a row group, all rows of it. A footer's entry of one column can be damaged, too; the
-        reader would see a shorter column."""
-        with self._noted(), _reading(Path(part.path)):
-            seen, rows = 0, part.count_rows()
-            for group in part.split_by_row_group():
-                for batch in group.scanner(schema=self.schema, columns=names, **options).to_batches():
-                    seen += batch.num_rows
-                    yield batch
-            if seen != rows:
-                raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {counted(rows, 'row')}")
-
-    def _row_groups_with(self, named: list[str], filter: Any) -> list[ds.Fragment]:
-        """Row groups in which a row passes: the others' columns need not be read."""
-        passing = []
-        for fragment in self.get_fragments():
-            with _reading(Path(fragment.path)):
-                groups = fragment.split_by_row_group()
-            for group in groups:
-                reader = self._in_turn([group], named, {"batch_size": _FLAT_ROWS})
-                if ds.Scanner.from_batches(reader, filter=filter).count_rows():
-                    passing.append(group)
-        return passing
-
-
-class StreamedDataset(VerifiedDataset):
-    """The same over files on an object store. They are read by the thread that wants the rows (see ``streams``), so no
-    dataset of Arrow's reads them."""
-
-    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
-        super().__init__(ds.FileSystemDataset([], schema, _FORMAT, LocalFileSystem()))
-        self._files = files
-
-    def _scanner(self, columns: list[str] | None, filter: Any, _: dict[str, Any]) -> Any:
-        names = self.schema.names if columns is None else columns
-        schema = pa.schema([self.schema.field(name) for name in names])
-        return _Reads(pa.RecordBatchReader.from_batches(schema, self._batches(names, filter)))
 
     def _batches(self, names: list[str], filter: Any) -> Iterator[pa.RecordBatch]:
         named = [] if filter is None else _named_in(str(filter), self.schema.names)
         # Without a column there would be no rows to count.
         wanted = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
         first = named if filter is not None and set(wanted) - set(named) else []
-        with self._noted():
-            for path in self._files:
-                with _reading(path), parquet_file(path, page_checksum_verification=True) as file:
-                    for group in range(file.num_row_groups):
-                        if not first or any(t.num_rows for t in self._passing(file, group, first, filter)):
-                            for table in self._passing(file, group, wanted, filter):
-                                yield from table.select(names).to_batches()
+        for path in self._files:
+            with _reading(path), parquet_file(path, page_checksum_verification=True) as file:
+                # Row group by row group: a reader of them all holds more the longer the file is.
+                for group in range(file.num_row_groups):
+                    if not first or any(t.num_rows for t in self._passing(file, group, first, filter)):
+                        for table in self._passing(file, group, wanted, filter):
+                            yield from table.select(names).to_batches()
 
     def _passing(self, file: pq.ParquetFile, group: int, names: list[str], filter: Any) -> Iterator[pa.Table]:
-        """The rows of a row group that pass; pa.ArrowInvalid as in ``_batches_of``."""
+        """The rows of a row group that pass. A footer's entry of one column can be damaged, too; the reader would see a
+        shorter column."""
         schema = pa.schema([self.schema.field(name) for name in names])
         size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
         seen, rows = 0, file.metadata.row_group(group).num_rows
@@ -159,7 +99,7 @@ class StreamedDataset(VerifiedDataset):
             table = pa.Table.from_arrays(batch.select(names).columns, schema=schema)
             yield table if filter is None else table.filter(filter)
         if seen != rows:
-            raise pa.ArrowInvalid(f"{_SHORT}: {seen:,} of {counted(rows, 'row')}")
+            raise pa.ArrowInvalid(f"a column stream ends too early: {seen:,} of {counted(rows, 'row')}")
 
 
 @dataclass
@@ -182,24 +122,15 @@ def _named_in(text: str, names: Sequence[str]) -> list[str]:
     return [n for n in names if (n in words if n.isidentifier() else n in text)]
 
 
-def verified_datasets(files: Sequence[Path], table: Table) -> list[ds.Dataset]:
+def verified_datasets(files: Sequence[Path], table: Table) -> list[VerifiedDataset]:
     """Datasets over ``files``, one for each set of columns among them, in the order in which they first come.
 
     Raises DataError for a file that cannot be read, is newer, or claims to be ``table`` and has other columns or types.
     """
-    alike: dict[tuple[bool, tuple[tuple[str, str], ...]], list[Path]] = defaultdict(list)
+    alike: dict[tuple[tuple[str, str], ...], list[Path]] = defaultdict(list)
     for file in files:
-        schema = _checked_schema(file, table)
-        # A copy in the spool may become a stand-in while it is read.
-        alike[mirrored(file) is not None, tuple((f.name, str(f)) for f in schema)].append(file)
-    found: list[ds.Dataset] = []
-    for (remote, _), same in alike.items():
-        schema = schema_of(same[0]).remove_metadata()
-        if remote:
-            found.append(StreamedDataset(same, schema))
-        else:
-            found.append(VerifiedDataset(ds.dataset([str(f) for f in same], schema=schema, format=_FORMAT)))
-    return found
+        alike[tuple((f.name, str(f)) for f in _checked_schema(file, table))].append(file)
+    return [VerifiedDataset(same, schema_of(same[0]).remove_metadata()) for same in alike.values()]
 
 
 def _checked_schema(file: Path, table: Table) -> pa.Schema:

@@ -197,30 +197,28 @@ def beside(file: Path) -> Path:
     return file.with_name(file.name + ".run.json")
 
 
-def intent_of(run_json: Path) -> Path:
-    """The path of the intent to replace an output, until it is carried out."""
-    return run_json.with_name(f".{run_json.name}.pending")
+def new_files(run_json: Path) -> Path:
+    """The folder of an output's files until all are on disk."""
+    return run_json.with_name(f".{run_json.name}.new")
+
+
+def being_replaced(run_json: Path) -> list[str] | None:
+    """The names of the files of an output while they are partly the old ones and partly the new ones, else None."""
+    try:
+        facts = json.loads(run_json.read_bytes())
+        return [*(entry["path"] for entry in facts["files"]), *facts["replacing"]["gone"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # whoever reads it says what is wrong
 
 
 def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
-    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is decided and not in
-    place: the files are partly the old output and partly the new one."""
-    intent = intent_of(run_json)
-    if not intent.is_file():
+    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is being replaced."""
+    names = being_replaced(run_json)
+    if names is None or (file is not None and file.name not in names):
         return
-    if file is not None:
-        try:
-            decided = json.loads(intent.read_bytes())
-            names = [entry["path"] for entry in decided["description"]["files"]] + decided["gone"]
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            names = [file.name]
-        if file.name not in names:
-            return
-    # Its writer is at work, or was killed, between its decision and the last rename: a fault of the data.
+    # Its writer is at work, or was killed between its decision and the last rename: a fault of the data.
     error = DataError(
-        f"{file or run_json.parent}: is unfinished: its new content is decided ({intent.name}) and not all in place",
+        f"{file or run_json.parent}: is unfinished: its new content is decided ({run_json.name}) and not all in place",
         hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
     )
     error.exit_code = EXIT_FAULTS
@@ -336,12 +334,12 @@ def _rows_once(matches: list[Path]) -> list[Path]:
     """Segments in their order, none from its journal and its part, and nothing that was put aside."""
     kept = {m for m in matches if not m.name.endswith((".torn", ".tmp"))}
     kept -= {m for m in kept if (twin := sealed_twin(m)) and twin.path in kept}
-    return sorted(kept, key=lambda m: (m.parent, _segment(m.name), m.name))
 
+    def order(file: Path) -> tuple[Path, int, str]:
+        segment = PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name)
+        return file.parent, int(segment[1]) if segment else -1, file.name
 
-def _segment(name: str) -> int:
-    match = PART.fullmatch(name) or JOURNAL.fullmatch(name)
-    return int(match[1]) if match else -1
+    return sorted(kept, key=order)
 
 
 def _resolve_one(path: Path, table: str) -> list[Source]:

@@ -15,11 +15,11 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError, option
+from gymdata.errors import DataError, OutsideError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.remote.upload import Upload, refuse_open
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
@@ -36,25 +36,16 @@ from gymdata.store.journal import (
     FAILURES,
     Journal,
     Repair,
+    drop_journal,
     failure_line,
     frame,
     read_failure_file,
     read_rows,
-    repair,
-    repair_failures,
+    recover,
 )
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
-from gymdata.store.paths import (
-    DERIVED,
-    JOURNAL,
-    PART,
-    ROLLOUTS_FOLDER,
-    RUN_JSON,
-    belonging,
-    intent_of,
-    refuse_unwritable,
-)
+from gymdata.store.paths import DERIVED, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, new_files, refuse_unwritable
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import refuse_other_kind
@@ -72,20 +63,7 @@ def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
     part = journal.with_name(f"part-{match[1]}.{suffix}")
     batches = row_batches(read_rows(journal, report=False), ROLLOUTS, ROLLOUTS.schema.names, str(journal))
     rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
-    return describe(part, rows)
-
-
-def describe(part: Path, rows: int) -> dict[str, Any]:
-    """A sealed file's entry in run.json."""
     return describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
-
-
-def _begin_part(rollouts: Path, index: int, suffix: str) -> Path:
-    """The part to write rows into without journaling them. Its journal is there and empty until run.json names the part,
-    so that a part that is not named has a journal whatever happens, and only a part of another run has neither."""
-    rollouts.joinpath(f"{index:05d}.journal").touch()
-    sync(rollouts)
-    return rollouts / f"part-{index:05d}.{suffix}"
 
 
 def write_batch_parts(
@@ -113,15 +91,14 @@ def write_batch_parts(
 
     for batch in following():
         waiting.append(batch)
-        part = _begin_part(rollouts, index, suffix)
-        yield describe(part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow))
+        # The journal is there and empty until run.json names the part, so that a part that is not named has a journal
+        # whatever happens, and only a part of another run has neither.
+        rollouts.joinpath(f"{index:05d}.journal").touch()
+        sync(rollouts)
+        part = rollouts / f"part-{index:05d}.{suffix}"
+        n_rows = write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow)
+        yield describe_file(part, n_rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
         index += 1
-
-
-def drop_journal(journal: Path) -> None:
-    """The last step: the rows are sealed and named."""
-    journal.unlink(missing_ok=True)
-    sync(journal.parent)
 
 
 class Sealer:
@@ -133,18 +110,14 @@ class Sealer:
         self.suffix = suffix
         self._name_part = name_part
         self._waiting: queue.Queue[tuple[Path, int] | None] = queue.Queue()
-        self._pending = 0
+        self.pending_rows = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-
-    @property
-    def pending_rows(self) -> int:
-        return self._pending
 
     def add(self, journal: Path, rows: int) -> None:
         """Seal this closed journal when its turn comes."""
         with self._lock:
-            self._pending += rows
+            self.pending_rows += rows
         self._waiting.put((journal, rows))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="gymdata-seal", daemon=True)
@@ -175,32 +148,12 @@ class Sealer:
                     self._name_part(seal_segment(journal, self.suffix))
                     drop_journal(journal)
                     with self._lock:
-                        self._pending -= rows
-            except (GymdataError, OSError) as error:
-                self.trouble = error
+                        self.pending_rows -= rows
             except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
                 self.trouble = error
             finally:
                 self._waiting.task_done()
         self._waiting.task_done()
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A journal that is not sealed yet."""
-
-    index: int
-    path: Path
-    rows: int
-
-
-@dataclass(slots=True)
-class Recovered:
-    """Findings on opening: unsealed journals in order, and repairs made."""
-
-    journals: list[Segment] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
-    next_segment: int = 0
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -226,7 +179,13 @@ def wipe(folder: Path) -> None:
     for file in _ours(rollouts):
         file.unlink()
     for stage in derived(folder):
-        _wipe_stage(stage)
+        # Here, too, the describing file is removed last.
+        shutil.rmtree(new_files(stage / RUN_JSON), ignore_errors=True)
+        for file in stage.iterdir():
+            if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
+                file.unlink()
+        (stage / RUN_JSON).unlink()
+        _remove_if_empty(stage)
     for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
         (folder / name).unlink(missing_ok=True)
     _remove_if_empty(rollouts)
@@ -236,59 +195,7 @@ def wipe(folder: Path) -> None:
 def derived(folder: Path) -> list[Path]:
     """The folders in a run that were made from its rollouts, and are removed with them."""
     stages = folder.iterdir() if folder.is_dir() else ()
-    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and any(map(Path.is_file, _says(s))))
-
-
-def _says(stage: Path) -> tuple[Path, Path]:
-    """The files that describe a stage's output."""
-    return intent_of(stage / RUN_JSON), stage / RUN_JSON
-
-
-def _wipe_stage(stage: Path) -> None:
-    """Here, too, the describing files are removed last; a remaining intent would restore its run.json."""
-    for file in stage.iterdir():
-        if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
-            file.unlink()
-    for file in _says(stage):
-        file.unlink(missing_ok=True)
-    _remove_if_empty(stage)
-
-
-def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
-    """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
-    rollouts = folder / ROLLOUTS_FOLDER
-    found = Recovered()
-    named = {Path(f["path"]).name for f in files}
-    for name in sorted(named):
-        if not (rollouts / name).is_file():
-            raise StoreError(
-                f"{rollouts / name}: is named in run.json but not there",
-                hint=f"bring the file back, or start again with {option('overwrite', True)}",
-            )
-    journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
-    parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
-    for leftover in rollouts.glob(".part-*.tmp"):
-        leftover.unlink()
-    for name, index in sorted(parts.items()):
-        if name in named:
-            if index in journals:
-                drop_journal(journals.pop(index))
-        elif index in journals:
-            # Renamed but not named: the journal still holds these rows, and sealing gives the same file.
-            (rollouts / name).unlink()
-            parts.pop(name)
-        else:
-            # A journal is dropped after its part is named, so this part is of another run.
-            raise DataError.unnamed(rollouts / name, folder / RUN_JSON)
-    for index, path in sorted(journals.items()):
-        rows, repairs = repair(path)
-        found.repairs += repairs
-        if rows or path.with_name(path.name + ".torn").exists():
-            found.journals.append(Segment(index, path, rows))
-        else:
-            drop_journal(path)
-    found.next_segment = max([*(segment.index for segment in found.journals), *parts.values()], default=-1) + 1
-    return found
+    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
 
 
 def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
@@ -300,14 +207,9 @@ def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
 
 
 def _ours(rollouts: Path) -> list[Path]:
-    if not rollouts.is_dir():
-        return []
-    return [p for p in rollouts.iterdir() if _is_ours(p.name)]
-
-
-def _is_ours(name: str) -> bool:
-    bare = name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".")
-    return bool(PART.fullmatch(bare) or JOURNAL.fullmatch(bare))
+    """The parts and journals of a run, and what was put aside of them or left by a killed process."""
+    bare = {p: p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".") for p in rollouts.glob("*")}
+    return [p for p, name in bare.items() if PART.fullmatch(name) or JOURNAL.fullmatch(name)]
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -395,7 +297,17 @@ class Run:
                     warn(f"{place}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
                 wipe(place)
             found = _checked(place, identity, defaults, run_id)
-            run = cls(place, lock, found or _fresh(identity, run_id), resumed=found is not None)
+            new = {
+                "run_id": run_id or secrets.token_hex(8),
+                "gymdata": __version__,
+                "schemas": {name: table.version for name, table in TABLES.items()},
+                "created_at": _now(),
+                "identity": plain(identity),
+                "extent": {},
+                "attempts": [],
+                "files": [],
+            }
+            run = cls(place, lock, found or new, resumed=found is not None)
             run._upload, run._seal_every_s = upload, float("inf") if upload is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
@@ -545,7 +457,10 @@ class Run:
         self._rows_per_file = rows_per_file or (1 << 62)
         self._fsync_interval_s = fsync_interval_s
         self._facts = merged(self._facts, plain(facts))
-        self._facts["extent"] = _grown(self.previous_extent, plain(extent))
+        # A smaller number samples less now, but removes nothing.
+        before, covered = self.previous_extent, plain(extent)
+        grown = {k: max(before[k], n) for k, n in covered.items() if type(n) is int and type(before.get(k)) is int}
+        self._facts["extent"] = {**before, **covered, **grown}
         self._facts["attempts"].append(
             {"started_at": _now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
             | {"operation": plain(operation), "extent": plain(extent)}
@@ -570,7 +485,6 @@ class Run:
 
     def _recover(self) -> None:
         """Finish what a crash interrupted: half-sealed segments, torn lines, journals that were to be sealed."""
-        self.repairs += repair_failures(self.folder / FAILURES)
         state = recover(self.folder, self._facts["files"])
         self.repairs += state.repairs
         self._next = state.next_segment
@@ -650,19 +564,6 @@ class Run:
             self._lock.release()
 
 
-def _fresh(identity: Mapping[str, Any], run_id: str | None) -> dict[str, Any]:
-    return {
-        "run_id": run_id or secrets.token_hex(8),
-        "gymdata": __version__,
-        "schemas": {name: table.version for name, table in TABLES.items()},
-        "created_at": _now(),
-        "identity": plain(identity),
-        "extent": {},
-        "attempts": [],
-        "files": [],
-    }
-
-
 def _checked(
     folder: Path, identity: Mapping[str, Any], defaults: Mapping[str, Any], run_id: str | None
 ) -> dict[str, Any] | None:
@@ -677,7 +578,10 @@ def _checked(
             f"{folder}: run.json is not that of a collected run (it lacks {', '.join(sorted(missing))})",
             hint="give another output folder",
         )
-    found = differences(_renamed(facts["identity"]), identity, defaults)
+    recorded = dict(
+        _RENAMED.get(item, item) if isinstance(item[1], str) else item for item in facts["identity"].items()
+    )
+    found = differences(recorded, identity, defaults)
     if run_id is not None and run_id != facts["run_id"]:
         found.insert(0, ("run_id", facts["run_id"], run_id))
     if found and holds_nothing(folder, facts["files"]):
@@ -685,22 +589,6 @@ def _checked(
     if found:
         raise StoreError.other_identity(folder, found)
     return facts
-
-
-def _renamed(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded identity with the present names of its keys and values."""
-    return dict(_RENAMED.get((key, value), (key, value)) if isinstance(value, str) else (key, value)
-                for key, value in identity.items())  # fmt: skip
-
-
-def _grown(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run covers after this attempt: a smaller number samples less now, but removes nothing."""
-    grown = dict(was) | dict(now)
-    for key, before in was.items():
-        after = now.get(key)
-        if type(before) is int and type(after) is int:
-            grown[key] = max(before, after)
-    return grown
 
 
 def _now() -> str:

@@ -16,13 +16,13 @@ from typing import IO, Any
 
 import orjson
 import xxhash
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.paths import RUN_JSON, beside, find_run_json, intent_of, read_facts
+from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
@@ -79,9 +79,7 @@ def read_run_json(path: str | Path) -> dict[str, Any]:
 
 def state_of(run_json: Path, facts: Mapping[str, Any]) -> str:
     """``being written``, ``interrupted``, ``rollouts pending`` or ``complete``."""
-    if is_written(run_json):
-        return "being written"
-    return "interrupted" if intent_of(run_json).is_file() else state_left(facts)
+    return "being written" if is_written(run_json) else state_left(facts)
 
 
 def is_written(run_json: Path) -> bool:
@@ -98,7 +96,7 @@ def state_left(facts: Mapping[str, Any]) -> str:
     if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
         return "interrupted"
     # Trainings and finetune have no attempts, or closed ones: a status.
-    if facts.get("status") in ("running", "failed"):
+    if facts.get("status") in ("running", "failed") or "replacing" in facts:
         return "interrupted"
     operation, counts = (last or {}).get("operation"), facts.get("counts")
     gave_up = isinstance(operation, dict) and operation.get("give_up")
@@ -160,7 +158,15 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
     there is a symbolic link under either name.
     """
-    temporary, lock = claim_temporary(path)
+    refuse_link(path)
+    temporary = temporary_of(path)
+    try:
+        lock = claim(temporary)
+    except Timeout as error:
+        hint = "wait for it, stop it, or give another output folder"
+        raise StoreError(f"{path}: another process is writing it", hint=hint) from error
+    except OSError as error:
+        raise StoreError.from_os(path, error) from error
     try:
         yield temporary
         sync(temporary)
@@ -183,19 +189,6 @@ def writing_into(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        raise StoreError.from_os(path, error) from error
-
-
-def claim_temporary(path: Path) -> tuple[Path, FileLock]:
-    """The name to write ``path`` under, and what holds it against other processes. Raises StoreError as ``replacing``."""
-    refuse_link(path)
-    temporary = temporary_of(path)
-    try:
-        return temporary, claim(temporary)
-    except Timeout as error:
-        hint = "wait for it, stop it, or give another output folder"
-        raise StoreError(f"{path}: another process is writing it", hint=hint) from error
-    except OSError as error:
         raise StoreError.from_os(path, error) from error
 
 

@@ -1,24 +1,21 @@
 """An output of a command: data files and the run.json that describes them, which appear together or not at all.
 
 Invariants: one process writes an output; a folder or file that holds another kind of output is refused, also with
-overwrite; nothing that is there changes before all of the new output is on disk. The protocol: data under temporary
-names, fsync; an intent (``.run.json.pending``: the new run.json, files to remove) appears by one rename, and from then
-on the new output counts; files are renamed, run.json is replaced, the intent is removed. A process killed before the
-intent leaves the old output, after one killed later, the next process that opens the output completes it.
+overwrite; nothing that is there changes before all of the new output is on disk, in a hidden folder beside it. Then the
+new run.json replaces the old one, with the key ``replacing``: from then on the new output counts, and readers refuse it
+until its files are renamed and that key is gone. A process killed before that leaves the old output; after one killed
+later, the next process that opens the output completes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import orjson
-from filelock import FileLock
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, option
@@ -28,16 +25,23 @@ from gymdata.remote.upload import Upload
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
-from gymdata.store.paths import JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, beside, intent_of, local_output, read_facts
+from gymdata.store.paths import (
+    JOURNAL,
+    PART,
+    ROLLOUTS_FOLDER,
+    RUN_JSON,
+    being_replaced,
+    beside,
+    local_output,
+    new_files,
+    read_facts,
+)
 from gymdata.store.run_json import (
-    claim_temporary,
     complete,
     describe_file,
     differences,
     refuse_link,
-    replacing,
     sync,
-    temporary_of,
     write_run_json,
 )
 
@@ -143,11 +147,6 @@ def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     return {str(parent.get("run_id") or parent.get("path")): parent for parent in parents}
 
 
-def _called(parent: Mapping[str, Any]) -> str:
-    run = parent.get("run_id")
-    return f"run {run} ({parent.get('path')})" if run else str(parent.get("path"))
-
-
 def _named(facts: Mapping[str, Any]) -> list[str]:
     return [str(entry["path"]) for entry in facts.get("files") or []]
 
@@ -159,7 +158,6 @@ class Part:
 
     name: str
     path: Path
-    lock: FileLock
     rows: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
     xxh3: str | None = None
@@ -183,7 +181,7 @@ class StageOutput:
         self.facts: dict[str, Any] = {}
         self._parts: dict[str, Part] = {}
         self._schemas: dict[str, int] = {}
-        self._kind, self._intent = kind or stage, intent_of(run_json)
+        self._kind, self._new = kind or stage, new_files(run_json)
         refuse_other_kind(run_json, self._kind, names)
         self._upload: Upload | None = None
 
@@ -194,8 +192,11 @@ class StageOutput:
             stack.enter_context(made_folder(self.folder))
             about = {"stage": self.stage, "files": list(self.names)}
             stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock", about=about).remove)
-            stack.callback(self._drop_parts)
-            self._recover()
+            refuse_link(self._new)
+            stack.callback(self._drop_new)
+            if being_replaced(self.run_json) is not None:
+                self._put_in_place()
+            self._drop_new()
             self._upload = Upload.open(self.run_json, overwrite=self.overwrite)
             if self._upload is not None and self.run_json.is_file():
                 # What a process that was stopped has left.
@@ -230,7 +231,12 @@ class StageOutput:
         # Inputs without a run, like scores and models, are not compared.
         added = {name for name, parent in was.items() if not parent.get("run_id")}
         if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
-            before, inputs = (", ".join(map(_called, sources.values())) for sources in (was, given))
+            before, inputs = (
+                ", ".join(
+                    f"run {p['run_id']} ({p.get('path')})" if p.get("run_id") else str(p.get("path")) for p in side
+                )
+                for side in (was.values(), given.values())
+            )
             raise StoreError(
                 f"{self.place}: holds {what} from {before}; this is {inputs}",
                 hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
@@ -248,12 +254,13 @@ class StageOutput:
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``. A second call for a name
         starts that file again."""
-        if (begun := self._parts.get(name)) is not None:
-            os.truncate(begun.path, 0)
-            begun.rows, begun.more, begun.xxh3 = None, more, None
-            return begun
-        path, lock = claim_temporary(self.folder / name)
-        self._parts[name] = part = Part(name, path, lock, more=more)
+        refuse_link(self.folder / name)
+        self._parts[name] = part = Part(name, self._new / name, more=more)
+        try:
+            self._new.mkdir(exist_ok=True)
+            part.path.write_bytes(b"")
+        except OSError as error:
+            raise StoreError.from_os(self.folder / name, error) from error
         return part
 
     def batches(
@@ -292,25 +299,21 @@ class StageOutput:
         Files that only the earlier run.json names are removed, except ``keep``. ``copies``: names of files that get a
         run.json of their own.
         """
-        made = []
+        files = []
         try:
             for part in self._parts.values():
                 sync(part.path)
-                made.append(describe_file(part.path, part.rows, path=part.name, xxh3=part.xxh3, **part.more))
-            sync(self.folder)
+                files.append(describe_file(part.path, part.rows, path=part.name, xxh3=part.xxh3, **part.more))
+            if files:
+                sync(self._new)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
-        ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": made}
+        ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
         description = complete({**facts, **ours})
         spared = {path.resolve() for path in keep}
         gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
-        intent = {"description": description, "gone": gone, "copies": list(copies)}
-        with replacing(self._intent) as temporary:
-            temporary.write_bytes(orjson.dumps(intent))
-        try:
-            self.carry_out(intent)
-        except OSError as error:
-            raise StoreError.from_os(self.place, error) from error
+        write_run_json(self.run_json, {**description, "replacing": {"gone": gone, "copies": list(copies)}})
+        self._put_in_place()
         self.facts = description
         if self._upload is not None:
             self._upload.send_all()
@@ -329,36 +332,32 @@ class StageOutput:
         names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
         return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
 
-    def _recover(self) -> None:
-        """Complete the intent of a killed process."""
-        if not self._intent.is_file():
-            return
+    def _put_in_place(self) -> None:
+        """Rename the new files, and finish run.json. Every step may have been done before, by a killed process."""
+        facts = read_facts(self.run_json)
+        steps, names = facts.pop("replacing"), _named(facts)
+        if any(Path(name).name != name for name in [*names, *steps["gone"], *steps["copies"]]):
+            raise DataError.unreadable(
+                self.run_json, "it names files elsewhere", "remove it, and run the command again"
+            )
         try:
-            intent = orjson.loads(self._intent.read_bytes())
-            names = [*_named(intent["description"]), *intent["gone"], *intent["copies"]]
-            if any(Path(name).name != name for name in names):
-                raise ValueError("it names files elsewhere")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError.unreadable(self._intent, str(error), "remove it, and run the command again") from error
-        try:
-            self.carry_out(intent)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    (self._new / name).replace(self.folder / name)
+            for name in steps["gone"]:
+                (self.folder / name).unlink(missing_ok=True)
+                beside(self.folder / name).unlink(missing_ok=True)
+            sync(self.folder)
+            for name in steps["copies"]:
+                write_run_json(beside(self.folder / name), facts)
+            write_run_json(self.run_json, facts)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
 
-    def carry_out(self, intent: Mapping[str, Any]) -> None:
-        """Every step may have been done before."""
-        description = intent["description"]
-        for name in _named(description):
-            with contextlib.suppress(FileNotFoundError):
-                temporary_of(self.folder / name).replace(self.folder / name)
-        for name in intent["gone"]:
-            (self.folder / name).unlink(missing_ok=True)
-            beside(self.folder / name).unlink(missing_ok=True)
-        for name in intent["copies"]:
-            write_run_json(beside(self.folder / name), description)
-        write_run_json(self.run_json, description)
-        self._intent.unlink()
-        sync(self.folder)
+    def _drop_new(self) -> None:
+        # Once run.json names them they are the output, whatever stopped this process: the next to open it needs them.
+        if being_replaced(self.run_json) is None:
+            shutil.rmtree(self._new, ignore_errors=True)
 
     def _refuse_unknown(self) -> None:
         ours = set(_named(self.facts)) or (set(self.names) if self.facts else set())
@@ -369,13 +368,3 @@ class StageOutput:
                 refuse_other_kind(beside(file), self._kind)
             elif file.exists() and name not in ours and not self.overwrite:
                 raise StoreError.not_described(file)
-
-    def _drop_parts(self) -> None:
-        # Once the intent is there they are the output, whatever stopped this process: the next to open it needs them.
-        decided = self._intent.is_file()
-        for part in self._parts.values():
-            if not decided:
-                with contextlib.suppress(OSError):
-                    part.path.unlink(missing_ok=True)
-            part.lock.release()
-        self._parts.clear()

@@ -252,25 +252,12 @@ def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
 
 
 def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
-    check_source(source, table)
-    if source.kind != "parquet":
-        batches = list(_scan_json(source, table, names))
-        if batches:
-            return pa.Table.from_batches(batches)
-        if source.kind == "jsonl":
-            raise DataError.empty(source.path, f"rows of {table.name}")
-        kept = names or table.required()
-        return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
-    where = str(source.path)
-    try:
-        with parquet_file(source.path, page_checksum_verification=True) as file:
-            check_version(file.schema_arrow.metadata, where, table)
-            data = file.read(columns=_present(file.schema_arrow, table, names, where))
-            expected = file.metadata.num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise broken_parquet(source.path, error) from error
-    _refuse_short(where, data.num_rows if data.num_columns else expected, expected)
-    return _shape(data, table, names, where)
+    """All rows of one file. Raises as ``read_table``."""
+    if batches := list(scan_source(source, table, names)):
+        return pa.Table.from_batches(batches)
+    there = schema_of(source.path).names if source.kind == "parquet" else ()
+    kept = names or [name for name in table.schema.names if name not in table.optional or name in there]
+    return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
 
 
 def _refuse_short(where: str, rows: int, expected: int) -> None:
@@ -287,9 +274,9 @@ def scan_source(
     *,
     threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The same for one file, or a part of one. Fields that the table is ``without`` are not read from Parquet. Without
-    ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches: less
-    CPU time, slightly more wall time."""
+    """The rows of one file, or a part of one, in batches. Fields that the table is ``without`` are not read from Parquet.
+    Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
+    less CPU time, slightly more wall time."""
     check_source(source, table)
     if source.kind != "parquet":
         empty = True
@@ -311,7 +298,14 @@ def scan_source(
                 expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
                 expected = expected if source.part.take is None else min(expected, source.part.take)
             leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
-            found = _some(_parquet_batches(file, leaves, batch_size, groups, threads), source.part)
+            # Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the
+            # file is.
+            read = (
+                batch
+                for index in groups
+                for batch in file.iter_batches(batch_size, row_groups=[index], columns=leaves, use_threads=threads)
+            )
+            found = _some(read, source.part)
             # Closed before the file, because its thread may still be reading ahead.
             with contextlib.closing(ahead(found, _BATCHES_AHEAD) if threads else found) as batches:
                 for batch in batches:
@@ -336,14 +330,6 @@ def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Generator[pa.
         yield some
         if take == 0:
             return
-
-
-def _parquet_batches(
-    file: pq.ParquetFile, columns: list[str], batch_size: int, groups: Iterable[int], threads: bool
-) -> Iterator[pa.RecordBatch]:
-    """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is."""
-    for index in groups:
-        yield from file.iter_batches(batch_size, row_groups=[index], columns=columns, use_threads=threads)
 
 
 def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:

@@ -83,14 +83,14 @@ def test_without_an_interval_each_row_is_on_the_disk_when_append_returns(open_ru
 
 
 def test_a_derived_output_is_named_when_it_is_on_the_disk(tmp_path: Path, operations: list[Operation]):
-    """What a command wrote is on the disk before its names; the note of what is to be renamed goes when the names are."""
+    """What a command wrote is on the disk before run.json names it; that its files have other names is said until then."""
     row = {"rollout_id": "r", "name": "s", "value": 1.0, "status": "scored", "source": "x", "run_id": "run-1"}
     with StageOutput(tmp_path / "run.json", "score", ["scores.parquet"], overwrite=False) as output:
         output.table("scores.parquet", pa.Table.from_pylist([row], schema=SCORES.schema), SCORES)
         output.finish({})
     refuse_unsynced_content(operations)
-    (intended, _, intent), *others = renames(operations)
-    assert [new.name for _, _, new in others] == ["scores.parquet", "run.json"]
-    assert Operation("sync", tmp_path) in operations[intended : others[0][0]]
-    gone = operations.index(Operation("remove", intent))
-    assert Operation("sync", tmp_path) in operations[others[-1][0] : gone]
+    decided, placed, finished = (at for at, _, _ in renames(operations))
+    assert [new.name for _, _, new in renames(operations)] == ["run.json", "scores.parquet", "run.json"]
+    assert Operation("sync", tmp_path / ".run.json.new") in operations[:decided]
+    assert Operation("sync", tmp_path) in operations[decided:placed]
+    assert Operation("sync", tmp_path) in operations[placed:finished]

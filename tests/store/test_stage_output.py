@@ -132,6 +132,14 @@ def test_what_a_run_keeps_its_rows_in_is_no_output(
         assert tree(tmp_path) == before
 
 
+def stopped_at_data(file: Path, target: Path) -> Path:
+    """In place of Path.replace: a process that is stopped before it renames a data file."""
+    if target.suffix == ".parquet":
+        raise KeyboardInterrupt
+    file.rename(target)
+    return target
+
+
 READS = {
     "query": "query select(count(*))from(scores) {out}",
     "a query of the file": "query select(count(*))from(scores) {out}/scores.parquet",
@@ -155,12 +163,9 @@ def test_an_output_between_old_and_new_is_read_by_nobody(
     write_scores(scores, 0.0)
     assert main(["filter", words["run"], "--where", "reward>=0", "-o", str(rollouts)]) == 0
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     again = ["filter", words["run"], "--where", "reward>=1", "-o", str(rollouts), "--overwrite"]
     with monkeypatch.context() as patch:
-        patch.setattr(StageOutput, "carry_out", killed)
+        patch.setattr(Path, "replace", stopped_at_data)
         with pytest.raises(KeyboardInterrupt):
             write_scores(scores, 1.0)
         main(again)
@@ -199,16 +204,15 @@ def test_a_url_is_no_place_to_write(
 
 
 def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
-    """Links planted at the lock, the temporary name, the intent and the output's own name are named, and what they lead to
-    is not touched."""
+    """Links planted at the lock, the temporary names and the output's own names are named, and what they lead to is not
+    touched."""
     victim = tmp_path / "victim"
     for name in (
         "lock",
-        ".scores.parquet.tmp",
+        ".run.json.new",
         "scores.parquet",
         "run.json",
         ".run.json.tmp",
-        "..run.json.pending.tmp",
     ):
         victim.write_text("untouched")
         folder = tmp_path / name.strip(".")
@@ -347,28 +351,30 @@ def test_an_error_leaves_the_old_output(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_after_the_decision_loses_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, or a full disk, after the intent is there keeps the new files for whoever opens the output next."""
-    write_scores(tmp_path / "s", 0.0)
+    """Ctrl-C, or a full disk, after the new run.json is there keeps the new files for whoever opens the output next."""
+    for folder, values in (("new", []), ("replaced", [0.0])):
+        out = tmp_path / folder
+        for value in values:
+            write_scores(out, value)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", stopped_at_data)
+            with pytest.raises(KeyboardInterrupt):
+                write_scores(out, 1.0, overwrite=False)
+        with StageOutput(out / "run.json", "score", ["scores.parquet"]):
+            pass
+        assert read_table(out, SCORES)["value"].to_pylist() == [1.0]
+        assert read_run_json(out)["files"][0]["xxh3"] == hash_file(out / "scores.parquet")
+        assert "replacing" not in read_run_json(out)
+        assert sorted(p.name for p in out.iterdir()) == ["run.json", "scores.parquet"]
 
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(StageOutput, "carry_out", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            write_scores(tmp_path / "s", 1.0)
-    with StageOutput(tmp_path / "s" / "run.json", "score", ["scores.parquet"]):
-        pass
-    assert read_table(tmp_path / "s", SCORES)["value"].to_pylist() == [1.0]
-    assert read_run_json(tmp_path / "s")["files"][0]["xxh3"] == hash_file(tmp_path / "s" / "scores.parquet")
-
-
-def test_an_intent_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path) -> None:
-    """What a planted intent says of other folders is not done."""
+def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path) -> None:
+    """What a planted run.json says of other folders is not done."""
     (tmp_path / "precious").write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
-    (out / ".run.json.pending").write_text('{"description": {"files": []}, "gone": ["../precious"], "copies": []}')
+    planted = {"stage": "score", "files": [], "replacing": {"gone": ["../precious"], "copies": []}}
+    (out / "run.json").write_text(json.dumps(planted))
     with pytest.raises(Exception, match="names files elsewhere"), StageOutput(out / "run.json", "score", ["s.parquet"]):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
