@@ -13,19 +13,19 @@ from typing import Any, cast
 
 import orjson
 
-from gymdata.errors import OutsideError, RefusedError, counted
-from gymdata.finetune import figures
+from gymdata.errors import OutsideError, RefusedError, UsageError, counted
+from gymdata.finetune import figures, port
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, EpochRow, HeldOut, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.finetune.selection import Source, select
 from gymdata.finetune.state import State
 from gymdata.store import hash_file, write_run_json
 from gymdata.store.run_json import plain, replacing, write_json
+from gymdata.user_code import place_of
 
 #: Stages of an epoch, in order; those that a plan has no use for are left out.
 STAGES = ("collect", "check", "judge", "select", "data", "train", "deploy", "kl", "validate", "log")
-#: Each epoch draws its own samples.
-_SEEDS_AN_EPOCH = 1000
+_SEEDS_AN_EPOCH = 1000  #: each epoch draws its own samples
 
 
 class EpochLoop:
@@ -101,7 +101,7 @@ class _Run:
                 self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
         chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
         data = self._stage(epoch, "data", lambda: make_data(
-            plan, folder, self.adapter.data(plan.loop.algorithm), chosen, self.watch, self._kl_coef(epoch)))  # fmt: skip
+            plan, folder, self._call("data", plan.loop.algorithm), chosen, self.watch, self._kl_coef(epoch)))  # fmt: skip
         trained = self._stage(epoch, "train", lambda: self._train(epoch, policy, version, data))
         policy_of = int(trained["policy_of_epoch"])
         after = plan.folder(policy_of) / "policy" if policy_of else plan.start
@@ -160,8 +160,7 @@ class _Run:
         return {"warnings": result.get("warnings")}
 
     def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
-        settings = plain({**judging.settings, "name": judging.name})
-        file = write_json(run.parent / f"{run.name}.judge.yaml", settings)
+        file = write_json(run.parent / f"{run.name}.judge.yaml", plain({**judging.settings, "name": judging.name}))
         log = run.parent / "logs" / f"{run.name}.judge.log"
         result = self.plan.commands.run(["judge", str(run), "--config", str(file)], log, self.watch)
         return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
@@ -194,15 +193,22 @@ class _Run:
             data=Path(data["path"]), model=policy, output=output, seed=loop.seed,
         )  # fmt: skip
         ref = self.state.noted(epoch, "train", "ref")
-        if ref is None or self.adapter.status(ref).state in ("failed", "canceled"):
-            ref = self.adapter.submit(job)
+        if ref is None or self._call("status", ref, kind=port.JobStatus).state in ("failed", "canceled"):
+            ref = self._call("submit", job)
             self.state.note(epoch, "train", ref=ref)
-        status = self.adapter.wait(ref, self.watch)
+        status = self._call("wait", ref, self.watch, kind=port.JobStatus)
         if status.state != "completed":
             text = f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}"
             hint = "the epochs before it are kept; the same command tries this one again"
             raise OutsideError("trainer", text, hint=hint)
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}
+
+    def _call(self, name: str, *given: Any, kind: type = str) -> Any:
+        """What a method of the adapter returned. Raises UsageError for another kind of value."""
+        value = (method := getattr(self.adapter, name))(*given)
+        if not isinstance(value, kind):
+            raise UsageError.bad_value(f"the adapter's {name} ({place_of(method)})", value, f"a {kind.__name__}")
+        return value
 
     def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
         assert self.plan.deploy is not None
@@ -214,25 +220,19 @@ class _Run:
         if version == 0:
             return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
         assert self.plan.measure_kl is not None
-        folder = self.plan.folder(epoch)
-        log, limit = folder / "logs" / "kl.log", self.plan.trainer.measure_kl
-        out = folder / "kl.json"
+        folder, limit = self.plan.folder(epoch), self.plan.trainer.measure_kl
+        log, out = folder / "logs" / "kl.log", folder / "kl.json"
         return dict(self.plan.measure_kl(folder / "rollouts", self.plan.start, out, limit, log, self.watch))
 
     def _validate(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
         plan = self.plan
         assert plan.validation is not None
         run, held_out = plan.folder(epoch) / "validation", plan.validation
-        order = {
-            "tasks": held_out.tasks,
-            "run_id": f"{self.state.run_id}-validation-{epoch:03d}",
-            "seed": plan.loop.seed,
-            "reward": held_out.reward,
-            "settings": held_out.settings,
-        }
+        run_id = f"{self.state.run_id}-validation-{epoch:03d}"
+        order = {"tasks": held_out.tasks, "run_id": run_id, "seed": plan.loop.seed}
+        order |= {"reward": held_out.reward, "settings": held_out.settings}
         self._sample(held_out.builder, run, policy, version, order)
-        judging = plan.validation.judging
-        if judging is not None:
+        if (judging := held_out.judging) is not None:
             self._judge(run, judging)
         scores = _source(run, judging).scores()
         return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}

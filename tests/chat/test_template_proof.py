@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_template_that_fills_the_memory_is_ended(name: str) -> None:
     """This process never holds what it makes."""
     with pytest.raises(TemplateLimitError, match=r"needs more than 2 GiB of memory|does not end within 1 s"):
         refuse_endless(LARGE[name], CONVERSATIONS)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no limit of memory")
+def test_a_template_that_only_holds_much_is_ended() -> None:
+    """Its text is short and it is soon done: nothing but the limit of memory ends it."""
+    with pytest.raises(TemplateLimitError, match="needs more than 2 GiB of memory"):
+        refuse_endless("{{ ('x' * 2500000000)|length }}", CONVERSATIONS)
 
 
 def test_an_ordinary_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,3 +328,24 @@ def test_a_part_that_raises_at_work_is_named(config: Path, tmp_path: Path, capsy
     assert "LookupError: no such data" in shown
     assert "parts.py:3, in data" in shown
     assert "defect" not in shown
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "expected"),
+    [("data", "5", "a str"), ("submit", "object()", "a str"), ("wait", "None", "a JobStatus")],
+)
+def test_what_an_adapter_returns_is_checked(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, value: str, expected: str
+) -> None:
+    """Another kind of value is an error of the method's file and line, never a defect."""
+    good = {"data": "'pairs'", "submit": "'job'", "status": "None", "wait": "None", "cancel": "None", method: value}
+    methods = "\n".join(f"    def {name}(self, *a): return {one}" for name, one in good.items())
+    (tmp_path / "parts.py").write_text(f"class Returns:\n{methods}\n")
+    values = yaml.safe_load(config.read_text())
+    values["trainer_adapters"]["t"] = {"_type": "parts.py:Returns"}
+    config.write_text(yaml.safe_dump(values))
+    assert main(["finetune", str(config)]) == 2
+    shown = capsys.readouterr().err
+    assert f"the adapter's {method} ({tmp_path}/parts.py:{2 + list(good).index(method)})" in shown
+    assert f"expected {expected}" in shown
+    assert "defect" not in shown
