@@ -26,7 +26,7 @@ BUDGETS: dict[str, int] = {
     "credit": 1_332,
     "demo": 386,
     "doctor": 353,
-    "engines": 3_206,
+    "engines": 3_205,
     "environments": 1_608,
     "experience": 1_989,
     "filter": 981,
@@ -56,7 +56,7 @@ BUDGETS: dict[str, int] = {
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_613, 595
+TOTAL, FILE_LINES = 70_612, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 626, 1_173, 104
 
 

@@ -34,11 +34,7 @@ class Evidence(NamedTuple):
 _UNNAMED = "default"
 
 
-def of_completion(
-    answer: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
-    choice: Mapping[str, Any],
-    body: Mapping[str, Any],  # noqa: ARG001 - both kinds of answer are read alike
-) -> Evidence:
+def of_completion(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001 - all are read alike
     """The evidence in a choice of /v1/completions."""
     log_probs = choice.get("logprobs") or {}
     return Evidence(
@@ -98,7 +94,10 @@ def generations(
         raise garbage(f"an answer with {n} choices", answer)
     out: list[Generation | None] = [None] * n
     for choice in choices:
-        found = read(answer, choice, body)
+        try:
+            found = read(answer, choice, body)
+        except (AttributeError, TypeError) as error:
+            raise garbage("one with log-probabilities in a known shape", choice) from error
         if found.ids is None or found.prompt is None:
             raise AnswerFaultError("no_ids", "the server does not return token ids", hint=_NO_IDS)
         if found.log_probs is None:
