@@ -23,8 +23,8 @@ _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to wri
 def import_(
     files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
-    """Rollouts of NeMo Gym, the NeMo Agent Toolkit and ATIF; answers and preferences as text of TRL, OpenAI, Alpaca and
-    ShareGPT. Exit code 1 when some rows were rejected.
+    """Rollouts of NeMo Gym, NeMo Agent Toolkit, ATIF and other harnesses; answers and preferences as text of TRL, OpenAI,
+    Alpaca and ShareGPT. Exit code 1 when some rows were rejected.
     """
     from gymdata.interop.run import NOT_REBUILT, REJECTED, import_rollouts
 

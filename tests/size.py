@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "filter": 981,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 5_798,
+    "interop": 5_891,
     "judge": 2_721,
     "ls": 471,
     "merge": 349,
@@ -56,7 +56,7 @@ BUDGETS: dict[str, int] = {
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_612, 595
+TOTAL, FILE_LINES = 70_705, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 626, 1_173, 104
 
 

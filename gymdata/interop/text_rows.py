@@ -185,6 +185,9 @@ def _calls(calls: Any, where: str) -> str:
         raise BadItem("S102", f"{where}: got a tool call that is not JSON") from None
     made = []
     for call in calls if isinstance(calls, list) else [calls]:
+        if isinstance(call, str):
+            made += json.loads(_calls(call, where))
+            continue
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadItem("S102", f"{where}: got a tool call without a name")
@@ -204,21 +207,27 @@ def rollout_row(
     reward: Any = None,
     rewards: Mapping[str, float] | None = None,
     texts: Sequence[str] = (),
+    about: Sequence[str] = (),
+    group: str | None = None,
+    policy: Any = None,
 ) -> Columns:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
-    first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, the others are
-    columns of its task."""
+    first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, or lost;
+    ``about``: columns of its ``extra``; the others are columns of its task."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
     reward = next(iter(labels.values()), None) if reward is None else reward
-    made = foreign_row(row, [*prompt, *written], importing, reward=reward, tools=tools_of(row))
-    task = {
-        name: value for name, value in row.items() if name not in ("messages", "prompt", "tools", "functions", *texts)
-    }
+    policy = policy if isinstance(policy, str) and policy else "unknown"
+    made = foreign_row(
+        row, [*prompt, *written], importing, reward=reward, tools=tools_of(row), group=group, policy=policy
+    )
+    elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
+    task = {name: value for name, value in row.items() if name not in elsewhere}
     given = [{k: v for k, v in message.items() if v is not None} for message in prompt]
     try:
         made["task"] = STRICT.encode({**task, "task_id": made["task_id"], **({"messages": given} if given else {})})
+        made["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
     return made | {"rewards": labels | dict(rewards or {})}

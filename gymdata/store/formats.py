@@ -33,6 +33,8 @@ class ForeignFormat:
     holds_text: ClassVar[bool] = False
     #: Whether commands read its rollouts without an import.
     read_in_place: ClassVar[bool] = False
+    #: Whether rows of other formats have its columns as well: those are asked first.
+    general: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,21 +69,19 @@ def format_of(source: Source) -> ForeignFormat | None:
     if source.kind == "journal":
         return None
     try:
+        known = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda one: one.general)
         if source.kind == "parquet":
             values: Iterable[Any] = _rows(source)
-            formats = [one for entry in FORMATS if (one := entry.object(entry.name)).marks] if values else []
+            formats = [one for one in known if one.marks] if values else []
         else:
             lines = head(source)
-            known = [entry.object(entry.name) for entry in FORMATS]
             formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
             values = _values(source, lines)
-        if formats:
-            for value in values:
-                for one in formats:
-                    if one.recognise(value):
-                        return one
-                if isinstance(value, dict) and not OWN.isdisjoint(value):
-                    return None
+        for value in values if formats else ():
+            if (found := next((one for one in formats if one.recognise(value)), None)) is not None:
+                return found
+            if isinstance(value, dict) and not OWN.isdisjoint(value):
+                return None
     except (DataError, OSError, ValueError):  # Arrow's errors of a Parquet file are ValueErrors
         # The reader reports what is wrong with the file.
         return None

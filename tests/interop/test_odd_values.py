@@ -18,6 +18,7 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
+from tests.interop.harness_rows import ROWS
 from tests.interop.trajectories import write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -41,6 +42,7 @@ READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
         "preferred_output": [{"role": "assistant", "content": f"a{n}"}],
         "non_preferred_output": [{"role": "assistant", "content": "b"}],
     },
+    **ROWS,
 }
 
 

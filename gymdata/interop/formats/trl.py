@@ -35,7 +35,7 @@ class TrlMessages(TextFormat):
     content = "chat messages with answers"
     item = "a conversation"
     marks = (b'"messages"',)
-    holds_text = True
+    holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import ends_with_answer, first_row
@@ -64,7 +64,7 @@ class TrlPromptCompletion(TextFormat):
     content = "prompts with completions"
     item = "a row with a completion"
     marks = (b'"completion"', b'"response"')
-    holds_text = True
+    holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import first_row

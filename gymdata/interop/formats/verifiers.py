@@ -1,0 +1,84 @@
+"""Rollouts of verifiers and prime-rl."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.rows import Message
+
+#: Columns of the rollout, which are no fields of its task.
+_ABOUT = (
+    *(
+        "error",
+        "error_chain",
+        "long_error_chain",
+        "is_completed",
+        "is_truncated",
+        "stop_condition",
+        "metrics",
+        "timing",
+    ),
+    *("generation_ms", "scoring_ms", "total_ms", "token_usage", "advantage"),
+)
+_LOST = ("trajectory", "reward", "completion", "tool_defs")
+
+
+@FORMATS.register("verifiers")
+class Verifiers(Format):
+    """``results.jsonl`` of verifiers and rollouts of prime-rl: ``prompt`` and ``completion`` (messages or text), ``reward``,
+    ``metrics`` as named rewards. A rollout with an ``error`` has no reward, which would be the default. Ids and
+    log-probabilities of a ``trajectory`` are not read."""
+
+    content = "rollouts of verifiers"
+    item = "a rollout of verifiers"
+    marks = (b'"example_id"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        return row.keys() >= {"example_id", "prompt", "completion", "reward"}
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.rows import number_or_none
+        from gymdata.interop.text_rows import column, number_of, rollout_row
+
+        failed = bool(item.get("error"))
+        reward = number_or_none(item["reward"])
+        if reward is None and not failed:
+            raise BadItem("S102", f"reward: got {item['reward']!r}, expected a number")
+        metrics = item.get("metrics")
+        if not isinstance(metrics, dict):
+            # Earlier versions have them beside the other columns.
+            others = {"example_id", "reward", *_ABOUT}
+            metrics = {name: value for name, value in item.items() if type(value) is float and name not in others}
+        rewards = {name: value for name in metrics if (value := number_of(metrics, name)) is not None}
+        return rollout_row(
+            item if item.get("tools") else item | {"tools": item.get("tool_defs")},
+            _messages(item[column(item, "prompt")], "prompt", "user"),
+            _messages(item[column(item, "completion")], "completion", "assistant"),
+            importing,
+            reward=None if failed else reward,
+            rewards={} if failed else rewards,
+            texts=(*_LOST, *metrics),
+            about=_ABOUT,
+            group="-".join(
+                str(item[name]) for name in ("env_id", "task", "example_id") if isinstance(item.get(name), (str, int))
+            ),
+        )
+
+
+def _messages(value: Any, where: str, speaker: str) -> list[Message]:
+    """Messages of a prompt or a completion; text, also as messages of the role ``text``, is the speaker's."""
+    from gymdata.interop.text_rows import answer, conversation
+
+    if isinstance(value, list):
+        texts = [isinstance(message, dict) and message.get("role") == "text" for message in value]
+        value = [m | {"role": speaker} if text else m for m, text in zip(value, texts, strict=True)]
+    return answer(value, where) if speaker == "assistant" and isinstance(value, str) else conversation(value, where)
