@@ -78,6 +78,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
         "export": ("export", "export", "Write rollouts in another project's format."),
         "merge": ("merge", "merge", "Put the rollouts of several runs into one output."),
+        "scan": ("scan", "scan", "Find keys, e-mail addresses and home paths in a run."),
     },
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),

@@ -5,7 +5,7 @@ The tokens that are trained are the tokens that were sampled, every number knows
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
-Make training data: tokenize, pairs, experience, load_experiences, export, merge.
+Make training data: tokenize, pairs, experience, load_experiences, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
 This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
@@ -77,6 +77,7 @@ _HOME = {
     "query": "query.run",
     "reading": "store.reading",
     "report": "report.run",
+    "scan": "scan.run",
     "score": "score.run",
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",

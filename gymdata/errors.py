@@ -33,6 +33,7 @@ BROUGHT_BY = {
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "obstore": "s3",
+    "detect_secrets": "scan",
     "ray": "ray",
     "vllm": "engine",
 }

