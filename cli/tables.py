@@ -41,6 +41,17 @@ def estimators() -> Iterator[str]:
     yield from (f"| `{e.name}` | {e.formula} | {_settings(e.options)} | {e.source} | {e.when} |" for e in ALL.values())
 
 
+def exports() -> Iterator[str]:
+    """Name, what it is made of, the file, and what its rows have."""
+    from gymdata.interop.formats import exported
+
+    yield from ("| `--format` | of | file | token ids | `--reward` | a row |", "| --- | --- | --- | --- | --- | --- |")
+    for name, form in exported().items():
+        row = " ".join((form.__doc__ or "").split()).partition(". ")[0].rstrip(".").replace("``", "`")
+        has = ("yes" if held else "–" for held in (form.holds_ids, form.holds_reward))
+        yield f"| `{name}` | {form.table} | {', '.join(form.suffixes)} | {' | '.join(has)} | {row} |"
+
+
 def codes() -> Iterator[str]:
     """A paragraph for each code, below the title of its family."""
     from gymdata.checks.violations import CODES, FAMILIES
@@ -58,7 +69,7 @@ def _settings(options: Mapping[str, Setting]) -> str:
     return ", ".join(f"`{name}` {shown(option.default)}" for name, option in options.items()) or "–"
 
 
-TABLES = {"rewards": rewards, "losses": losses, "estimators": estimators, "codes": codes}
+TABLES = {"rewards": rewards, "losses": losses, "estimators": estimators, "codes": codes, "exports": exports}
 
 
 def filled(page: str) -> str:

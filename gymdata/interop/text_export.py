@@ -72,9 +72,11 @@ def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
     return _lines(pieces, lists, batch, pieces.add(margins) + np.arange(len(margins)))
 
 
-def conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False) -> Lines:
+def conversations(
+    begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False, label: Mask | None = None
+) -> Lines:
     """A line per rollout with an assistant message. ``begin``: the JSON up to the first message; ``split``: the messages
-    from the first assistant message on are in ``completion``."""
+    from the first assistant message on are in ``completion``; ``label``: of each rollout, written as its ``label``."""
     import pyarrow as pa
 
     chat = Chat(batch.column("messages"), shape)
@@ -84,14 +86,15 @@ def conversations(begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losse
     lost_reasoning = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
     _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
     if not has_assistant.all():
-        batch = batch.filter(pa.array(has_assistant))
+        batch, label = batch.filter(pa.array(has_assistant)), None if label is None else label[has_assistant]
         chat = Chat(batch.column("messages"), shape)
         is_assistant = chat.of_role("assistant".__eq__)
     pieces, leads = Pieces(), chat.leads()
     if split:
         first = np.flatnonzero(is_assistant)
         leads[first[np.searchsorted(first, chat.offsets[:-1])]] = COMPLETION
-    return _lines(pieces, [(begin, chat.pieces(pieces, leads))], batch)
+    more = [] if label is None else [pieces.add([b',"label":false', b',"label":true']) + label]
+    return _lines(pieces, [(begin, chat.pieces(pieces, leads))], batch, *more)
 
 
 def _lines(pieces: Pieces, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBatch, *more: Ints) -> Lines:

@@ -17,13 +17,17 @@ import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError, UsageError, counted
 from gymdata.rollouts.schema import SCORES
-from gymdata.stats import known_rewards
+from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
 from gymdata.store.lineage import run_folder
 from gymdata.store.paths import RUN_JSON
 
 #: The name of the reward that ``collect`` stored.
 TOTAL = "reward"
+#: The threshold of ``labels`` for answers of which a file says whether they are desirable, 1 or 0.
+DESIRABLE = 0.5
+#: Rewards closer to the bound than this, relative to the larger of the two, are ties.
+_TIE = 1e-9
 #: Stage folders that hold scores: of functions, and of judges.
 _KINDS = ("scores", "judge")
 
@@ -207,3 +211,30 @@ def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]
     if name is not None and name not in names:
         raise UsageError.unknown_choice("--judge", name, names)
     return [p for p in made if p.name == f"judge-{name or names[0]}"]
+
+
+def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """(row numbers, desirable or not) of the rollouts that have a label, rising.
+
+    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable:
+    below. A rollout whose reward equals that bound has no label.
+    """
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
+    known = np.isfinite(reward)
+    if threshold is not None:
+        bar = np.full(len(reward), threshold)
+    else:
+        codes = table["task_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+        tasks = int(codes.max(initial=-1)) + 1
+        # Sorted, so that the sums do not depend on the order of the rows.
+        order = np.lexsort((reward, codes))
+        order = order[known[order]]
+        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
+        total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
+        count = np.bincount(codes[order], minlength=tasks)
+        bar = (total / np.maximum(count, 1))[codes] * unit
+    with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
+        apart = np.where(known, reward - bar, 0.0)
+    scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
+    rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
+    return rows, apart[rows] > 0

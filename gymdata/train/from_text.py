@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import DESIRABLE
 from gymdata.store import read_table
 from gymdata.store.formats import format_of
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
@@ -84,10 +85,10 @@ def rendered(
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update["select"] = "all"
     elif isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set and _has_labels(text):
-        update |= {"select": "above", "min_reward": 0.5 if settings.min_reward is None else settings.min_reward}
+        update |= {"select": "above", "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward}
         progress.message("answers with a false label are not trained (--select all trains them)")
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
-        update["threshold"] = 0.5
+        update["threshold"] = DESIRABLE
     return str(tokens), settings.model_copy(update=update)
 
 

@@ -18,8 +18,7 @@ from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
-from gymdata.scores.chosen import unscored_hint
-from gymdata.stats import unit_of
+from gymdata.scores.chosen import labels, unscored_hint
 from gymdata.train.sequence_data import TrainingExperiences, trained_rows
 
 #: Columns of rollouts that supervised training reads.
@@ -246,8 +245,6 @@ def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str
 
 #: Columns of rollouts that labelled training reads.
 KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
-#: Rewards closer to the bound than this, relative to the larger of the two, are ties.
-_TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -255,33 +252,6 @@ class TrainingLabels(TrainingExperiences):
     """Sequences with one ``label`` each: True for a desirable one."""
 
     label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
-
-
-def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """(row numbers, desirable or not) of the rollouts that have a label, rising.
-
-    Desirable: a reward above ``threshold``, or without one above the mean of the task's known rewards; undesirable:
-    below. A rollout whose reward equals that bound has no label.
-    """
-    reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
-    known = np.isfinite(reward)
-    if threshold is not None:
-        bar = np.full(len(reward), threshold)
-    else:
-        codes = table["task_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-        tasks = int(codes.max(initial=-1)) + 1
-        # Sorted, so that the sums do not depend on the order of the rows.
-        order = np.lexsort((reward, codes))
-        order = order[known[order]]
-        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
-        total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
-        count = np.bincount(codes[order], minlength=tasks)
-        bar = (total / np.maximum(count, 1))[codes] * unit
-    with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
-        apart = np.where(known, reward - bar, 0.0)
-    scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
-    rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
-    return rows, apart[rows] > 0
 
 
 def rollouts_to_label(

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.torch
 
 SAMPLE = Path("sample_data")
 ROLLOUTS = SAMPLE / "rollouts" / "clean.jsonl"
-#: Formats with ids and log-probabilities of their own.
-WITH_IDS = {"nemo-gym", "nat-trajectories", "atif", "nat-dpo-items"}
 #: One template of each family, without a rule of its own about reasoning.
 TEMPLATES = ["llama3_1", "qwen2_5", "gemma", "phi3", "deepseekv3", "glm4moe"]
 CONVERSATION = [{"role": "user", "content": "How much is 2+3?"}, {"role": "assistant", "content": "5"}]
@@ -91,6 +89,18 @@ def rendered_dpo(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, 
     ]  # fmt: skip
 
 
+def rendered_kto(file: Path, tokenizer: Any, tmp_path: Path) -> list[tuple[Ids, Ids]]:
+    """(prompt, prompt and completion) of each row, as KTOTrainer makes them; its labels are booleans."""
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    trainer = KTOTrainer.__new__(KTOTrainer)
+    # Made without its __init__.
+    vars(trainer).update(_tokenizer=tokenizer, calculate_KL=False, desirable_weight=1, undesirable_weight=1)
+    rows = trainer._prepare_dataset(loaded(file, tmp_path), tokenizer, Settings(), "train")
+    assert {type(row["label"]) for row in rows} == {bool}
+    return [(row["prompt_ids"], row["prompt_ids"] + row["completion_ids"]) for row in rows]
+
+
 def says(rendered: Ids, sampled: Ids, tokenizer: Any) -> bool:
     """The sampled text, and behind it only what the template writes after an end of turn. Where its ids are others, the
     tokenizer made them of the same text: that is what losing the token ids means."""
@@ -120,17 +130,17 @@ def sampled_pairs(file: Path) -> list[tuple[Ids, Ids, Ids]]:
 
 def test_every_text_format_is_rendered_here() -> None:
     """A format that is added is added to these tests."""
-    assert {*WITH_IDS, "trl-messages", "trl-prompt-completion", "openai", "trl-preference", "nat-dpo", "verl"} == set(
-        exported_formats()
-    )
+    text = {"trl-messages", "trl-prompt-completion", "trl-kto", "openai", "trl-preference", "nat-dpo", "verl"}
+    assert text == {name for name, form in exported_formats().items() if not form.holds_ids}
 
 
-@pytest.mark.parametrize("name", ["trl-messages", "trl-prompt-completion", "openai"])
+@pytest.mark.parametrize("name", ["trl-messages", "trl-prompt-completion", "trl-kto", "openai"])
 def test_conversations(name: str, tokenizer: Any, tmp_path: Path) -> None:
     """Prompts are the sampled ids, tools included, and all that follows is the sampled text; what may differ is under
     lost."""
     summary = gymdata.export(ROLLOUTS, tmp_path / "a.jsonl", name)
-    rendered, sampled = rendered_sft(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_rollouts()
+    render = rendered_kto if name == "trl-kto" else rendered_sft
+    rendered, sampled = render(tmp_path / "a.jsonl", tokenizer, tmp_path), sampled_rollouts()
     assert len(rendered) == len(sampled) == summary.rows_out > 0
     for (prompt, whole), (first, ids) in zip(rendered, sampled, strict=True):
         assert whole[: len(first)] == first

@@ -45,6 +45,8 @@ class Format(ForeignFormat):
     rebuilds_prompts: ClassVar[bool] = False
     #: Names of files that an export writes end so.
     suffixes: ClassVar[tuple[str, ...]] = ()
+    #: Whether its rows have the token ids.
+    holds_ids: ClassVar[bool] = False
     #: Whether its rollouts have a reward.
     holds_reward: ClassVar[bool] = False
     #: Whether the turns that its rows have are counted.

@@ -65,6 +65,7 @@ class NatTrajectories(_Nested):
     """Trajectories of the NeMo Agent Toolkit: a collection (``.json``), or a trajectory per line."""
 
     content = "trajectories of the NeMo Agent Toolkit"
+    holds_ids = True
     item = "a trajectory"
     holds_reward = True
 
@@ -108,6 +109,7 @@ class NatDpoItems(_Pairs, _Nested):
     """Preference pairs as trajectories of one ``DPOItem`` each."""
 
     content = "trajectories of DPO items"
+    holds_ids = True
     group = "task_id"
 
     def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ class NemoGym(Format):
 
     content = "NeMo Gym rows"
     marks = (f'"{_REQUEST}"'.encode(), b'"response"')
-    read_in_place = rebuilds_prompts = holds_reward = counts_turns = True
+    read_in_place = rebuilds_prompts = holds_ids = holds_reward = counts_turns = True
     suffixes = (".jsonl",)
 
     def recognise(self, value: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gymdata.errors import RefusedError, UsageError
-from gymdata.train.rollout_data import labels
+from gymdata.scores.chosen import labels
 from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BREAK
 from tests.train.trainers.command import gymdata

@@ -1,0 +1,39 @@
+"""TRL's rows for KTO, made of rollouts with rewards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS
+from gymdata.interop.formats.trl import TrlPromptCompletion
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.interop.chat_text import Lines
+
+UNLABELLED = "rollouts without a label (left out: no reward, or one of exactly 0.5)"
+
+
+@FORMATS.register("trl-kto")
+class TrlKto(TrlPromptCompletion):
+    """``prompt`` and ``completion``, with ``label`` true for a reward above 0.5 and false for one below (`train-kto
+    --threshold 0.5`). The rows are the unpaired preferences of ``docs/source/dataset_formats.md`` in huggingface/trl; pairs
+    are read by its KTOTrainer as ``trl-preference``."""
+
+    holds_reward = True
+
+    def recognise(self, value: Any) -> bool:  # noqa: ARG002 - its rows look like trl-prompt-completion
+        """Rows with a label are ``trl-prompt-completion``, whose label becomes the reward 1 or 0."""
+        return False
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        import pyarrow as pa
+
+        from gymdata.interop.text_export import TRL, conversations
+        from gymdata.scores.chosen import DESIRABLE, labels
+
+        rows, desirable = labels(pa.Table.from_batches([batch]), DESIRABLE)
+        lost[UNLABELLED] += batch.num_rows - len(rows)
+        return conversations(b'{"prompt":[', TRL, batch.take(pa.array(rows)), lost, split=True, label=desirable)
