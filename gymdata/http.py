@@ -270,7 +270,11 @@ class HttpClient:
         self.requests += 1
         sent_at = time.monotonic()
         try:
-            async with self._session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
+            # A request, its key and its body go to the address that was given and to no other.
+            sending = self._session.request(
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            )
+            async with sending as response:
                 if cookies is not None:
                     cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
                 answers = is_answer(response.status)
@@ -289,7 +293,7 @@ class HttpClient:
                     hint = "is this the right server? The rest of its response is not read"
                     raise OutsideError(self.system, text, hint=hint, status=response.status)
                 if not answers:
-                    raise self._refusal(url, response.status, response.headers.get("Retry-After"), raw)
+                    raise self._refusal(url, response.status, response.headers, raw)
                 return Reply(response.status, raw)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # A machine that is gone does not even refuse.
@@ -307,14 +311,18 @@ class HttpClient:
         except (aiohttp.ClientError, OSError) as error:
             raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
 
-    def _refusal(self, url: str, status: int, retry_after: str | None, raw: bytes) -> OutsideError:
+    def _refusal(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> OutsideError:
         body = self._without_secrets(_message(raw))
+        if 300 <= status < 400:
+            place = self._without_secrets(headers.get("Location") or "another place")[:200]
+            hint = "give the address of the server itself, if that is it"
+            return OutsideError(self.system, f"{url} answered {status}, which leads to {place}", hint=hint, fatal=True)
         if status in (408, 429) or status >= 500:
             return OutsideError(
                 self.system,
                 f"{url} answered {status}: {body}",
                 retryable=True,
-                retry_after_s=_seconds(retry_after),
+                retry_after_s=_seconds(headers.get("Retry-After")),
                 status=status,
             )
         hint = self.advice.statuses.get(status)

@@ -157,3 +157,21 @@ def test_a_host_with_several_addresses_that_all_refuse_is_named_once() -> None:
     refused = "[Errno 111] Connect call failed"
     error = OSError(f"Multiple exceptions: {refused} ('::1', 9, 0, 0), {refused} ('127.0.0.1', 9)")
     assert why_unreachable(error, "localhost", 9) == "nothing answers at localhost:9"
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """The key and the body of a request are sent to no other place than the given one; where it leads is said."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=302, headers={"Location": "http://elsewhere.example/v1/take"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    with (
+        serving(app) as url,
+        pytest.raises(OutsideError, match=r"302, which leads to http://elsewhere\.example") as refused,
+    ):
+        ask(url, lambda client: client.ask("POST", "/v1/completions", {"prompt": [1]}, dict))
+    assert (asked, refused.value.fatal) == (["/v1/completions"], True)
