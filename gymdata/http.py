@@ -325,9 +325,9 @@ class HttpClient:
                 retry_after_s=_seconds(headers.get("Retry-After")),
                 status=status,
             )
-        hint = self.advice.statuses.get(status)
+        advice = self.advice.statuses.get(status)
         return OutsideError(
-            self.system, f"the request was refused ({status}): {body}", hint=hint, fatal=hint is not None
+            self.system, f"the request was refused ({status}): {body}", hint=advice, fatal=advice is not None
         )
 
 
