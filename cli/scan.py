@@ -7,25 +7,45 @@ from typing import Annotated
 
 import typer
 
-from .console import Watch, facts, finish, grid
-from .flags import Json
+from .console import Watch, command_words, facts, finish, grid
+from .flags import Json, Output, Overwrite
 
 _Path = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts, pairs or other tables.")
+]
+_Redact = Annotated[bool, typer.Option("--redact", help="Write a copy of the rollouts without what is found to -o.")]
+_Tokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="Tokenizer folder of the policy (default: the run's own).")
 ]
 #: Findings that people are shown; --json has all.
 _LISTED = 20
 
 
-def scan(path: _Path, json: Json = False) -> int:
+def scan(
+    path: _Path,
+    output: Output = None,
+    redact: _Redact = False,
+    tokenizer: _Tokenizer = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> int:
     """Every text is searched: prompts, answers, tool calls and results, tasks, environment facts, run.json and logs.
+    A redacted copy has [redacted:KIND] in their place; tokens that hold a part of one are replaced and not trained.
 
-    Exit code 1 when something was found.
+    Exit code 1 when something was found, or a rollout is left out of the copy.
     """
     from gymdata.scan.run import scan as run
 
     with Watch("scan") as watch:
-        report = run(path, progress=watch)
+        report = run(
+            path,
+            output,
+            redact=redact,
+            tokenizer=tokenizer,
+            overwrite=overwrite,
+            command=command_words(),
+            progress=watch,
+        )
 
     def show() -> None:
         listed = report.findings[:_LISTED]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
-
 from gymdata.checks import breaks
 from gymdata.checks.violations import BREAKS, Violation
 from gymdata.public import Report, Row
@@ -145,21 +143,7 @@ def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict
 def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[int]) -> dict[str, Any]:
     encoder = tokens.TurnEncoder()
     for turn in part:
-        old = row["turns"][turn]
-        encoder.add(
-            tokens.Call(
-                prompts[turn],
-                np.asarray(old["generation_token_ids"], np.int32),
-                np.asarray(old["generation_log_probs"], np.float32),
-                old["finish_reason"],
-                old["agent"],
-                old["reward"],
-                old["top_log_probs"],
-                old.get("rendered"),
-                old.get("server"),
-                old.get("weight_versions"),
-            )
-        )
+        encoder.add(tokens.call_of(row["turns"][turn], prompts[turn]))
     whole = len(part) == len(row["turns"])
     cut = part[-1] < len(row["turns"]) - 1
     return {

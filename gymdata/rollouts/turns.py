@@ -90,6 +90,25 @@ class Call:
     weight_versions: list[WeightSpan] | None = None
 
 
+def call_of(turn: Turn | Mapping[str, Any], prompt: Ids, end: int | None = None) -> Call:
+    """A stored turn as the call with another ``prompt``, and its generation up to ``end``."""
+    top, spans = turn["top_log_probs"], turn.get("weight_versions")
+    if spans is not None and end is not None:
+        spans = [{**span, "end": min(span["end"], end)} for span in spans if span["start"] < end] or None
+    return Call(
+        prompt,
+        np.asarray(turn["generation_token_ids"], np.int32)[:end],
+        np.asarray(turn["generation_log_probs"], np.float32)[:end],
+        turn["finish_reason"],
+        turn["agent"],
+        turn["reward"],
+        None if top is None else top[:end],
+        turn.get("rendered"),
+        turn.get("server"),
+        spans,
+    )
+
+
 def common_prefix(a: Ids, b: Ids) -> int:
     """Length of the longest common prefix of two id arrays."""
     n = min(len(a), len(b))

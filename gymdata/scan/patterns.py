@@ -11,7 +11,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymdata.errors import needs
 
@@ -24,48 +24,34 @@ openai:OpenAIDetector pypi_token:PypiTokenDetector sendgrid:SendGridDetector sla
 softlayer:SoftlayerDetector square_oauth:SquareOAuthDetector stripe:StripeDetector
 telegram_token:TelegramBotTokenDetector twilio:TwilioKeyDetector
 """
-#: Kind → pattern, of what detect-secrets 1.5 does not know, or finds only the beginning of.
-OURS = {
+#: Kind:pattern of keys that begin a word, of what detect-secrets 1.5 does not know, or finds only the beginning of.
+_PREFIXED = r"""
+anthropic-key:sk-ant-[\w-]{20,} openai-key:sk-(?=[A-Za-z_-]*\d)[\w-]{20,}
+huggingface-token:(?:hf|api_org)_[A-Za-z0-9]{30,} github-token:github_pat_\w{22,}
+google-key:AIza[\w-]{35}|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,} stripe-key:(?:[sr]k_(?:test|live)_|whsec_)[A-Za-z0-9]{16,}
+slack-token:xapp-\d-\w+-\d+-\w+|xox[cde]-[\w-]{10,} groq-key:gsk_[A-Za-z0-9]{40,} xai-key:xai-[A-Za-z0-9]{40,}
+replicate-token:r8_[A-Za-z0-9]{37} perplexity-key:pplx-[A-Za-z0-9]{32,} nvidia-key:nvapi-[\w-]{40,}
+digitalocean-token:do[opr]_v1_[a-f0-9]{64} shopify-token:shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}
+atlassian-token:ATATT3[\w=-]{60,} databricks-token:dapi[a-f0-9]{32} linear-key:lin_api_[A-Za-z0-9]{40}
+notion-token:(?:ntn|secret)_[A-Za-z0-9]{43,} postman-key:PMAK-[a-f0-9]{24}-[a-f0-9]{34}
+sentry-token:sntry[su]_[\w=+/-]{40,} new-relic-key:NRAK-[A-Z0-9]{27} vault-token:hv[sb]\.[\w-]{24,}
+pulumi-token:pul-[a-f0-9]{40} grafana-token:gl(?:sa|c)_[\w=+/-]{32,} docker-token:dckr_[po]at_[\w-]{20,}
+airtable-token:pat[A-Za-z0-9]{14}\.[a-f0-9]{64} wandb-key:wandb_v1_\w{40,}
+"""
+#: Kind → pattern.
+_OURS = {
     "private-key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*KEY(?: BLOCK)?-----|\Z)"
     r"|PuTTY-User-Key-File-\d[\s\S]*?(?:Private-MAC: *\w+|\Z)|AGE-SECRET-KEY-1[0-9A-Z]{58}",
-    "anthropic-key": r"sk-ant-[\w-]{20,}",
-    "openai-key": r"sk-(?=[A-Za-z_-]*\d)[\w-]{20,}",
-    "huggingface-token": r"(?:hf|api_org)_[A-Za-z0-9]{30,}",
-    "github-token": r"github_pat_\w{22,}",
-    "google-key": r"AIza[\w-]{35}|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,}",
+    **{k: rf"(?<![\w-])(?:{p})" for k, _, p in (one.partition(":") for one in _PREFIXED.split())},
     "npm-token": r"npm_[A-Za-z0-9]{36}|(?<=:_authToken=)[0-9a-fA-F-]{36}",
-    "stripe-key": r"(?:[sr]k_(?:test|live)_|whsec_)[A-Za-z0-9]{16,}",
-    "slack-token": r"xapp-\d-\w+-\d+-\w+|xox[cde]-[\w-]{10,}",
-    "groq-key": r"gsk_[A-Za-z0-9]{40,}",
-    "xai-key": r"xai-[A-Za-z0-9]{40,}",
-    "replicate-token": r"r8_[A-Za-z0-9]{37}",
-    "perplexity-key": r"pplx-[A-Za-z0-9]{32,}",
-    "nvidia-key": r"nvapi-[\w-]{40,}",
-    "digitalocean-token": r"do[opr]_v1_[a-f0-9]{64}",
-    "shopify-token": r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}",
-    "atlassian-token": r"ATATT3[\w=-]{60,}",
-    "databricks-token": r"dapi[a-f0-9]{32}",
-    "linear-key": r"lin_api_[A-Za-z0-9]{40}",
-    "notion-token": r"(?:ntn|secret)_[A-Za-z0-9]{43,}",
-    "postman-key": r"PMAK-[a-f0-9]{24}-[a-f0-9]{34}",
-    "sentry-token": r"sntry[su]_[\w=+/-]{40,}",
-    "new-relic-key": r"NRAK-[A-Z0-9]{27}",
-    "vault-token": r"hv[sb]\.[\w-]{24,}",
-    "pulumi-token": r"pul-[a-f0-9]{40}",
-    "grafana-token": r"gl(?:sa|c)_[\w=+/-]{32,}",
-    "docker-token": r"dckr_[po]at_[\w-]{20,}",
-    "airtable-token": r"pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",
-    "wandb-key": r"wandb_v1_\w{40,}",
     "bearer-token": r"(?<=[Bb]earer )(?=[\w.~+/-]*\d)[\w.~+/-]{20,}=*",
     "e-mail": r"(?<![\w.%+-])(?!git@)[A-Za-z0-9][\w.%+-]*@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}(?![\w@])",
-    "home-path": r"(?:(?<![\w.~])/(?:home|Users)/|[A-Za-z]:\\{1,2}Users\\{1,2})(?!\[redacted)[\w.@+-]+",
+    "home-path": r"(?:(?<![\w.~])/(?:home|Users)/|[A-Za-z]:\\+Users\\+)(?!\[redacted)[\w.@+-]+",
 }
-#: Kinds that follow a text of another kind rather than begin a word.
-_ANYWHERE = ("private-key", "bearer-token", "e-mail", "home-path", "npm-token")
 #: detect-secrets' pattern of a JWT ends before the signature; some patterns take the borders along.
 _JWT_END, _WORD_END, _BORDERS = re.compile(r"[\w.=-]*"), re.compile(r"\w*"), " \t\r\n=:\"'"
 #: A shorter value is not looked for outside the text that showed what it is.
-_LITERAL = 6
+LITERAL = 6
 
 
 class Found(NamedTuple):
@@ -80,36 +66,31 @@ Find = Callable[[str], tuple[Found, ...]]
 
 
 @functools.cache
-def finder() -> Find:
+def finder(*, keys: bool = True) -> Find:
     """The function that finds all in a text, in order and apart from each other; it remembers texts that come again.
 
-    Raises MissingExtraError without detect-secrets.
+    Raises MissingExtraError without detect-secrets; without ``keys`` it is not used.
     """
     with needs("scan"):
         plugins = [
             getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)()
-            for module, _, name in (detector.partition(":") for detector in _DETECTORS.split())
+            for module, _, name in (detector.partition(":") for detector in _DETECTORS.split() if keys)
         ]
-    return functools.lru_cache(maxsize=4_096)(lambda text: _apart([*_ours(text), *_known(plugins, text)]))
+    ours = {kind: re.compile(pattern) for kind, pattern in _OURS.items()}
+
+    def find(text: str) -> tuple[Found, ...]:
+        mine = [Found(*match.span(), kind) for kind, pattern in ours.items() for match in pattern.finditer(text)]
+        return apart([*mine, *_known(plugins, text)])
+
+    return functools.lru_cache(maxsize=4_096)(find)
 
 
-def _ours(text: str) -> Iterator[Found]:
-    for kind, pattern in _compiled().items():
-        for match in pattern.finditer(text):
-            yield Found(*match.span(), kind)
-
-
-@functools.cache
-def _compiled() -> dict[str, re.Pattern[str]]:
-    return {kind: re.compile(p if kind in _ANYWHERE else rf"(?<![\w-])(?:{p})") for kind, p in OURS.items()}
-
-
-def _known(plugins: list[object], text: str) -> Iterator[Found]:
+def _known(plugins: list[Any], text: str) -> Iterator[Found]:
     """What detect-secrets finds, by its patterns: its functions give the values, but not where they are."""
     for plugin in plugins:
-        kind = re.sub(r"[^a-z0-9]+", "-", plugin.secret_type.lower())  # type: ignore[attr-defined]
+        kind = re.sub(r"[^a-z0-9]+", "-", plugin.secret_type.lower())
         valid = getattr(plugin, "is_formally_valid", bool)
-        for pattern in plugin.denylist:  # type: ignore[attr-defined]
+        for pattern in plugin.denylist:
             for match in pattern.finditer(text):
                 if not valid(match[0]):
                     continue
@@ -124,7 +105,7 @@ def _known(plugins: list[object], text: str) -> Iterator[Found]:
                 yield Found(start, start + len(inner), kind)
 
 
-def _apart(found: list[Found]) -> tuple[Found, ...]:
+def apart(found: list[Found]) -> tuple[Found, ...]:
     """In order, those that overlap as one, of the kind of the first."""
     result: list[Found] = []
     for one in sorted(found, key=lambda f: (f.start, -f.end)):

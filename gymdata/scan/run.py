@@ -1,21 +1,39 @@
-"""``gymdata scan``: what a run holds that should not be published.
+"""``gymdata scan``: what a run holds that should not be published, and a copy of its rollouts without it.
 
-Invariants: a report never shows a value, only its first characters; everything of a run that is text is read.
+Invariants: a report never shows a value, only its first characters; everything of a run that is text is read; a copy and its
+run.json have no finding.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import counted, plural
+from gymdata.errors import UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
-from gymdata.scan.files import all_rows, rewritten, rollout_id_of
-from gymdata.scan.patterns import Find, Found, finder, without
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scan.files import all_rows, rewritten
+from gymdata.scan.patterns import Find, finder, without
+from gymdata.store import StageOutput, files_of, find_run_json, read_run_json
+from gymdata.store.lineage import parent_of
+from gymdata.store.paths import output_file
+from gymdata.store.stage_output import described_by
 
+_NAME = "rollouts.parquet"
+#: Keys of run.json that later commands read.
+_KEPT = ("identity", "engine", "policy", "model", "chat", "rewards", "reward")
+#: Counts of the copy, with their names in the summary.
+_COUNTS = {
+    "redacted": "rollouts redacted",
+    "tokens_replaced": "tokens replaced",
+    "tokens_untrained": "tokens no longer trained",
+}
+_OWNER = re.compile(r'"rollout_id": *"([^"]+)"')
 #: Characters of a value that a report shows.
 _SHOWN = 4
 
@@ -29,69 +47,109 @@ class Finding:
     field: str
     kind: str
     shown: str
-    rollout_id: str | None = None
+    rollout_id: str | None
 
 
 @dataclass(slots=True, repr=False)
 class ScanReport(Report):
-    """What ``gymdata.scan`` found in ``path``, and what it wrote.
+    """What ``gymdata.scan`` found, and the copy that it wrote.
 
-    ``by_kind``: kind → findings.
+    ``by_kind``: kind → findings; ``redacted``: rollouts that were changed; ``left_out``: reason → rollouts.
     """
 
     path: str
     rows_scanned: int = 0
     findings: list[Finding] = field(default_factory=list)
-    by_kind: Counter[str] = field(default_factory=Counter)
+    by_kind: dict[str, int] = field(default_factory=dict)
+    redacted: int = 0
+    tokens_replaced: int = 0
+    tokens_untrained: int = 0
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    file: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Nothing was found."""
-        return not self.findings
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"by_kind": dict(self.by_kind.most_common())}
+        """Nothing was found, or all rollouts are in the copy."""
+        return not (self.findings if self.file is None else self.left_out)
 
     def rows(self) -> list[Row]:
-        where = {(one.file, one.row) for one in self.findings}
-        found = (
-            f"{counted(len(self.findings), 'finding')} in {counted(len(where), 'row')}" if where else "nothing found"
-        )
-        return [("rows scanned", self.rows_scanned), ("result", found), *sorted(self.by_kind.items())]
+        n_rows = len({(one.file, one.row) for one in self.findings})
+        found = f"{counted(len(self.findings), 'finding')} in {counted(n_rows, 'row')}" if n_rows else "nothing found"
+        summary: list[Row] = [("rows scanned", self.rows_scanned), ("result", found), *self.by_kind.items()]
+        if self.file is None:
+            return summary
+        summary += [(what, getattr(self, name)) for name, what in _COUNTS.items()]
+        for why, ids in self.left_out.items():
+            summary.append((f"left out: {why}", f"{len(ids):,} ({', '.join(ids[:3])}{' …' * (len(ids) > 3)})"))
+        return [*summary, ("written to", self.file)]
 
 
-def scan(path: str | Path, *, progress: Progress | None = None) -> ScanReport:
+def scan(
+    path: str | Path,
+    output: str | Path | None = None,
+    *,
+    redact: bool = False,
+    tokenizer: str | Path | None = None,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ScanReport:
     """Look for keys, tokens, e-mail addresses and home folders in every text under ``path`` (run folder, file or glob):
     messages, tool calls, tasks, tools and environment facts of rollouts, other tables, run.json and logs.
 
-    Raises MissingExtraError without the extra ``scan``, and DataError where there is nothing, or a file cannot be read.
+    ``redact``: write the rollouts without them to ``output``, a folder (``rollouts.parquet``) or a .parquet/.jsonl file.
+    ``tokenizer``: that of the policy, where run.json names none that is here.
+    Raises MissingExtraError without the extra ``scan``, DataError where there is nothing, or a file cannot be read, and as
+    ``filter`` for the output.
     """
     source, find, progress = path_of(path, "scan"), finder(), progress or NullProgress()
+    if redact != (output is not None):
+        raise UsageError("--redact and -o belong together", hint="--redact -o OUT writes a copy without what is found")
     report = ScanReport(str(path))
     for file, row, value in all_rows(source):
-        _scan_row(report, find, str(file), row, value)
+        report.findings += _findings(find, str(file), row, value)
         report.rows_scanned += 1
         progress.update(done=report.rows_scanned)
+    report.by_kind = dict(Counter(one.kind for one in report.findings).most_common())
+    if output is None:
+        return report
+
+    from gymdata.models._transformers import reader_of
+    from gymdata.scan.redact import Redaction
+
+    target, run_json = output_file(output, _NAME), find_run_json(source)
+    if any(target.resolve() == read.path.resolve() for read in files_of(source)):
+        raise UsageError(f"-o {target}: is the file that is scanned", hint="give another name")
+    facts = read_run_json(run_json) if run_json is not None else {}
+    reader = reader_of(tokenizer, facts)
+    made = Redaction(find, reader() if reader is not None else None)
+    with StageOutput(described_by(target, _NAME), "redact", [target.name], overwrite=overwrite) as out:
+        config = made.clean({"path": str(Path(source).resolve())})
+        out.refuse_other("config", config, "redacted rollouts")
+        out.batches(target.name, made.batches(source), ROLLOUTS, ROLLOUTS.arrow)
+        counts = {name: getattr(made, name) for name in (*_COUNTS, "left_out")}
+        kept = {key: facts[key] for key in _KEPT if key in facts}
+        more = {"command": list(command), "parents": [parent_of(source)], "neutral_token": made.neutral}
+        out.finish({**made.clean({**kept, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}})
+    for name, value in {**counts, "file": str(target)}.items():
+        setattr(report, name, value)
     return report
 
 
-def _scan_row(report: ScanReport, find: Find, file: str, row: int, value: Any) -> None:
-    owner = _hidden(rollout_id_of(value) or "", find) or None
+def _findings(find: Find, file: str, row: int, value: Any) -> Iterator[Finding]:
+    named = value.get("rollout_id") if isinstance(value, dict) else next(iter(_OWNER.findall(str(value)[:4_096])), None)
+    owner = without(named, find(named)) if named else None
+    found: list[Finding] = []
 
     def look(where: str, text: str) -> str:
-        for one in find(text):
-            report.by_kind[one.kind] += 1
-            report.findings.append(Finding(file, row, _hidden(where, find), one.kind, _shown(text, one), owner))
+        # A text that is JSON was looked at in its parts.
+        for one in () if any(before.field.startswith(where) for before in found) else find(text):
+            size = one.end - one.start
+            shown = f"{text[one.start : one.start + min(_SHOWN, size // 3)]}… ({size:,} characters)"
+            found.append(Finding(file, row, where, one.kind, shown, owner))
         return text
 
     rewritten(value, look)
-
-
-def _shown(text: str, one: Found) -> str:
-    size = one.end - one.start
-    return f"{text[one.start : one.start + min(_SHOWN, size // 3)]}… ({size:,} {plural(size, 'character')})"
-
-
-def _hidden(name: str, find: Find) -> str:
-    """The name of a field or rollout, which may itself hold what is not shown."""
-    return without(name, find(name))
+    return (
+        Finding(one.file, one.row, without(one.field, find(one.field)), one.kind, one.shown, owner) for one in found
+    )

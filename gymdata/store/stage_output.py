@@ -64,6 +64,7 @@ _KINDS = {
     "tokenize": "rollouts rendered from text",
     "fix": "repaired rollouts",
     "merge": "merged rollouts",
+    "redact": "redacted rollouts",
     "export": "an export",
     "audit": "an audit",
     "annotations": "what a training saw",
@@ -72,7 +73,7 @@ _KINDS = {
     "serve-genrm": "what serve-genrm keeps",
 }
 #: Those that hold rollouts or pairs.
-_OF_ROWS = {"collect", "import", "import-pairs", "pairs", "filter", "select", "tokenize", "fix", "merge"}
+_OF_ROWS = {"collect", "import", "import-pairs", "pairs", "filter", "select", "tokenize", "fix", "merge", "redact"}
 
 
 def described_by(target: Path, *names: str) -> Path:

@@ -7,7 +7,7 @@ or not, as the message has them: parsers drop them from what they return.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,26 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, every: int = 1) 
     for source in sources:
         row = 0
         try:
-            for batch in scan_batches(source.path, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
+            for batch in scan_batches(
+                source.path, ROLLOUTS, ["rollout_id", "messages", "turns", "extra"], batch_size=256
+            ):
                 chosen = [k for k in range(len(batch)) if (row + k) % every == 0]
                 messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
                 generations = turns.values.field("generation_token_ids")
                 for k, of_rollout in zip(chosen, messages, strict=True):
                     first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
-                    for v in _rollout(of_rollout or (), generations.slice(first, last - first), reading):
+                    of_rollout = [m for m in of_rollout or () if m["turn"] not in _redacted(batch["extra"][k].as_py())]
+                    for v in _rollout(of_rollout, generations.slice(first, last - first), reading):
                         yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
                 row += len(batch)
         except DataError:
             # The checks of structure have named what cannot be read.
             continue
+
+
+def _redacted(extra: str) -> Sequence[int]:
+    """Turns whose generation `gymdata scan --redact` ended early."""
+    return (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
 
 
 def _rollout(messages: Iterable[Mapping[str, Any]], generations: Any, reading: Reading) -> Iterator[Violation]:

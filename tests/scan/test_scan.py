@@ -79,6 +79,19 @@ def test_files_beside_the_rollouts_are_scanned(tmp_path: Path) -> None:
     assert found == {("run.json", 0, "config.endpoint"), ("gymdata.log", 1, "")}
 
 
+def test_a_value_is_found_by_the_key_that_names_it(tmp_path: Path) -> None:
+    """Of a secret without a form of its own: JSON is read by its texts and as a whole, once for each finding."""
+    _, secret = KINDS["aws secret"]
+    row = rollout("t", 0, 1.0, two_turns(20, 21))
+    row["task"] = json.dumps({"task_id": "t", "env": {"aws_secret_access_key": secret}})
+    row["messages"][1]["tool_calls"] = json.dumps(
+        [{"function": {"name": "put", "arguments": json.dumps({"aws_secret_key": secret, "home": KINDS["home"][0]})}}]
+    )
+    found = {(one.field, one.kind) for one in gymdata.scan(write_run(tmp_path / "run", [row])).findings}
+    called = "messages[1].tool_calls[0].function.arguments"
+    assert found >= {("task", "aws-access-key"), (f"{called}.home", "home-path")}
+
+
 def test_ordinary_text_is_not_taken_for_a_secret(tmp_path: Path) -> None:
     """Words, hashes, version numbers, code and documentation links are what rollouts are made of."""
     texts = [
