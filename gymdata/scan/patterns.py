@@ -11,6 +11,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from gymdata.errors import needs
@@ -24,30 +25,6 @@ openai:OpenAIDetector pypi_token:PypiTokenDetector sendgrid:SendGridDetector sla
 softlayer:SoftlayerDetector square_oauth:SquareOAuthDetector stripe:StripeDetector
 telegram_token:TelegramBotTokenDetector twilio:TwilioKeyDetector
 """
-#: Kind:pattern of keys that begin a word, of what detect-secrets 1.5 does not know, or finds only the beginning of.
-_PREFIXED = r"""
-anthropic-key:sk-ant-[\w-]{20,} openai-key:sk-(?=[A-Za-z_-]*\d)[\w-]{20,}
-huggingface-token:(?:hf|api_org)_[A-Za-z0-9]{30,} github-token:github_pat_\w{22,}
-google-key:AIza[\w-]{35}|GOCSPX-[\w-]{20,}|ya29\.[\w-]{20,} stripe-key:(?:[sr]k_(?:test|live)_|whsec_)[A-Za-z0-9]{16,}
-slack-token:xapp-\d-\w+-\d+-\w+|xox[cde]-[\w-]{10,} groq-key:gsk_[A-Za-z0-9]{40,} xai-key:xai-[A-Za-z0-9]{40,}
-replicate-token:r8_[A-Za-z0-9]{37} perplexity-key:pplx-[A-Za-z0-9]{32,} nvidia-key:nvapi-[\w-]{40,}
-digitalocean-token:do[opr]_v1_[a-f0-9]{64} shopify-token:shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}
-atlassian-token:ATATT3[\w=-]{60,} databricks-token:dapi[a-f0-9]{32} linear-key:lin_api_[A-Za-z0-9]{40}
-notion-token:(?:ntn|secret)_[A-Za-z0-9]{43,} postman-key:PMAK-[a-f0-9]{24}-[a-f0-9]{34}
-sentry-token:sntry[su]_[\w=+/-]{40,} new-relic-key:NRAK-[A-Z0-9]{27} vault-token:hv[sb]\.[\w-]{24,}
-pulumi-token:pul-[a-f0-9]{40} grafana-token:gl(?:sa|c)_[\w=+/-]{32,} docker-token:dckr_[po]at_[\w-]{20,}
-airtable-token:pat[A-Za-z0-9]{14}\.[a-f0-9]{64} wandb-key:wandb_v1_\w{40,}
-"""
-#: Kind → pattern.
-_OURS = {
-    "private-key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*KEY(?: BLOCK)?-----|\Z)"
-    r"|PuTTY-User-Key-File-\d[\s\S]*?(?:Private-MAC: *\w+|\Z)|AGE-SECRET-KEY-1[0-9A-Z]{58}",
-    **{k: rf"(?<![\w-])(?:{p})" for k, _, p in (one.partition(":") for one in _PREFIXED.split())},
-    "npm-token": r"npm_[A-Za-z0-9]{36}|(?<=:_authToken=)[0-9a-fA-F-]{36}",
-    "bearer-token": r"(?<=[Bb]earer )(?=[\w.~+/-]*\d)[\w.~+/-]{20,}=*",
-    "e-mail": r"(?<![\w.%+-])(?!git@)[A-Za-z0-9][\w.%+-]*@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}(?![\w@])",
-    "home-path": r"(?:(?<![\w.~])/(?:home|Users)/|[A-Za-z]:\\+Users\\+)(?!\[redacted)[\w.@+-]+",
-}
 #: detect-secrets' pattern of a JWT ends before the signature; some patterns take the borders along.
 _JWT_END, _WORD_END, _BORDERS = re.compile(r"[\w.=-]*"), re.compile(r"\w*"), " \t\r\n=:\"'"
 #: A shorter value is not looked for outside the text that showed what it is.
@@ -76,10 +53,12 @@ def finder(*, keys: bool = True) -> Find:
             getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)()
             for module, _, name in (detector.partition(":") for detector in _DETECTORS.split() if keys)
         ]
-    ours = {kind: re.compile(pattern) for kind, pattern in _OURS.items()}
+    lines = files("gymdata.scan").joinpath("keys.txt").read_text(encoding="utf-8").splitlines()
+    named = [line.partition(" ") for line in lines if not line.startswith("#")]
+    ours = [(kind, re.compile(p[1:] if p[0] == "=" else rf"(?<![\w-])(?:{p})")) for kind, _, p in named]
 
     def find(text: str) -> tuple[Found, ...]:
-        mine = [Found(*match.span(), kind) for kind, pattern in ours.items() for match in pattern.finditer(text)]
+        mine = [Found(*match.span(), kind) for kind, pattern in ours for match in pattern.finditer(text)]
         return apart([*mine, *_known(plugins, text)])
 
     return functools.lru_cache(maxsize=4_096)(find)
