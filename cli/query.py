@@ -65,7 +65,13 @@ def query(
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
     if list_:
-        _list_saved(json)
+        from gymdata.query.saved import SAVED
+
+        if json:
+            emit_json({"saved": SAVED})
+        for name, sql in SAVED.items() if not json else ():
+            say(f":{name}")
+            say("    " + sql.replace("\n", "\n    "))
         return
     sql, paths = _split_words(words, shell)
     if shell:
@@ -96,17 +102,6 @@ class _Printable(io.TextIOBase):
 
     def write(self, text: str) -> int:
         return sys.stdout.write(printable(text))
-
-
-def _list_saved(json: bool) -> None:
-    from gymdata.query.saved import SAVED
-
-    if json:
-        emit_json({"saved": SAVED})
-        return
-    for name, sql in SAVED.items():
-        say(f":{name}")
-        say("    " + sql.replace("\n", "\n    "))
 
 
 def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:

@@ -138,8 +138,11 @@ def mean_ci(
     mean = math.fsum(numbers) / len(numbers)
     if len(counts) < 2:
         return mean * unit, math.nan, math.nan
-    low, high = _bootstrap(sums, counts, seed, level)
-    return mean * unit, low * unit, high * unit
+    # Equal groups are drawn together, which also makes the result independent of their order.
+    cells, times = np.unique(np.stack([sums, counts.astype(np.float64)]), axis=1, return_counts=True)
+    means = np.concatenate(list(_resampled_means(cells, times, np.random.default_rng(seed))))
+    low, high = (float(bound) * unit for bound in np.quantile(means, [0.5 - level / 2, 0.5 + level / 2]))
+    return mean * unit, low, high
 
 
 def paired_difference_ci(
@@ -194,15 +197,6 @@ def _per_task(tasks: Sequence[Any] | np.ndarray, values: np.ndarray) -> tuple[np
     size = int(codes.max()) + 1 if len(codes) else 0
     counts = np.bincount(codes, minlength=size).astype(np.int64)
     return counts, np.bincount(codes[order], weights=values[order], minlength=size)
-
-
-def _bootstrap(sums: np.ndarray, counts: np.ndarray, seed: int, level: float) -> tuple[float, float]:
-    """Percentiles of Σ sums / Σ counts over resampled groups. Equal groups are drawn together, which also makes the
-    result independent of their order."""
-    cells, times = np.unique(np.stack([sums, counts.astype(np.float64)]), axis=1, return_counts=True)
-    means = np.concatenate(list(_resampled_means(cells, times, np.random.default_rng(seed))))
-    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
-    return float(low), float(high)
 
 
 def _resampled_means(cells: np.ndarray, times: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -131,7 +131,11 @@ def _compare(
     config: AuditConfig,
     progress: Progress,
 ) -> tuple[AuditReport, Audit]:
-    report = AuditReport(facts, config.tolerance or _tolerance(runs, facts))
+    # The coarser number format decides; that of a run that does not record it is taken to be the checkpoint's.
+    recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
+    formats = [facts["dtype"], *(recorded or [facts["checkpoint_dtype"]])]
+    tolerances = [TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats]
+    report = AuditReport(facts, config.tolerance or max(tolerances))
     report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
     n = rollouts.num_rows
     chosen = np.unique(np.linspace(0, n - 1, min(config.limit or n, n)).astype(np.int64))
@@ -153,14 +157,6 @@ def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
     if len(found) == 1 and Path(policy := found.pop()).is_dir():
         return policy
     raise UsageError("which model? the rollouts do not name one that is a folder here", hint="-m MODEL")
-
-
-def _tolerance(runs: Sequence[dict[str, Any]], model: dict[str, Any]) -> float:
-    """The tolerance of the coarser number format. The format of a run that does not record it is taken to be the
-    checkpoint's."""
-    recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
-    formats = [model["dtype"], *(recorded or [model["checkpoint_dtype"]])]
-    return max(TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats)
 
 
 def _write(

@@ -171,10 +171,13 @@ class TransformersChat:
             tokenizer.chat_template = served
         if chat_template is not None:
             tokenizer.chat_template = _template_text(chat_template)
+        eos_ids = generation_eos_ids(Path(tokenizer.name_or_path))
+        if tokenizer.eos_token_id is not None:
+            eos_ids.append(tokenizer.eos_token_id)
         return cls(
             tokenizer,
             served_template=served,
-            eos_ids=_eos_ids(tokenizer),
+            eos_ids=list(dict.fromkeys(eos_ids)),
             tool_parser=tool_parser,
             keep_reasoning=keep_reasoning,
         )
@@ -406,11 +409,3 @@ def _template_text(given: str) -> str:
     if not path.is_file():
         raise DataError.missing_path(path, "a chat template's text, or a file with it")
     return path.read_text()
-
-
-def _eos_ids(tokenizer: Any) -> list[int]:
-    """The checkpoint's end tokens: generation_config's, then the tokenizer's."""
-    found = generation_eos_ids(Path(tokenizer.name_or_path))
-    if tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    return list(dict.fromkeys(found))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +104,10 @@ class Bridge:
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
         earlier = [_held(m) for m in messages[:last]]
         between = [*messages[last + 1 :], *new]
-        shape = (tuple(m["role"] for m in between), len(messages[last].get("tool_calls") or ()), bool(tools))
-        stand_ins = list(_stand_ins(messages[last]))
+        # Some templates refuse, or drop, a tool's answer to no call; others leave out the content of a message with calls.
+        calls = messages[last].get("tool_calls")
+        stand_ins = [_calling(calls), _assistant()] if calls else [_assistant(), _calling(calls)]
+        shape = (tuple(m["role"] for m in between), len(calls or ()), bool(tools))
         if shape in self._shapes:
             return self._cut([*earlier, stand_ins[self._shapes[shape]]], between, tools, prove=False)
         refusals: list[DataError | RefusedError] = []
@@ -119,7 +121,9 @@ class Bridge:
             self._shapes[shape] = which
             return ids
         # A stand-in that the template itself refuses says less than one that it rendered.
-        raise min(refusals, key=_usefulness)
+        raise min(
+            refusals, key=lambda r: 0 if isinstance(r, RewrittenError) else 1 if isinstance(r, RefusedError) else 2
+        )
 
     def keeps_history(self) -> bool:
         """Whether new messages leave earlier ones as they were. False for templates that strip earlier reasoning."""
@@ -178,17 +182,6 @@ class Bridge:
             f"{window[1]!r}",
             hint=_HINT,
         )
-
-
-def _usefulness(refusal: Exception) -> int:
-    return 0 if isinstance(refusal, RewrittenError) else 1 if isinstance(refusal, RefusedError) else 2
-
-
-def _stand_ins(completion: Message) -> Iterator[Message]:
-    """Placeholders for the assistant's message. Some templates refuse, or drop, a tool's answer to no call; others
-    leave out the content of a message with calls."""
-    orders = (_calling(completion.get("tool_calls")), _assistant())
-    yield from orders if completion.get("tool_calls") else reversed(orders)
 
 
 def _held(message: Message) -> Message:

@@ -174,12 +174,20 @@ def check_template(rendering: Rendering) -> TemplateCheck:
         except DataError as error:
             found.refused[probe.name] = str(error.message)
             continue
-        if "tools" in probe.needs and not _writes_calls(steps):
+        if "tools" in probe.needs and not all(
+            call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
+            for step in steps
+            for call in step.completion.get("tool_calls", ())
+        ):
             found.refused[probe.name] = "the template leaves out tool calls"
             continue
         for step in steps:
             _compare(rendering, found, probe, step)
-        _bridge(rendering, found, probe)
+        last = max(i for i, m in enumerate(probe.messages) if m["role"] == "assistant")
+        try:
+            rendering.bridge(probe.messages[: last + 1], probe.messages[last + 1 :], probe.tools)
+        except (DataError, RefusedError) as error:
+            found.no_bridge[probe.name] = str(error.message)
         _presence(probe, steps, written, found)
     found.ignores = [part for part, seen in written.items() if not seen and part not in found.strips]
     _round_trips(rendering, found)
@@ -213,14 +221,6 @@ def _steps(rendering: Rendering, probe: Probe) -> list[_Step]:
         )
         for number, (at, end) in enumerate(zip(turns, ends, strict=True))
     ]
-
-
-def _writes_calls(steps: Sequence[_Step]) -> bool:
-    return all(
-        call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
-        for step in steps
-        for call in step.completion.get("tool_calls", ())
-    )
 
 
 def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
@@ -269,14 +269,6 @@ def _can_generate(prompt: str, completion: Message) -> bool:
 def _thinks_aloud(completion: Message) -> bool:
     """Whether its reasoning is in its text, as where no parser takes it out."""
     return "</think>" in str(completion.get("content"))
-
-
-def _bridge(rendering: Rendering, found: TemplateCheck, probe: Probe) -> None:
-    last = max(i for i, m in enumerate(probe.messages) if m["role"] == "assistant")
-    try:
-        rendering.bridge(probe.messages[: last + 1], probe.messages[last + 1 :], probe.tools)
-    except (DataError, RefusedError) as error:
-        found.no_bridge[probe.name] = str(error.message)
 
 
 def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:

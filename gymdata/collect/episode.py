@@ -282,19 +282,16 @@ class Rollout:
             if (left := self.remaining_s()) is None:
                 await work
             else:
-                await self._within(left, work)
+                try:
+                    async with asyncio.timeout(left) as limit:
+                        await work
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+                    self.out_of_time()
         except OutsideError as error:
             self.outcome = None
             self.failure = ends.failure(error, self._place)
-
-    async def _within(self, seconds: float, work: Any) -> None:
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                await work
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            self.out_of_time()
 
     def _check(self) -> None:
         """expand(encode(x)) == x, or nothing is written."""

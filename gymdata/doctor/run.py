@@ -77,12 +77,12 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
     """
     # Not fetched, as other commands do: it need not be there.
     here = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
-    gpus = _gpus()
+    gpus, memory = _gpus(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DoctorReport(
         (
             Check("gymdata", "ok", f"{gymdata.__version__} in {Path(gymdata.__file__).parent}"),
             Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
-            _machine(),
+            Check("machine", "ok", f"{os.cpu_count()} CPUs, {memory / 1e9:,.0f} GB of memory"),
             Check("gpu", "ok" if gpus else "note", "; ".join(gpus) or "none (nvidia-smi lists none)"),
             *_packages(bool(gpus)),
             *_extras(bool(gpus)),
@@ -90,11 +90,6 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
             _self_test(),
         )
     )
-
-
-def _machine() -> Check:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Check("machine", "ok", f"{os.cpu_count()} CPUs, {memory / 1e9:,.0f} GB of memory")
 
 
 def _gpus() -> list[str]:

@@ -58,7 +58,8 @@ class PythonTools:
         self.factory: Callable[[], Any] | None = (make or target) if inspect.isclass(target) else None
         self.responds = self.factory is not None and hasattr(target, "respond")
         if self.factory is not None:
-            self._names = _tool_names(target) if tools else []
+            methods = [name for name, _ in inspect.getmembers(target, inspect.isfunction)] if tools else []
+            self._names = [name for name in methods if not name.startswith("_") and name not in _NOT_TOOLS]
             _refuse_async(target, str(identity["spec"]))
             found: list[Tool] = [getattr(target, name) for name in self._names]
         else:
@@ -253,11 +254,6 @@ class ToolEpisode:
         if isinstance(answer, Step):
             return replace(answer, content="" if answer.content is None else as_text(answer.content))
         return Step(as_text(answer))
-
-
-def _tool_names(target: type) -> list[str]:
-    named = inspect.getmembers(target, inspect.isfunction)
-    return [name for name, _ in named if not name.startswith("_") and name not in _NOT_TOOLS]
 
 
 def _refuse_async(target: type, spec: str) -> None:

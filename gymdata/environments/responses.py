@@ -119,11 +119,9 @@ def _tools(task: Task) -> list[dict[str, Any]]:
         # Parquet files often hold them as JSON text.
         listed = loads(given) if isinstance(given, str) else given
         if isinstance(listed, list) and listed:
-            return [{"parameters": {}, "strict": False, **_flat(tool)} for tool in listed]
+            beside = [
+                {k: v for k, v in t.items() if k not in ("type", "function")} if "function" in t else {} for t in listed
+            ]
+            pairs = zip(beside, response_tools(listed), strict=True)
+            return [{"parameters": {}, "strict": False, **kept, **made} for kept, made in pairs]
     return []
-
-
-def _flat(tool: Any) -> Mapping[str, Any]:
-    (made,) = response_tools([tool])
-    beside = {k: v for k, v in tool.items() if k not in ("type", "function")} if "function" in tool else {}
-    return {**beside, **made}

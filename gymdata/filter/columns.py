@@ -149,8 +149,11 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         return
     columns.kinds[name] = "number"
     if name.startswith("reward_"):
-        values, scored_by = _scores(columns, name, where, sources)
-        columns.values[name] = values
+        known = [TOTAL, *named_scores(sources, table)]
+        if name.removeprefix("reward_") not in known:
+            raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
+        _, values, scored_by = scores_of(sources, table, name.removeprefix("reward_"))
+        columns.values[name] = pa.array(values.to_numpy(), pa.float64(), from_pandas=True)
         columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
         return
     columns.of_group.add(name)
@@ -165,16 +168,6 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         _add(columns, of, where, sources, tasks)
         per_group = group_statistic(what, columns.numbers(of), columns.groups, int(columns.groups.max()) + 1)
     columns.values[name] = pa.array(per_group[columns.groups], pa.float64(), from_pandas=True)
-
-
-def _scores(
-    columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path]
-) -> tuple[pa.Array, list[Path]]:
-    known = [TOTAL, *named_scores(sources, columns.table)]
-    if name.removeprefix("reward_") not in known:
-        raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
-    _, values, scored_by = scores_of(sources, columns.table, name.removeprefix("reward_"))
-    return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), scored_by
 
 
 def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:

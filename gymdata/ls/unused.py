@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import DataError, StoreError
 from gymdata.ls.output import Output, parent_path
@@ -79,17 +78,13 @@ def _needed(top: Path, outputs: Mapping[Path, Output]) -> set[Path]:
         waiting += [file for file in outputs if _location(file) in _location(run_json).parents]
         if run_json in outputs and outputs[run_json].kind == "finetune":
             waiting += [file for file in outputs if run_json.parent in file.parents]
-        for parent in _parents(run_json):
+        for parent in read_facts(run_json).get("parents") or [] if run_json.is_file() else []:
             if parent.get("path"):
                 waiting += filter(None, [find_run_json(parent_path(run_json, str(parent["path"])))])
             # Also where the path leads to an output: the parent may have been moved, or copied together with its child.
             for key in ("run_json_xxh3", "run_id"):
                 waiting += by_name.get(str(parent.get(key) or "none"), [])
     return needed
-
-
-def _parents(run_json: Path) -> list[dict[str, Any]]:
-    return read_facts(run_json).get("parents") or [] if run_json.is_file() else []
 
 
 def _location(run_json: Path) -> Path:

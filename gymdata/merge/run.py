@@ -111,7 +111,15 @@ def merge(
     twice = _duplicates(sources)
     total = sum(n for _, n in _ids(sources))
     report = MergeReport(
-        runs=[_described(source, one) for source, one in zip(sources, facts, strict=True)],
+        runs=[
+            {
+                "path": str(source),
+                "run_id": one.get("run_id"),
+                "shard": ", ".join(_shards(one)) or None,
+                "rollouts": sum(n for _, n in _ids([source])),
+            }
+            for source, one in zip(sources, facts, strict=True)
+        ],
         rollouts=total - sum(n - 1 for n in twice.values()),
         duplicates=sum(n - 1 for n in twice.values()),
         shards_missing=_missing(facts),
@@ -260,16 +268,6 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
             code="D701",
             hint="they were sampled twice under one run ID: leave one of the runs out",
         )
-
-
-def _described(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    rows = sum(n for _, n in _ids([source]))
-    return {
-        "path": str(source),
-        "run_id": facts.get("run_id"),
-        "shard": ", ".join(_shards(facts)) or None,
-        "rollouts": rows,
-    }
 
 
 def _shards(facts: Mapping[str, Any]) -> list[str]:

@@ -68,7 +68,9 @@ def run_query(
     ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them. ``limits``: time, until the
     block is left, and memory (default: half of the machine's).
     """
-    limits = replace(limits, memory=_memory_limit(limits))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    allowed = min(machine, _inherited(resource.RLIMIT_AS), _inherited(resource.RLIMIT_DATA))
+    limits = replace(limits, memory=min(limits.memory or machine, allowed))
     if limits.memory < _LEAST_MEMORY:
         raise _out_of_memory(limits, f" (SQL takes at least {_LEAST_MEMORY / 1e9:.3g} GB)")
     if (addresses := _inherited(resource.RLIMIT_AS)) < _LEAST_ADDRESSES:
@@ -91,12 +93,6 @@ def run_query(
         process.kill()
         process.wait()
         connection.close()
-
-
-def _memory_limit(limits: Limits) -> int:
-    """Bytes that a statement may take: ``limits``, what this process may take, or half of what the machine has."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(limits.memory or machine, machine, _inherited(resource.RLIMIT_AS), _inherited(resource.RLIMIT_DATA))
 
 
 def _inherited(kind: int) -> int:

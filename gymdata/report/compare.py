@@ -47,15 +47,12 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[st
         "only_first": len(before) - len(tasks),
         "only_second": len(after) - len(tasks),
     }
-    ways = {t: _way(before[t], after[t]) for t in tasks}
+    gains = {t: after[t] - before[t] for t in tasks}
+    ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
     examples = _examples((one, other), tables, score, before, after, ways)
     by_field = _by_field(tables[1], ways)
     return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
-
-
-def _way(before: float, after: float) -> str:
-    return "same" if abs(after - before) <= _SAME else "up" if after > before else "down"
 
 
 def _by_field(table: Any, ways: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:

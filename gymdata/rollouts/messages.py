@@ -259,7 +259,13 @@ def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any
                 answer = None
             if answer is None:
                 answer, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
-            _add(answer, item)
+            if item.get("type") == "reasoning":
+                answer["reasoning"].append(reasoning_of(item))
+            elif item.get("type") == "function_call":
+                answer["calls"].append(tool_call(item))
+            else:
+                answer["content"].append(text_of(item.get("content")))
+                answer["calls"] += chat_calls(item)
             continue
         if answer is not None:
             yield _assistant(answer)
@@ -280,23 +286,16 @@ def other_message(item: Mapping[str, Any]) -> dict[str, Any]:
     return message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
 
 
-def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
-    if item.get("type") == "reasoning":
-        answer["reasoning"].append(reasoning_of(item))
-    elif item.get("type") == "function_call":
-        answer["calls"].append(tool_call(item))
-    else:
-        answer["content"].append(text_of(item.get("content")))
-        answer["calls"] += chat_calls(item)
-
-
 def reasoning_of(item: Mapping[str, Any]) -> str:
     return text_of(item.get("summary") or item.get("content"))
 
 
 def tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     """A function call item in the chat shape."""
-    function = {"name": str(item.get("name")), "arguments": _arguments(item.get("arguments"))}
+    arguments = item.get("arguments")
+    if isinstance(arguments, str) and isinstance(found := loads(arguments), dict):
+        arguments = found
+    function = {"name": str(item.get("name")), "arguments": arguments}
     return {"id": name_of(item.get("call_id")), "type": "function", "function": function}
 
 
@@ -334,14 +333,6 @@ def _part(part: Any) -> str:
         text = part["text"] if "text" in part else part.get("refusal", "")
         return text if isinstance(text, str) else json_text(text)
     return json_text(part)
-
-
-def _arguments(value: Any) -> Any:
-    """A call's arguments as an object when their text is one, else unchanged."""
-    if not isinstance(value, str):
-        return value
-    found = loads(value)
-    return found if isinstance(found, dict) else value
 
 
 def name_of(value: Any) -> str | None:
@@ -390,7 +381,8 @@ def _other_item(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    calls = _calls(message.get("tool_calls"))
+    calls = loads(message.get("tool_calls"))
+    calls = [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
     if message.get("reasoning") is not None:
         summary = [{"text": message["reasoning"], "type": "summary_text"}]
         yield {"id": f"rs_{number}", "summary": summary, "type": "reasoning"}
@@ -410,11 +402,6 @@ def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, 
             "id": f"fc_{number}_{index}",
             "status": "completed",
         }
-
-
-def _calls(text: Any) -> list[dict[str, Any]]:
-    value = loads(text)
-    return [c for c in value if isinstance(c, dict)] if isinstance(value, list) else []
 
 
 def loads(text: Any) -> Any:

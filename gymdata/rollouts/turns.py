@@ -170,14 +170,7 @@ class TurnEncoder:
         # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
         log_probs[np.isnan(log_probs)] = np.float32("nan")
         parent, shared = self._parent(prompt)
-        turn = self._append(call, parent, shared, prompt[shared:], generation, log_probs)
-        if parent >= 0 and shared == len(self._open[parent]):
-            del self._open[parent]
-        self._open[len(self.turns) - 1] = np.concatenate((prompt, generation))
-        return turn
-
-    def _append(self, call: Call, parent: int, shared: int, delta: Ids, generation: Ids, log_probs: Floats) -> Turn:
-        parent_digest = self.turns[parent]["digest"] if parent >= 0 else 0
+        delta, above = prompt[shared:], self.turns[parent]["digest"] if parent >= 0 else 0
         turn: Turn = {
             "parent": parent,
             "prefix_length": shared,
@@ -191,11 +184,14 @@ class TurnEncoder:
             "rendered": call.rendered,
             "server": call.server,
             "weight_versions": call.weight_versions,
-            "digest": turn_digest(parent_digest, shared, delta, generation, log_probs),
+            "digest": turn_digest(above, shared, delta, generation, log_probs),
         }
         self.turns.append(turn)
         self.n_context_tokens += len(delta)
         self.n_generated_tokens += len(generation)
+        if parent >= 0 and shared == len(self._open[parent]):
+            del self._open[parent]
+        self._open[len(self.turns) - 1] = np.concatenate((prompt, generation))
         return turn
 
     def _parent(self, prompt: Ids) -> tuple[int, int]:

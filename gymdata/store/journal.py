@@ -360,18 +360,14 @@ def row_parser() -> Callable[[bytes], Any]:
 
     def parse(body: bytes) -> Any:
         try:
-            return _row(parser.parse(body))
+            document: Any = parser.parse(body)
+            turns = [_turn(turn) for turn in document["turns"]]
+            return {key: turns if key == "turns" else python_value(document[key]) for key in document}
         except (TypeError, ValueError):
             # A non-finite log-probability is a string, which does not fit the buffer.
             return orjson.loads(body)
 
     return parse
-
-
-def _row(document: Any) -> dict[str, Any]:
-    row = {key: python_value(document[key]) for key in document if key != "turns"}
-    row["turns"] = [_turn(turn) for turn in document["turns"]]
-    return row
 
 
 def _turn(turn: Any) -> dict[str, Any]:

@@ -76,7 +76,10 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
             raise
 
     def _batches(self, names: list[str], filter: Any) -> Iterator[pa.RecordBatch]:
-        named = [] if filter is None else _named_in(str(filter), self.schema.names)
+        # Columns that the expression may name, possibly too many.
+        text = str(filter)
+        words = set(re.findall(r"\w+", text))
+        named = [n for n in self.schema.names if filter is not None and (n in words if n.isidentifier() else n in text)]
         # Without a column there would be no rows to count.
         wanted = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
         first = named if filter is not None and set(wanted) - set(named) else []
@@ -114,12 +117,6 @@ class _Reads:
     @property
     def projected_schema(self) -> pa.Schema:
         return self.reader.schema
-
-
-def _named_in(text: str, names: Sequence[str]) -> list[str]:
-    """The columns that an expression may name, possibly too many."""
-    words = set(re.findall(r"\w+", text))
-    return [n for n in names if (n in words if n.isidentifier() else n in text)]
 
 
 def verified_datasets(files: Sequence[Path], table: Table) -> list[VerifiedDataset]:

@@ -135,7 +135,15 @@ def tokenize(
                 hint="they can be used as they are",
             )
         identity = common_identity(sources)
-        _refuse_other_tokenizer(identity, facts, report)
+        was = identity.get("tokenizer_hash")
+        if (
+            report.sampled and was is not None and was != facts["tokenizer_hash"]
+        ):  # one file holds the ids of one tokenizer
+            raise UsageError(
+                f"--tokenizer {report.tokenizer}: {counted(report.sampled, 'rollout was', 'rollouts were')} sampled "
+                "with another tokenizer",
+                hint="give the tokenizer of their model, or leave them out with `gymdata filter`",
+            )
         out.finish(
             {
                 "command": list(command),
@@ -177,17 +185,6 @@ def _target(sources: Sequence[str | Path], output: str | Path | None, table: Tab
     if any(found.path.resolve() == target.resolve() for source in sources for found in resolve(source, table)):
         raise UsageError(f"-o {target}: is one of the files that are rendered", hint="give another name")
     return target
-
-
-def _refuse_other_tokenizer(identity: dict[str, Any], facts: dict[str, Any], report: TokenizeReport) -> None:
-    """One file holds the ids of one tokenizer."""
-    was = identity.get("tokenizer_hash")
-    if report.sampled and was is not None and was != facts["tokenizer_hash"]:
-        raise UsageError(
-            f"--tokenizer {report.tokenizer}: {counted(report.sampled, 'rollout was', 'rollouts were')} sampled "
-            "with another tokenizer",
-            hint="give the tokenizer of their model, or leave them out with `gymdata filter`",
-        )
 
 
 def _reported(

@@ -77,7 +77,8 @@ def validate(
     sources = _sources(Path(path), str(path))
     run = _run_json(path)
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
-    reader = _reader(tokenizer, run)
+    # Loaded at the first use, because most files have no break.
+    reader = _Reads(tokenizer, run or {}) if (tokenizer, run) != (None, None) else None
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
@@ -308,14 +309,6 @@ def _vocab_size(folder: str | Path) -> int:
     ids = [*vocab.values()] if isinstance(vocab, dict) else range(len(vocab))
     added = [token["id"] for token in value.get("added_tokens") or []]
     return max([*ids, *added], default=-1) + 1
-
-
-def _reader(tokenizer: str | Path | None, run: Mapping[str, Any] | None) -> Reader | None:
-    """The reader of ids, loaded at the first use, because most files have no break."""
-    if tokenizer is None and run is None:
-        return None
-
-    return _Reads(tokenizer, run or {})
 
 
 class _Reads:

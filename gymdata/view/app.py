@@ -8,7 +8,6 @@ comes from another site's script, is refused; a file that cannot be read gives a
 from __future__ import annotations
 
 import contextlib
-import functools
 import mimetypes
 import sys
 import threading
@@ -123,10 +122,6 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         pages.close()
 
 
-def _page_of(name: str, given: str) -> str:
-    return f"/{name}?{urlencode({'id': given})}"
-
-
 def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:
     """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``links``: where
     rollouts and comparisons are, if not on pages of their own."""
@@ -147,6 +142,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
     filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds, text.moment)
     made.filters |= {one.__name__: one for one in filters} | {"count": counted}
     made.globals |= {
-        f"{name}_href": (links or {}).get(name, functools.partial(_page_of, name)) for name in ("rollout", "comparison")
+        f"{name}_href": (links or {}).get(name, lambda given, name=name: f"/{name}?{urlencode({'id': given})}")
+        for name in ("rollout", "comparison")
     }
     return made

@@ -107,7 +107,10 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
             at = named if named.is_absolute() or named.exists() or found is None else found.parent / named
             node.parents.append(_add(nodes, at, here=False))
     for file in (facts.get("tasks") or {}).get("files") or []:
-        node.parents.append(_leaf(nodes, "sources", str(file.get("path")), f"xxh3 {file.get('xxh3', '?')}"))
+        source = Path(str(file.get("path")))
+        leaf, detail = str(source.resolve()), f"xxh3 {file.get('xxh3', '?')}"
+        nodes.setdefault(leaf, Node(leaf, "sources", source.name, detail, missing=not source.exists()))
+        node.parents.append(leaf)
     model = (facts.get("identity") or {}).get("model") or (facts.get("config") or {}).get("model")
     if isinstance(model, str) and stage.startswith(("collect", "finetune", "train")):
         # The policy that rollouts were sampled with, or that a training began from.
@@ -118,13 +121,6 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
             nodes.setdefault(f"model {model}", Node(f"model {model}", "models", model, detail))
             node.parents.append(f"model {model}")
     node.parents = [one for one in dict.fromkeys(node.parents) if one != key]
-    return key
-
-
-def _leaf(nodes: dict[str, Node], kind: str, path: str, detail: str) -> str:
-    key = str(Path(path).resolve())
-    if key not in nodes:
-        nodes[key] = Node(key, kind, Path(path).name, detail, missing=not Path(path).exists())
     return key
 
 

@@ -53,7 +53,7 @@ def in_order(
         return
     others = set(multiprocessing.active_children())
     pending: deque[tuple[str, Future[_Answer]]] = deque()
-    fork = light and _may_fork()
+    fork = light and sys.platform == "linux" and threading.active_count() == 1 and _THREADED.isdisjoint(sys.modules)
     pool = ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("fork" if fork else "spawn"),
@@ -78,13 +78,7 @@ def in_order(
 
 
 #: Modules that start threads of their own: forking beside them is not safe.
-_THREADED = ("pyarrow", "polars", "torch", "duckdb", "ray")
-
-
-def _may_fork() -> bool:
-    return (
-        sys.platform == "linux" and threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
-    )
+_THREADED = frozenset({"pyarrow", "polars", "torch", "duckdb", "ray"})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
-from gymdata.rollouts.ragged import Array, Ints, first_like
+from gymdata.rollouts.ragged import Array, first_like
 from gymdata.rollouts.turn_columns import Evidence
 
 _CODES = (
@@ -97,8 +97,10 @@ class Duplicates(Check):
         counts = (first == np.arange(len(row))) & ~self._groups.missing
         rows = np.flatnonzero(counts & (lengths > 0))
         keys = [key[rows] for key in self._groups.keys]
-        for r, twin in _later(rows, first_like(*keys, hashes[rows], lengths[rows])):
-            found.append(at(r, "D702", detail=f"same tokens as {self._ids[twin] or place(twin)}"))
+        first = first_like(*keys, hashes[rows], lengths[rows])
+        for k in np.flatnonzero(first != np.arange(len(rows))):
+            twin = int(rows[first[k]])
+            found.append(at(int(rows[k]), "D702", detail=f"same tokens as {self._ids[twin] or place(twin)}"))
         rows = np.flatnonzero(counts & known)
         group, inverse = np.unique(first_like(*(key[rows] for key in self._groups.keys)), return_inverse=True)
         leads, n = rows[group], np.bincount(inverse)
@@ -107,12 +109,6 @@ class Duplicates(Check):
             r = int(leads[g])
             found.append(at(r, "R503", got=f"{reward[r]:g} for all {n[g]}", detail=f"group {self._groups[r]}"))
         return found
-
-
-def _later(rows: Ints, first: Ints) -> Iterator[tuple[int, int]]:
-    """(row, the one before that it is like) for those of ``rows`` that are like an earlier one."""
-    for k in np.flatnonzero(first != np.arange(len(rows))).tolist():
-        yield int(rows[k]), int(rows[first[k]])
 
 
 class _Names:

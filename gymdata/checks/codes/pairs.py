@@ -111,7 +111,7 @@ class PairChecks:
 
     def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
-        prompt, chosen, rejected = map(_hashes, lists)
+        prompt, chosen, rejected = (np.where(ids.lengths > 0, ids.hashes(), np.uint64(0)).tolist() for ids in lists)
         for row in np.flatnonzero(_same(batch, chosen, rejected)):
             yield row, "P601", {}
         for row in np.flatnonzero(is_rendered(batch)):
@@ -141,12 +141,6 @@ class PairChecks:
             if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
                 self._shared.add((task, file))
                 yield row, "P605", {"detail": f"task {task!r} is also in {self._split_of[task]}"}
-
-
-def _hashes(lists: Ragged) -> list[int]:
-    """A 64-bit hash of each list; 0 of an empty one."""
-    found: list[int] = np.where(lists.lengths > 0, lists.hashes(), np.uint64(0)).tolist()
-    return found
 
 
 def _content(batch: pa.RecordBatch) -> list[bytes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,7 +87,10 @@ def serve_genrm(
                 trouble.append(error)
                 raise
 
-        _allow_many_connections()
+        # Every waiting member holds a connection; the default limit of 1,024 files is soon reached.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
         # How long a stopped server may keep the address to finish its answers.
         options = uvicorn.Config(
             create_app(service, start, stop),
@@ -130,12 +134,3 @@ def _refuse_workers(config: ServeConfig) -> None:
             hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
             "start several servers on their own ports and folders, and send each group to one",
         )
-
-
-def _allow_many_connections() -> None:
-    """Every waiting member holds a connection; the default limit of 1,024 files is soon reached."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
