@@ -24,8 +24,9 @@ _KEY_ROWS = 65_536
 class Export:
     """An export of the rows under ``path``, and its counts so far.
 
-    ``score``: what is written as the reward, None for the total reward; ``seen``, ``written``: rows; ``lost``: what the
-    format cannot hold → number of rows; ``turns``, ``turns_lost``: of formats that count them.
+    ``score``: what is written as the reward, None for the total reward; ``seen``, ``written``: rows; ``further``: rows
+    that are written of one that was seen, beyond its first; ``lost``: what the format cannot hold → number of rows;
+    ``turns``, ``turns_lost``: of formats that count them.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Export:
     score: str | None = None
     seen: int = 0
     written: int = 0
+    further: int = 0
     turns: int = 0
     turns_lost: int = 0
     lost: Counter[str] = field(default_factory=Counter)
@@ -49,6 +51,7 @@ class Export:
     def add(self, other: Export) -> None:
         """Count what ``other`` has seen, too."""
         self.seen += other.seen
+        self.further += other.further
         self.turns += other.turns
         self.turns_lost += other.turns_lost
         for what, n in other.lost.items():

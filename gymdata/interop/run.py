@@ -388,7 +388,7 @@ def _export(
             hint = "`gymdata validate` shows what the files hold"
         raise DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
     summary.turns, summary.turns_lost = account.turns, account.turns_lost
-    summary.skipped = account.seen - summary.rows_out
+    summary.skipped = account.seen + account.further - summary.rows_out
     lost = {**account.lost, "turns that no message names": account.turns_lost}
     summary.lost = {what: n for what, n in lost.items() if n}
     return summary

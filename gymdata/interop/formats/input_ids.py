@@ -1,0 +1,68 @@
+"""Data sets that are tokenized already: the exact ids of rollouts, and which of them were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.interop.exporting import Export
+    from gymdata.rollouts.ragged import Array
+
+MESSAGES, RENDERED = "messages and tools, as text", "that ids were rendered from text (T213)"
+NO_TOKENS = "rollouts without a sampled token (left out)"
+
+
+class Tokenized(Format):
+    """A line per sequence of a rollout, which has one for each break more: those that `train-sft` trains."""
+
+    suffixes = (".jsonl",)
+    columns = ("rollout_id", "reward", "turns")
+    unread = ("turns.top_log_probs", "turns.server", "turns.weight_versions")
+    holds_ids = True
+
+    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+        """The columns of a sequence. ``mask``: 1 for the sampled tokens."""
+        raise NotImplementedError
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
+        from gymdata.interop.text_export import LOG_PROBS, REWARDS
+        from gymdata.rollouts.sequences import stitch
+        from gymdata.rollouts.turn_columns import TurnColumns
+        from gymdata.store.lines import encode
+
+        for batch in batches:
+            turns = batch.column("turns")
+            found = stitch(turns, batch.column("rollout_id"), where=export.path, rendered=True)
+            # The first token of a sequence is never trained.
+            kept = np.array([n for n in range(len(found)) if found.loss_mask[n][1:].any()], np.int64)
+            here = len(np.unique(found.rollout[kept]))
+            export.further += len(kept) - here
+            export.lost[NO_TOKENS] += batch.num_rows - here
+            export.lost[RENDERED] += int(TurnColumns.of(turns).has_rendered().sum())
+            export.lost[REWARDS] += batch.num_rows - batch.column("reward").null_count
+            for what in (LOG_PROBS, MESSAGES):
+                export.lost[what] += here
+            for n in kept.tolist():
+                yield encode(self.fields(found.token_ids[n], found.loss_mask[n])) + b"\n"
+
+
+@FORMATS.register("input-ids-labels")
+class InputIdsLabels(Tokenized):
+    """``input_ids``, ``attention_mask`` and ``labels``, -100 where a token was not sampled: axolotl with an empty ``type:``
+    (``docs/dataset-formats/tokenized.qmd`` and ``_is_dataset_already_tokenized`` in ``src/axolotl/utils/data/wrappers.py``
+    of axolotl-ai-cloud/axolotl), and, through ``save_to_disk`` of HF datasets, LLaMA-Factory's ``tokenized_path``
+    (``src/llamafactory/data/loader.py`` of hiyouga/LLaMA-Factory)."""
+
+    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones(len(ids), np.int8),
+            "labels": np.where(mask != 0, ids, np.int32(-100)),
+        }
