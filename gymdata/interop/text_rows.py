@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymdata.errors import json_kind
@@ -34,7 +34,7 @@ _FROM = {
 }
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+_MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
 #: Columns of whether an answer is desirable.
 LABELS = ("label", "kto_tag")
 #: Columns of pairs with a number per token.
@@ -210,10 +210,11 @@ def rollout_row(
     about: Sequence[str] = (),
     group: str | None = None,
     policy: Any = None,
+    truncated: bool = False,
 ) -> Columns:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
     first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, or lost;
-    ``about``: columns of its ``extra``; the others are columns of its task."""
+    ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit ended it."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
@@ -230,6 +231,8 @@ def rollout_row(
         made["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
+    if truncated:
+        made |= {"status": "truncated", "stop_reason": "length"}
     return made | {"rewards": labels | dict(rewards or {})}
 
 
@@ -278,6 +281,12 @@ def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message],
         "temperature": 1.0,
         **{name: [] for name in PAIR_LISTS},
     }
+
+
+def numbers_of(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """Those of these columns that are numbers, but NaN: rewards that are not known have no name."""
+    found = {name: number_of(row, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def number_of(row: Mapping[str, Any], *names: str) -> float | None:

@@ -47,7 +47,7 @@ class Verifiers(Format):
     def row(self, item: Any, importing: Importing) -> Columns:
         from gymdata.interop.importing import BadItem
         from gymdata.interop.rows import number_or_none
-        from gymdata.interop.text_rows import column, number_of, rollout_row
+        from gymdata.interop.text_rows import column, numbers_of, rollout_row
 
         failed = bool(item.get("error"))
         reward = number_or_none(item["reward"])
@@ -58,16 +58,16 @@ class Verifiers(Format):
             # Earlier versions have them beside the other columns.
             others = {"example_id", "reward", *_ABOUT}
             metrics = {name: value for name, value in item.items() if type(value) is float and name not in others}
-        rewards = {name: value for name in metrics if (value := number_of(metrics, name)) is not None}
         return rollout_row(
             item if item.get("tools") else item | {"tools": item.get("tool_defs")},
             _messages(item[column(item, "prompt")], "prompt", "user"),
             _messages(item[column(item, "completion")], "completion", "assistant"),
             importing,
             reward=None if failed else reward,
-            rewards={} if failed else rewards,
+            rewards={} if failed else numbers_of(metrics, metrics),
             texts=(*_LOST, *metrics),
             about=_ABOUT,
+            truncated=item.get("is_truncated") is True,
             group="-".join(
                 str(item[name]) for name in ("env_id", "task", "example_id") if isinstance(item.get(name), (str, int))
             ),

@@ -1,0 +1,81 @@
+"""Text that verl and SkyRL write of their rollouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+
+@FORMATS.register("verl-dump")
+class VerlDump(Format):
+    """verl's ``rollout_data_dir`` and ``validation_data_dir``: ``input``, ``output``, ``score``, ``step``, the ground truth
+    ``gts``, and what its reward function returned, of which numbers are named rewards. verl leaves special tokens out of its
+    texts: rows whose messages are not sure, as of several turns, are refused; a limit that cut an answer is not named."""
+
+    content = "rollouts that verl dumped"
+    item = "a dumped rollout"
+    marks = (b'"score"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.text_rows import number_of, numbers_of
+
+        known = ("input", "output", "score", "gts", "step")
+        numbers = [name for name in item if name not in known and number_of(item, name) is not None]
+        about = [name for name in item if name not in (*known[:4], *numbers)]
+        row = item | ({"ground_truth": item["gts"]} if item.get("gts") is not None else {})
+        return _row(
+            row, ("input", "output"), importing, rewards=numbers_of(item, numbers), texts=("gts", *numbers), about=about
+        )
+
+
+@FORMATS.register("skyrl-dump")
+class SkyRLDump(Format):
+    """SkyRL's dumps of an evaluation: ``input_prompt``, ``output_response``, ``score`` (a list is summed, as SkyRL does),
+    ``stop_reason``, ``env_class``, ``env_extras``, ``data_source``."""
+
+    content = "rollouts that SkyRL dumped"
+    item = "a dumped rollout"
+    marks = (b'"output_response"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        return first_row(value).keys() >= {"input_prompt", "output_response", "score"}
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        about = ("stop_reason", "exception_type", "error_treatment", "env_metrics")
+        return _row(item, ("input_prompt", "output_response"), importing, about=about)
+
+
+def _row(item: dict[str, Any], names: tuple[str, str], importing: Importing, **more: Any) -> Columns:
+    """The row of a prompt and an output (``names``), both text, with a ``score``."""
+    from gymdata.errors import json_kind
+    from gymdata.interop.decoded import split
+    from gymdata.interop.importing import BadItem
+    from gymdata.interop.rows import number_or_none
+    from gymdata.interop.text_rows import rollout_row
+
+    prompt, output = (item[name] for name in names)
+    if other := next((name for name in names if not isinstance(item[name], str)), None):
+        raise BadItem("S102", f"{other}: got {json_kind(item[other])}, expected text")
+    scores = item["score"] if isinstance(item["score"], list) else [item["score"]]
+    numbers = [number for score in scores if (number := number_or_none(score)) is not None]
+    if len(numbers) < len(scores) and item["score"] is not None:
+        raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
+    reward = sum(numbers) if numbers else None
+    given, written = split(prompt, output, names[0])
+    texts = (*names, "score", *more.pop("texts", ()))
+    cut = item.get("stop_reason") == "length"
+    return rollout_row(item, given, written, importing, reward=reward, texts=texts, truncated=cut, **more)

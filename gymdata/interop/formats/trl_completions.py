@@ -1,0 +1,46 @@
+"""What TRL's online trainers log with ``log_completions``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+_COLUMNS = {"step", "prompt", "completion", "advantage"}
+
+
+@FORMATS.register("trl-completions")
+class TrlCompletions(Format):
+    """TRL's ``completions_*.parquet``: ``step``, ``prompt``, ``completion``, a column per reward function, ``advantage``.
+    All columns of numbers are named rewards; only where there is one is the total known. Whether a limit cut an answer is
+    not in the file."""
+
+    content = "completions that TRL logged"
+    item = "a row of completions"
+    marks = (b'"advantage"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        return first_row(value).keys() >= _COLUMNS
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.decoded import split
+        from gymdata.interop.text_rows import answer, column, conversation, number_of, numbers_of, rollout_row
+
+        prompt, completion = (item[column(item, name)] for name in ("prompt", "completion"))
+        if isinstance(prompt, str) and isinstance(completion, str):
+            given, written = split(prompt, completion, "prompt")
+        else:
+            given, written = conversation(prompt, "prompt"), answer(completion, "completion")
+        numbers = [name for name in item if name not in _COLUMNS and number_of(item, name) is not None]
+        rewards = numbers_of(item, numbers)
+        total = rewards.get(numbers[0]) if len(numbers) == 1 else None
+        others = ("completion", *numbers)
+        return rollout_row(
+            item, given, written, importing, reward=total, rewards=rewards, texts=others, about=("step", "advantage")
+        )
