@@ -123,7 +123,8 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
     def named(job: Sequence[Source]) -> str:
         return ", ".join(str(source.path) for source in job)
 
-    with contextlib.closing(in_order(reader, _jobs(sources), workers, named)) as results:
+    jobs = [sources] if format_named(reader.format).joined else _jobs(sources)
+    with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
         for part in results:
             places = [numbering.of_key(*key) for key in part.hashes]
             if part.batch is None:

@@ -189,6 +189,8 @@ def _calls(calls: Any, where: str) -> str:
             made += json.loads(_calls(call, where))
             continue
         function = call.get("function", call) if isinstance(call, dict) else None
+        if isinstance(function, str):
+            function = call | {"name": function}
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadItem("S102", f"{where}: got a tool call without a name")
         arguments = function.get("arguments", {})

@@ -132,6 +132,165 @@ def test_dumps_of_skyrl_have_the_turns_of_their_template(tmp_path: Path) -> None
     assert said(second["messages"])[2:] == [{"role": "user", "content": "Again."}, ANSWER]
 
 
+CALLED = {"role": "assistant", "tool_calls": CALLS}
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        (
+            "swe-agent",
+            [
+                {"role": "assistant", "content": "A sum.", "extra": '{"weight": 0}'}, QUESTION,
+                CALLED | {"content": "", "reasoning": "Add."}, RESULT, ANSWER,
+            ],
+        ),
+        ("mini-swe-agent", [QUESTION, CALLED, RESULT, ANSWER]),
+        ("tau-bench", [QUESTION, CALLED, RESULT | {"name": "add"}, ANSWER]),
+        ("chat-log", [QUESTION, ANSWER]),
+        (
+            "inspect-ai",
+            [
+                SYSTEM, QUESTION | {"extra": '{"weight": 0}'},
+                CALLED | {"content": "", "reasoning": "Add.", "tool_calls": CALLS.replace('"{\\"a\\": 2}"', '{"a": 2}')},
+                RESULT | {"name": "add"}, ANSWER,
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_trajectory_becomes_its_messages(name: str, messages: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Files are pretty-printed, as these harnesses write them."""
+    (tmp_path / "a.json").write_text(json.dumps(ROWS[name](5), indent=2))
+    (row,) = imported(tmp_path / "a.json", tmp_path, name)
+    assert said(row["messages"]) == messages
+    expected = {"tau-bench": (1.0, {}), "inspect-ai": (1.0, {"match": 1.0})}
+    assert (row["reward"], row["rewards"]) == expected.get(name, (None, {}))
+    assert row["tools"] == (TOOLS if name in ("chat-log", "inspect-ai") else [])
+
+
+def test_task_and_facts_of_a_trajectory_are_kept(tmp_path: Path) -> None:
+    rows = {}
+    for name in ("swe-agent", "tau-bench", "inspect-ai", "chat-log"):
+        (rows[name],) = imported(write(tmp_path / f"{name}.jsonl", ROWS[name](5)), tmp_path / name, name)
+    assert rows["swe-agent"]["extra"]["info"]["exit_status"] == "submitted"
+    assert (rows["tau-bench"]["task_id"], rows["tau-bench"]["task"]["task"]["user_id"]) == ("3", "u")
+    assert (rows["inspect-ai"]["task_id"], rows["inspect-ai"]["task"]["target"]) == ("sums-1", "5")
+    assert (rows["inspect-ai"]["policy"], rows["chat-log"]["policy"]) == ("m/one", "one-1")
+
+
+def test_scores_of_inspect_are_named_and_a_failed_sample_has_none(tmp_path: Path) -> None:
+    log = ROWS["inspect-ai"](5)
+    (sample,) = log["samples"]
+    scores = {"match": {"value": "I"}, "judge": {"value": {"style": 0.5, "note": "x"}}}
+    log["samples"] = [sample | {"scores": scores}, sample | {"id": 2, "error": {"message": "x"}}]
+    first, second = imported(write(tmp_path / "a.json", log), tmp_path, "inspect-ai")
+    assert (first["reward"], first["rewards"]) == (None, {"match": 0.0, "judge/style": 0.5})
+    assert (second["reward"], second["rewards"]) == (None, {})
+
+
+BLOCKS = [
+    {"type": "thinking", "thinking": "Add.", "signature": "s"},
+    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 2}},
+]
+OUTCOME = [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "5"}]}]
+SPOKEN = CALLED | {"reasoning": "Add.", "tool_calls": CALLS.replace('"{\\"a\\": 2}"', '{"a": 2}')}
+
+
+def test_a_log_of_anthropic_has_calls_results_and_tools(tmp_path: Path) -> None:
+    asked = [QUESTION, {"role": "assistant", "content": BLOCKS}, {"role": "user", "content": OUTCOME}]
+    tools = [{"name": "add", "description": "Adds.", "input_schema": {}}]
+    said_last = {"role": "assistant", "type": "message", "model": "m", "stop_reason": "max_tokens",
+                 "content": [{"type": "text", "text": "5"}]}  # fmt: skip
+    row = {"request": {"system": "Be brief.", "messages": asked, "tools": tools}, "response": said_last}
+    (read,) = imported(write(tmp_path / "a.jsonl", row), tmp_path, "chat-log")
+    assert said(read["messages"]) == [SYSTEM, QUESTION, SPOKEN, RESULT, ANSWER]
+    assert (read["tools"], read["status"], read["policy"]) == (TOOLS, "truncated", "m")
+
+
+def test_requests_and_responses_of_a_batch_are_joined(tmp_path: Path) -> None:
+    """They are two files, whose lines have no common order."""
+    asked = [
+        {"custom_id": n, "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [QUESTION]}}
+        for n in "abc"
+    ]
+    body = {"model": "m", "choices": [{"finish_reason": "stop", "message": ANSWER}]}
+    got = [{"id": "x", "custom_id": n, "response": {"status_code": 200, "body": body}, "error": None} for n in "bad"]
+    files = [write(tmp_path / "in.jsonl", *asked), write(tmp_path / "out.jsonl", *got)]
+    summary = gymdata.import_rollouts([str(file) for file in files], tmp_path / "run")
+    assert (summary.format, summary.rollouts, summary.rejected) == ("openai-batch", 2, 2)
+    assert [said(row["messages"]) for row in to_rows(read_table(tmp_path / "run", ROLLOUTS))] == [
+        [QUESTION, ANSWER]
+    ] * 2
+    named = (tmp_path / "run" / "rejected.jsonl").read_text()
+    assert "'d': no request in these files" in named
+    assert "'c': no response in these files" in named
+
+
+def claude_code() -> list[dict[str, Any]]:
+    def line(n: int, role: str, content: Any, **more: Any) -> dict[str, Any]:
+        message = {"role": role, "content": content, **({"id": more.pop("id"), "model": "m"} if "id" in more else {})}
+        ids = {"uuid": f"u{n}", "parentUuid": f"u{n - 1}" if n else None, "sessionId": "s", "cwd": "/w"}
+        return {"type": role, "isSidechain": False, "message": message, **ids, **more}
+
+    return [
+        {"type": "summary", "summary": "A sum", "leafUuid": "u4"},
+        line(0, "user", "How much is 2+3?"),
+        line(1, "assistant", BLOCKS[:1], id="m1"),
+        line(2, "assistant", BLOCKS[1:], id="m1"),
+        line(3, "user", OUTCOME, toolUseResult={"stdout": "5"}),
+        line(3, "user", "Other work.", isSidechain=True),
+        line(4, "assistant", [{"type": "text", "text": "5"}], id="m2"),
+    ]
+
+
+def codex() -> list[dict[str, Any]]:
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "How much is 2+3?"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Add."}], "encrypted_content": "x"},
+        {"type": "function_call", "name": "add", "arguments": '{"a": 2}', "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "5"}]},
+    ]
+    meta = {"type": "session_meta", "payload": {"id": "s", "cwd": "/w", "base_instructions": {"text": "Be brief."}}}
+    event = {"type": "event_msg", "payload": {"type": "agent_message", "message": "5"}}
+    turn = {"type": "turn_context", "payload": {"model": "m"}}
+    return [meta, turn, *({"type": "response_item", "payload": item} for item in items), event]
+
+
+def test_a_session_is_one_rollout(tmp_path: Path) -> None:
+    (row,) = imported(write(tmp_path / "s.jsonl", *claude_code()), tmp_path / "a", "claude-code")
+    assert said(row["messages"]) == [QUESTION, SPOKEN, RESULT, ANSWER]
+    assert (row["reward"], row["policy"], row["extra"]["cwd"]) == (None, "m", "/w")
+    (row,) = imported(write(tmp_path / "rollout.jsonl", *codex()), tmp_path / "b", "codex")
+    assert said(row["messages"]) == [SYSTEM, QUESTION, CALLED | {"reasoning": "Add."}, RESULT, ANSWER]
+    assert (row["reward"], row["policy"], row["extra"]["id"]) == (None, "m", "s")
+
+
+def test_what_follows_a_compaction_is_the_rollout(tmp_path: Path) -> None:
+    *before, last = claude_code()
+    summary = {"type": "user", "isCompactSummary": True, "uuid": "v", "parentUuid": None, "sessionId": "s",
+               "message": {"role": "user", "content": "A sum was asked for."}}  # fmt: skip
+    (row,) = imported(write(tmp_path / "s.jsonl", *before, summary, last), tmp_path, "claude-code")
+    assert said(row["messages"]) == [{"role": "user", "content": "A sum was asked for."}, ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "reason"),
+    [
+        ("claude-code", claude_code()[1] | {"uuid": "again"}, "uuid again: the session went back"),
+        ("claude-code", claude_code()[1] | {"parentUuid": "u4", "message": {"role": "user", "content": [
+            {"type": "image", "source": {}}]}}, "a part of type 'image'"),
+        ("claude-code", 5, "line 8 cannot be read: got no object"),
+        ("codex", {"type": "compacted", "payload": {"message": ""}}, "compacted"),
+        ("codex", {"type": "response_item", "payload": {"type": "web_search_call"}}, "got type 'web_search_call'"),
+    ],
+)  # fmt: skip
+def test_a_session_that_is_not_one_conversation_is_named(name: str, line: Any, reason: str, tmp_path: Path) -> None:
+    lines = claude_code() if name == "claude-code" else codex()
+    (named,) = reasons(write(tmp_path / "s.jsonl", *lines, line), tmp_path, name)
+    assert reason in named
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
@@ -150,6 +309,16 @@ def test_dumps_of_skyrl_have_the_turns_of_their_template(tmp_path: Path) -> None
         ("skyrl-dump", {"output_response": "5<|im_end|>\nuser"}, "'user' between messages"),
         ("skyrl-dump", {"image_paths": ["1.png"]}, "image_paths: images"),
         ("skyrl-dump", {"score": [0.5, None]}, "score: got [0.5, None]"),
+        (
+            "swe-agent",
+            {"history": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "a part of type 'image_url'",
+        ),
+        ("mini-swe-agent", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role: got 'wizard'"),
+        ("tau-bench", {"info": {"error": "x"}, "traj": []}, "info.error: the run ended with 'x'"),
+        ("tau-bench", {"reward": None}, "reward: got None, expected a number"),
+        ("chat-log", {"response": {"choices": []}}, "choices: got 0, expected 1"),
+        ("inspect-ai", {"samples": []}, "sample: is missing"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(name: str, change: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -157,7 +326,7 @@ def test_a_row_that_cannot_be_used_is_named(name: str, change: dict[str, Any], r
     assert reason in named
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "inspect-ai"])
 def test_many_rows_with_one_cause_are_one_message(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

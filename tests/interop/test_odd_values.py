@@ -28,7 +28,9 @@ ODD = [
     None, True, 5, -1, 0.5, 2**31, 2**70, HUGE, float("nan"), "x", "", "NaN", "\ud800", "token_id:5", [], {}, [[]],
     [[5, ["x"]], {}], [None], {"a": None}, "2026-W01-1T00:00:00+00:00",
 ]  # fmt: skip
-SOURCES = {name: form.table for name, form in imported_formats().items()}
+#: Rows of these are not one per line.
+JOINED = ("openai-batch", "claude-code", "codex")
+SOURCES = {name: form.table for name, form in imported_formats().items() if name not in JOINED}
 FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 _CALL = {"from": "function_call", "value": json.dumps({"name": "f", "arguments": {"a": 1}})}
 _SPOKEN = [{"from": "human", "value": "q"}, _CALL, {"from": "observation", "value": "r"}]

@@ -49,11 +49,19 @@ class Format(ForeignFormat):
     holds_ids: ClassVar[bool] = False
     #: Whether its rollouts have a reward.
     holds_reward: ClassVar[bool] = False
+    #: Whether a row may need documents of other files of its import.
+    joined: ClassVar[bool] = False
     #: Whether the turns that its rows have are counted.
     counts_turns: ClassVar[bool] = False
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
     columns: ClassVar[Sequence[str] | None] = None
     unread: ClassVar[tuple[str, ...]] = ()
+
+    def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
+        """(source, line, value, text) of each document of files."""
+        from gymdata.interop.importing import documents
+
+        return ((source, *document) for source in sources for document in documents(source))
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         """The items of a document, each of which becomes a row: those of a list, or the document itself."""
@@ -71,27 +79,26 @@ class Format(ForeignFormat):
 
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, dict[str, Any]]]:
         """(line, row) of files."""
-        from gymdata.interop.importing import ODD, BadItem, add_shape, documents, take_out, turn_down
+        from gymdata.interop.importing import ODD, BadItem, add_shape, take_out, turn_down
 
-        for source in sources:
-            for line, value, text in documents(source):
-                if (shape := self.shape(value)) is not None:
-                    add_shape(importing.shapes, shape)
-                for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self.items(value):
-                    importing.origin, n_keys = (source.path.name, line, *place), importing.n_keys
-                    try:
-                        row = self._checked(item, importing)
-                    except (BadItem, *ODD) as error:
-                        if shape is not None:
-                            take_out(shape, place[0])
-                        bad = BadItem.of(error)
-                        nested = f"trajectories[{place[0]}][{place[1]}]: " if shape is not None and any(place) else ""
-                        nested = nested or (f"row {place[1]}: " if isinstance(value, list) else "")
-                        reason = nested + bad.reason
-                        turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
-                    else:
-                        importing.keys.append(n_keys if importing.n_keys > n_keys else None)
-                        yield line, row
+        for source, line, value, text in self.documents(sources):
+            if (shape := self.shape(value)) is not None:
+                add_shape(importing.shapes, shape)
+            for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self.items(value):
+                importing.origin, n_keys = (source.path.name, line, *place), importing.n_keys
+                try:
+                    row = self._checked(item, importing)
+                except (BadItem, *ODD) as error:
+                    if shape is not None:
+                        take_out(shape, place[0])
+                    bad = BadItem.of(error)
+                    nested = f"trajectories[{place[0]}][{place[1]}]: " if shape is not None and any(place) else ""
+                    nested = nested or (f"row {place[1]}: " if isinstance(value, list) else "")
+                    reason = nested + bad.reason
+                    turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
+                else:
+                    importing.keys.append(n_keys if importing.n_keys > n_keys else None)
+                    yield line, row
 
     def _checked(self, item: Any | BadItem, importing: Importing) -> dict[str, Any]:
         if isinstance(item, Exception):

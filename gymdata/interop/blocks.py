@@ -1,0 +1,81 @@
+"""Messages of Anthropic's and OpenAI's Responses interfaces as chat messages, for ``text_rows.conversation``.
+
+A block or an item that chat messages have no place for makes the row unusable, by its type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gymdata.interop.importing import BadItem
+
+Chat = dict[str, Any]
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of content, which is text or parts of it. Raises BadItem."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise BadItem(
+                "S102", f"{where}: got a part of type {kind!r}, expected text (images and files are not trained)"
+            )
+    return "".join(part["text"] for part in parts)
+
+
+def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Chat]:
+    """Messages with blocks: results of tools become messages of their own, thinking is reasoning."""
+    chat: list[Chat] = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for n, message in enumerate(messages):
+        role, content, where = message["role"], message["content"], f"messages[{n}]"
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        texts, made = list[Any](), Chat(role=role)
+        for block in blocks:
+            kind = block["type"]
+            if kind == "tool_result" and role == "user":
+                said = text_of(block.get("content"), where)
+                chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": said})
+            elif kind == "tool_use" and role == "assistant":
+                call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
+                made.setdefault("tool_calls", []).append(call)
+            elif kind == "thinking" and role == "assistant":
+                made["reasoning"] = made.get("reasoning", "") + block["thinking"]
+            elif kind != "redacted_thinking":
+                texts.append(block)
+        if texts or len(made) > 1:
+            chat.append(made | {"content": text_of(texts, where) if texts else None})
+    return chat
+
+
+def of_responses(items: Iterable[Mapping[str, Any]]) -> list[Chat]:
+    """Items of the Responses interface: reasoning, text and calls that follow each other are one message of the assistant. A
+    custom tool's text is the argument ``input`` of its call."""
+    chat: list[Chat] = []
+    for n, item in enumerate(items):
+        kind, where = item.get("type", "message"), f"item {n}"
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"], where)})
+            continue
+        if kind == "message" and item["role"] != "assistant":
+            chat.append({"role": item["role"], "content": text_of(item["content"], where)})
+            continue
+        said = chat[-1] if chat and chat[-1]["role"] == "assistant" else Chat(role="assistant", content=None)
+        if kind == "message" and said["content"] is None and "tool_calls" not in said:
+            said["content"] = text_of(item["content"], where)
+        elif kind == "message":
+            said = Chat(role="assistant", content=text_of(item["content"], where))
+        elif kind == "reasoning":
+            if thought := text_of(item.get("content") or item.get("summary"), where):
+                said["reasoning"] = said.get("reasoning", "") + thought
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
+            call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": arguments}}
+            said.setdefault("tool_calls", []).append(call)
+        else:
+            raise BadItem("S102", f"{where}: got type {kind!r}, which chat messages have no place for")
+        if not chat or chat[-1] is not said:
+            chat.append(said)
+    return [message for message in chat if len(message) > 2 or message["content"] is not None]

@@ -1,0 +1,90 @@
+"""Logs of inspect_ai in their JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+#: inspect_ai's letters for correct, partial, incorrect and no answer, as its own ``value_to_float`` takes them.
+_LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+
+
+@FORMATS.register("inspect-ai")
+class InspectAI(Format):
+    """inspect_ai's log (``.json``; `inspect log convert --to json` makes one of ``.eval``): a rollout per sample. Scores are
+    named rewards; where there is one scorer, it is the reward. A sample with an error has none; events are not read but for
+    the definitions of tools."""
+
+    content = "a log of inspect_ai"
+    item = "a sample of inspect_ai"
+    marks = (b'"eval"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        is_log = (
+            isinstance(value, dict) and isinstance(value.get("eval"), dict) and value.keys() >= {"version", "status"}
+        )
+        return is_log and isinstance(value.get("samples"), list) and bool(value["samples"])
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        samples = value.get("samples") if isinstance(value, dict) else None
+        if not isinstance(samples, list) or not samples:
+            yield (0, 0), value
+            return
+        for number, sample in enumerate(samples):
+            yield (0, number), {"sample": sample, "eval": value.get("eval")}
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
+
+        sample, spec = item["sample"], item["eval"]
+        failed = bool(sample.get("error"))
+        scores = {name: _LETTERS.get(s["value"], s["value"]) if isinstance(s["value"], str) else s["value"]
+                  for name, s in (sample.get("scores") or {}).items()}  # fmt: skip
+        nested = {f"{name}/{key}": one for name, s in scores.items() if isinstance(s, dict) for key, one in s.items()}
+        rewards = {} if failed else numbers_of(scores | nested, scores | nested)
+        calls = (event for event in sample.get("events") or () if event.get("event") == "model")
+        offered = next((event.get("tools") for event in calls), None)
+        tools = [{name: tool[name] for name in ("name", "description", "parameters")} for tool in offered or ()]
+        messages = [_message(message, sample.get("attachments") or {}) for message in sample["messages"]]
+        written = conversation(messages, "messages")
+        ends = [choice.get("stop_reason") for choice in (sample.get("output") or {}).get("choices") or ()]
+        texts = ("messages", "input", "output", "events", "timelines", "events_data", "attachments", "scores", "store")
+        about = [name for name in sample if name not in ("id", "choices", "target", "metadata", *texts)]
+        return rollout_row(
+            sample | {"tools": tools},
+            [],
+            written,
+            importing,
+            reward=next(iter(rewards.values())) if len(scores) == 1 and len(rewards) == 1 else None,
+            rewards=rewards,
+            texts=texts,
+            about=about,
+            group=f"{spec.get('task')}-{sample['id']}",
+            policy=spec.get("model"),
+            truncated=ends[-1:] in (["max_tokens"], ["model_length"]),
+        )
+
+
+def _message(message: dict[str, Any], attachments: dict[str, str]) -> dict[str, Any]:
+    """A message with its reasoning beside its text; an answer of the sample's input is not trained."""
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts = [part | {"text": _whole(part["text"], attachments)} if part["type"] == "text" else part for part in parts]
+    made = message | {"content": [part for part in texts if part["type"] != "reasoning"]}
+    if thought := "".join(
+        part["reasoning"] for part in parts if part["type"] == "reasoning" and not part.get("redacted")
+    ):
+        made["reasoning"] = thought
+    if message["role"] == "tool":
+        made["name"] = message.get("function")
+    return made | ({"weight": 0} if message.get("source") == "input" else {})
+
+
+def _whole(text: str, attachments: dict[str, str]) -> str:
+    return attachments[text.removeprefix("attachment://")] if text.startswith("attachment://") else text

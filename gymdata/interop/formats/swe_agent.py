@@ -1,0 +1,77 @@
+"""Trajectories of SWE-agent and mini-swe-agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+
+@FORMATS.register("swe-agent")
+class SweAgent(Format):
+    """SWE-agent's ``.traj``: the messages of ``history``; ``info`` (exit status, submission, costs) is in ``extra``. It has
+    no reward and no definitions of tools; ``trajectory`` and the steps that the history leaves out (retries) are not read;
+    demonstrations are not trained."""
+
+    content = "a trajectory of SWE-agent"
+    item = "a trajectory of SWE-agent"
+    marks = (b'"trajectory"',)
+    holds_text = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        return all(
+            isinstance(row.get(name), kind) for name, kind in (("trajectory", list), ("history", list), ("info", dict))
+        )
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.blocks import text_of
+        from gymdata.interop.text_rows import conversation, rollout_row
+
+        messages = []
+        for message in item["history"]:
+            made = message | {"content": message["content"] and text_of(message["content"], "history")}
+            if ids := message.get("tool_call_ids"):
+                made["tool_call_id"] = ids[0] if len(ids) == 1 else None
+            if message.get("is_demo"):
+                made["weight"] = 0
+            if thoughts := message.get("thinking_blocks"):
+                made["reasoning"] = "".join(block.get("thinking", "") for block in thoughts) or None
+            messages.append(made)
+        texts = ("history", "trajectory", "replay_config", "environment")
+        return rollout_row(item, [], conversation(messages, "history"), importing, texts=texts, about=("info",))
+
+
+@FORMATS.register("mini-swe-agent")
+class MiniSweAgent(Format):
+    """mini-swe-agent's ``.traj.json``: ``messages`` (also as items of the Responses interface), without the one of the role
+    ``exit``; ``info`` is in ``extra``. It has no reward and no definitions of tools."""
+
+    content = "a trajectory of mini-swe-agent"
+    item = "a trajectory of mini-swe-agent"
+    marks = (b'"info"', b'"trajectory_format"')
+    holds_text = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        return str(row.get("trajectory_format")).startswith("mini-swe-agent") and isinstance(row.get("messages"), list)
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.blocks import of_responses
+        from gymdata.interop.text_rows import conversation, rollout_row
+
+        messages = [message for message in item["messages"] if message.get("role") != "exit"]
+        if any("role" not in message for message in messages):
+            outputs = (m["output"] if m.get("object") == "response" else [m] for m in messages)
+            messages = of_responses(one for items in outputs for one in items)
+        model = item.get("info", {}).get("config", {}).get("model", {}).get("model_name")
+        texts = ("trajectory_format", "segments")
+        written = conversation(messages, "messages")
+        return rollout_row(item, [], written, importing, texts=texts, about=("info",), policy=model)
