@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "filter": 974,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 6_236,
+    "interop": 6_801,
     "judge": 2_716,
     "ls": 466,
     "merge": 347,
@@ -57,8 +57,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 71_535, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 602, 1_169, 104
+TOTAL, FILE_LINES = 72_100, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_181, 105
 
 
 def sources() -> list[Path]:
