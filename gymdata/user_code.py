@@ -146,7 +146,7 @@ def _held_by(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return [in_memory(value.func)[1], list(value.args), {str(k): v for k, v in value.keywords.items()}]
     cells = getattr(value, "__closure__", None) or ()
-    held: dict[str, Any] = {}
+    held: dict[str, object] = {}
     for name, cell in zip(getattr(getattr(value, "__code__", None), "co_freevars", ()), cells, strict=False):
         with contextlib.suppress(ValueError):  # not filled yet
             held[name] = cell.cell_contents

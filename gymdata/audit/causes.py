@@ -43,7 +43,7 @@ class Explanation:
     after: float | None = None
     certain: bool = True
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "cause": self.cause,
             "text": self.text,

@@ -32,7 +32,7 @@ class Relation:
     #: Evidence of a break: ids and texts of the differing spans.
     evidence: dict[str, Any] | None = None
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> dict[str, object]:
         """The fields of a violation."""
         return {
             "turn": self.turn,
@@ -368,10 +368,10 @@ class _Case:
         return marks.OPENING.search(self.text(ids)) is not None
 
 
-def evidence(before: Ids, prompt: Ids, cause: Cause, reading: Reading | None) -> dict[str, Any]:
+def evidence(before: Ids, prompt: Ids, cause: Cause, reading: Reading | None) -> dict[str, object]:
     """A break for reports: ids and text of both sides of every span, and some equal tokens around the first."""
 
-    def side(ids: Ids, start: int, end: int) -> dict[str, Any]:
+    def side(ids: Ids, start: int, end: int) -> dict[str, object]:
         part = ids[start:end].tolist()
         return {"start": start, "end": end, "ids": part, "text": reading.decode(part) if reading else None}
 

@@ -69,7 +69,7 @@ def _json_value(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
 def _xml_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
     """``<function=f><parameter=a>1</parameter></function>`` and its kin."""
     at, pattern = match.end(), _PARAMETER if match["xml"] is not None else _KEYED
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     while (found := pattern.match(text, at)) is not None:
         is_text = pattern is _PARAMETER and found["text"] == "true"
         arguments[found["name"].strip()] = found["value"].strip() if is_text else _value(found["value"])
@@ -149,7 +149,7 @@ def _value(text: str) -> Any:
     return {"True": True, "False": False, "None": None}.get(stripped, _collapsed(stripped))
 
 
-def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, object]:
     return {"name": name, "arguments": arguments}
 
 

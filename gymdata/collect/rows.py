@@ -51,7 +51,7 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
     }
 
 
-def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:
+def failure_record(rollout: Rollout, attempt: int) -> dict[str, object]:
     """A failed attempt with everything that was sampled in it. ``counts``: whether it counts to ``--max-attempts``;
     ``final``: it used up all of them, because another would end in the same way."""
     fault = rollout.failure
@@ -70,7 +70,7 @@ def failure_record(rollout: Rollout, attempt: int) -> dict[str, Any]:
     }
 
 
-def reward_fault_record(rollout: Rollout, name: str, message: str) -> dict[str, Any]:
+def reward_fault_record(rollout: Rollout, name: str, message: str) -> dict[str, object]:
     """A reward function that failed on a rollout that was kept: nothing is pending for it."""
     return {
         "kind": "reward",
@@ -112,7 +112,7 @@ def to_json(value: Any) -> str:
         return json.dumps(value, default=str)
 
 
-def _who(rollout: Rollout) -> dict[str, Any]:
+def _who(rollout: Rollout) -> dict[str, object]:
     return {
         "rollout_id": rollout.rollout_id,
         "run_id": rollout.setting.key.run_id,

@@ -321,7 +321,7 @@ class CollectConfig(Config):
     def limits(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The settings that a resumed run must share; the caller adds what depends on files and hashes."""
         engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
         modes = {
@@ -344,7 +344,7 @@ class CollectConfig(Config):
             "policy_version": self.policy_version,
         }
 
-    def operation(self) -> dict[str, Any]:
+    def operation(self) -> dict[str, object]:
         """The settings that are free on resume, recorded for each attempt."""
         names = (
             "concurrency",

@@ -60,7 +60,13 @@ class PythonTools:
         if self.factory is not None:
             methods = [name for name, _ in inspect.getmembers(target, inspect.isfunction)] if tools else []
             self._names = [name for name in methods if not name.startswith("_") and name not in _NOT_TOOLS]
-            _refuse_async(target, str(identity["spec"]))
+            for name in _PLAIN:
+                if inspect.iscoroutinefunction(method := getattr(target, name, None)):
+                    # Called like the others, it would do nothing, and the rollouts would look whole.
+                    raise UsageError(
+                        f"{identity['spec']}: {name} is async ({place_of(method)}), expected a plain method",
+                        hint="tools, respond and step_reward may be async; run other async work inside with asyncio.run(…)",
+                    )
             found: list[Tool] = [getattr(target, name) for name in self._names]
         else:
             found = list(target) if isinstance(target, (list, tuple)) else [target]
@@ -254,16 +260,6 @@ class ToolEpisode:
         if isinstance(answer, Step):
             return replace(answer, content="" if answer.content is None else as_text(answer.content))
         return Step(as_text(answer))
-
-
-def _refuse_async(target: type, spec: str) -> None:
-    for name in _PLAIN:
-        if inspect.iscoroutinefunction(method := getattr(target, name, None)):
-            # Called like the others, it would do nothing, and the rollouts would look whole.
-            raise UsageError(
-                f"{spec}: {name} is async ({place_of(method)}), expected a plain method",
-                hint="tools, respond and step_reward may be async; run other async work inside with asyncio.run(…)",
-            )
 
 
 def _schema(tool: Tool, spec: str) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class _Run:
             raise UsageError.bad_value(f"the adapter's {name} ({place_of(method)})", value, f"a {kind.__name__}")
         return value
 
-    def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+    def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, object]:
         assert self.plan.deploy is not None
         self.plan.deploy(policy, version, self.plan.folder(epoch) / "logs" / "deploy.log", self.watch)
         return {"policy_version": version}

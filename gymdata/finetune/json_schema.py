@@ -11,7 +11,7 @@ from gymdata.pairs.settings import PairsConfig
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """The schema of a whole file. Parts of shipped kinds have their keys; others may have any."""
     made = FinetuneConfig.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = made["$defs"]

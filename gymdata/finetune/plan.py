@@ -58,7 +58,7 @@ def make_data(
 
 
 def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    settings: dict[str, Any] = {"seed": plan.loop.seed}
+    settings: dict[str, object] = {"seed": plan.loop.seed}
     if plan.judging is not None:
         settings |= {"source": "comparisons", "judge": plan.judging.name}
     result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)

@@ -54,7 +54,7 @@ def against_rewards(matches: Matches, rewards: Floats) -> dict[str, dict[str, An
     return {name: _rate((won[case] == better[case]).sum(), case.sum()) for name, case in cases.items()}
 
 
-def _rate(count: Any, n: Any) -> dict[str, Any]:
+def _rate(count: Any, n: Any) -> dict[str, object]:
     count, n = int(count), int(n)
     low, high = wilson(count, n)
     interval = [None, None] if math.isnan(low) else [low, high]

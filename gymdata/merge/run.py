@@ -101,7 +101,13 @@ def merge(
     different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
     """
     given = [match for one in paths_of(path, "merge") for match in matches(one)]
-    sources = _each_once(given)
+    unique: dict[Path, Path] = {}
+    for source in given:
+        unique.setdefault(source.resolve(), source)
+    for source, times in Counter(source.resolve() for source in given).items():
+        if times > 1:
+            warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
+    sources = list(unique.values())
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
     facts = [_facts(source) for source in sources]
@@ -131,17 +137,6 @@ def merge(
     if target is not None:
         _write(report, sources, facts, set(twice), target, overwrite, command, progress or NullProgress())
     return report
-
-
-def _each_once(given: Sequence[Path]) -> list[Path]:
-    """The paths without repeats, with a warning for each that is given several times."""
-    found: dict[Path, Path] = {}
-    for source in given:
-        found.setdefault(source.resolve(), source)
-    for source, times in Counter(source.resolve() for source in given).items():
-        if times > 1:
-            warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
-    return list(found.values())
 
 
 def _facts(source: Path) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ class OpenedRun:
         return f"<gymdata run {self.path}: {f'{stage}, ' if stage else ''}{count}>"
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The content of run.json; empty without one."""
         found = find_run_json(self.path)
         return {} if found is None else read_facts(found)

@@ -100,7 +100,7 @@ def interval(low: float, high: float) -> list[float] | None:
     return None if math.isnan(low) or math.isnan(high) or low == high else [float(low), float(high)]
 
 
-def share(count: int, n: int) -> dict[str, Any]:
+def share(count: int, n: int) -> dict[str, object]:
     """A proportion with Wilson's 95 % interval."""
     return {"count": count, "n": n, "rate": count / n if n else None, "ci95": interval(*wilson(count, n))}
 

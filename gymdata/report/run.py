@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -140,7 +141,11 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
         rollouts |= {"score": score or TOTAL, "examples": _examples(path, score, rollouts["examples"])}
     elif not any(stages[key] for key in ("pairs", "scores", "experiences", "judge", "training", "epochs")):
         raise DataError.empty(path, "rollouts, pairs, scores, experiences, judgements or a training")
-    return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": _end(path)}
+    # The overall result of a finetuning run, once it has ended.
+    file = path / "result.json"
+    end = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    end = end if isinstance(end, dict) else None
+    return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": end}
 
 
 def _validation(path: Path) -> dict[str, Any]:
@@ -190,15 +195,6 @@ def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
         "run_id": facts.get("run_id"),
     }
     return {key: value for key, value in known.items() if value not in (None, "", [], {})}
-
-
-def _end(path: Path) -> dict[str, Any] | None:
-    """The overall result of a finetuning run, once it has ended."""
-    import json
-
-    file = path / "result.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found if isinstance(found, dict) else None
 
 
 def percent(value: float) -> str:

@@ -152,7 +152,7 @@ class TurnEncoder:
         """Turns whose prompt rewrites what came before; branches and retries are not breaks."""
         return count_breaks(self.turns)
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, object]:
         """The columns of a rollouts row that the turns determine."""
         return {
             "turns": self.turns,

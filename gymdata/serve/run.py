@@ -93,14 +93,14 @@ def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, s
         name: value for name, value in os.environ.items() if name not in before and name.startswith("VLLM_CPU")
     }
     name = served_name(config)
-    frontend: dict[str, Any] = {"host": config.host, "port": port, "served_model_name": name}
+    frontend: dict[str, object] = {"host": config.host, "port": port, "served_model_name": name}
     if adapter is not None:
         frontend |= {"served_model_name": f"{name}-base", "lora_modules": f"{name}={adapter.resolve()}"}
     if config.chat_template is not None:
         frontend["chat_template"] = str(config.chat_template.resolve())
     wanted["model"] = str(Path(wanted["model"]).resolve())
     parser, notes = _tool_parser(config)
-    tools: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": parser} if parser else {}
+    tools: dict[str, object] = {"enable_auto_tool_choice": True, "tool_call_parser": parser} if parser else {}
     return (
         words_of({**wanted, **config.engine, **frontend, **tools, "disable_uvicorn_access_log": True}),
         environment,

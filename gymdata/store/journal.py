@@ -370,8 +370,8 @@ def row_parser() -> Callable[[bytes], Any]:
     return parse
 
 
-def _turn(turn: Any) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+def _turn(turn: Any) -> dict[str, object]:
+    result: dict[str, object] = {}
     for key in turn:
         value = turn[key]
         if key in _BUFFERS:

@@ -93,7 +93,7 @@ class RunJson(BaseModel):
     notes: list[str] = Field(description="What a reader of the numbers must know.")
 
 
-def json_schema(table: Table) -> dict[str, Any]:
+def json_schema(table: Table) -> dict[str, object]:
     """The JSON Schema of one row of ``table`` in JSON lines."""
     return {
         "$schema": DIALECT,
@@ -105,7 +105,7 @@ def json_schema(table: Table) -> dict[str, Any]:
     }
 
 
-def run_json_schema() -> dict[str, Any]:
+def run_json_schema() -> dict[str, object]:
     """The JSON Schema of a run.json, of every command."""
     return {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
 
@@ -124,7 +124,7 @@ def stale(folder: Path) -> list[str]:
     return wrong + sorted(p.name for p in folder.glob("*.schema.json") if p.name not in expected)
 
 
-def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = frozenset()) -> dict[str, object]:
     return {
         "type": "object",
         "properties": {f.name: _field(owner, f) for f in fields},

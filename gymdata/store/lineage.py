@@ -186,7 +186,7 @@ def run_folder(source: str | Path) -> Path | None:
     return found.parent if found is not None and found.name == "run.json" else None
 
 
-def parent_of(path: str | Path) -> dict[str, Any]:
+def parent_of(path: str | Path) -> dict[str, object]:
     found = find_run_json(path)
     if found is None:
         return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}

@@ -221,8 +221,8 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")

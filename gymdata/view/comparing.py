@@ -82,7 +82,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # -- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, Any]:
+def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, object]:
     """One page of a file's pairs, by margin or in the file's order; ``files``: the name, scores and size of each file."""
     tables = [rows.keys.slice(span.start, len(span)) for span in map(rows.span, range(len(rows.files)))]
     pairs = tables[number] if tables else rows.keys

@@ -179,7 +179,7 @@ class OnPolicyPrompts:
             return rendered
 
 
-def _api_message(message: Message) -> dict[str, Any]:
+def _api_message(message: Message) -> dict[str, object]:
     """A message as the chat route takes it: no nulls, and the arguments of calls as JSON text."""
     out = {key: value for key, value in message.items() if value is not None}
     if calls := out.pop("tool_calls", None):

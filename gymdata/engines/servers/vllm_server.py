@@ -487,7 +487,7 @@ _REFUSED = {
 }
 
 
-def _generate_body(body: Mapping[str, Any]) -> dict[str, Any]:
+def _generate_body(body: Mapping[str, Any]) -> dict[str, object]:
     """A request for completions as the route of ids in and ids out takes it."""
     apart = {"prompt": "token_ids"} | {name: name for name in ("model", "request_id", "return_token_ids")}
     of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}

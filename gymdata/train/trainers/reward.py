@@ -156,7 +156,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
 build = ExactRewardTrainer
 
 
-def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, Any]:
+def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, object]:
     """Pairs, tasks, and the share of pairs whose chosen side (column 0) scores higher; equal scores count half."""
     apart = scores[:, 0] - scores[:, 1]
     right = np.where(apart > 0, 1.0, np.where(apart == 0, 0.5, 0.0))

@@ -209,7 +209,7 @@ def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
     classes = {"trainer": fields_of(config), "model": fields_of(ModelConfig)}
     given = sort_settings(job["settings"], classes, own=job["own_keys"])
     gpu = torch.cuda.is_available() and not given["trainer"].get("use_cpu")
-    defaults: dict[str, Any] = {
+    defaults: dict[str, object] = {
         "use_cpu": not gpu,
         "gradient_checkpointing": gpu,
         "report_to": "none",
@@ -292,7 +292,7 @@ def save_model(trainer: Any, job: Job, out: Path) -> None:
         weights.chmod(0o666 & ~mask)
 
 
-def _resolved(args: Any) -> dict[str, Any]:
+def _resolved(args: Any) -> dict[str, object]:
     """Every setting that differs from its class's default or that people look for."""
     always = {"learning_rate", "num_train_epochs", "per_device_train_batch_size", "seed", "bf16", "beta", "loss_type"}
     resolved = {}
@@ -302,7 +302,7 @@ def _resolved(args: Any) -> dict[str, Any]:
         value = getattr(args, f.name)
         if f.name in always or value != _default(args, f.name):
             resolved[f.name] = value
-    plain: dict[str, Any] = json.loads(json.dumps(resolved, default=str))
+    plain: dict[str, object] = json.loads(json.dumps(resolved, default=str))
     return plain
 
 

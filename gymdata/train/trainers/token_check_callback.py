@@ -125,7 +125,7 @@ class TokenChecksumCallback(TrainerCallback):
             raise self._mismatch(f"epoch {len(self.epochs) + 1}", seen, rows)
         self.epochs.append({**seen.as_json(), "rows": rows, "whole": whole, "equal": True})
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """For run.json. ``batches``: what one whole epoch trained; of a run shorter than an epoch, what it trained."""
         whole = next((e for e in self.epochs if e["whole"]), None)
         last = whole or (self.epochs[-1] if self.epochs else None)
