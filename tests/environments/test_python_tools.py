@@ -315,7 +315,7 @@ def test_a_change_of_the_file_is_another_environment(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Bax", "did you mean 'Box'"),
+        ("Boxx", "did you mean 'Box'"),
         ("undocumented", "no tool schema"),
         ("Nothing", "has no public methods"),
         ("nope", r"tool 'nope': its type hint 'Nope' is not defined \(.*box\.py:\d+\)"),
