@@ -27,20 +27,20 @@ BUDGETS: dict[str, int] = {
     "demo": 386,
     "doctor": 348,
     "engines": 3_205,
-    "environments": 1_602,
+    "environments": 1_598,
     "experience": 1_989,
     "filter": 974,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 6_801,
+    "interop": 6_972,
     "judge": 2_716,
     "ls": 466,
-    "merge": 347,
+    "merge": 342,
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_420,
     "remote": 1_415,
-    "report": 1_415,
+    "report": 1_411,
     "rewards": 1_906,
     "rollouts": 3_078,
     "scan": 522,
@@ -57,8 +57,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_100, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_181, 105
+TOTAL, FILE_LINES = 72_258, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 601, 1_146, 105
 
 
 def sources() -> list[Path]:

@@ -45,6 +45,7 @@ EDGES = {
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
     ("train", "interop"): {"formats", "run", "text_rows"},
+    ("interop", "train"): {"sequence_data"},
     ("train", "tokenize"): {"run"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},

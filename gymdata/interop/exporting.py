@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gymdata.rollouts.schema import ROLLOUTS, Table
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store.tables import scan_source
 
@@ -46,7 +46,7 @@ class Export:
     @property
     def key(self) -> str:
         """The column that names a row."""
-        return "rollout_id" if self.table.name == ROLLOUTS.name else "pair_id"
+        return "pair_id" if self.table.name == PAIRS.name else "rollout_id"
 
     def add(self, other: Export) -> None:
         """Count what ``other`` has seen, too."""
@@ -68,7 +68,8 @@ class Export:
             batches = scan_source(source, self.table, columns, _BATCH_ROWS)
         for batch in batches:
             self.seen += batch.num_rows
-            refuse_unsound_rows(batch, self.path, self.vocab_size)
+            if self.table.name != EXPERIENCES.name:  # those are checked as training checks them
+                refuse_unsound_rows(batch, self.path, self.vocab_size)
             yield batch
 
     def _scored(self, batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:

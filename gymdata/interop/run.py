@@ -325,13 +325,12 @@ def export(
 
     ``reward``: the score that is written as the reward, by default the newest, else the total reward of ``collect``.
 
-    ``nemo-gym``, ``nat-trajectories`` and ``atif`` keep ids and log-probabilities, with whole prompts; the others are text.
-    ``trl-preference``, ``nat-dpo`` and ``nat-dpo-items`` are made from pairs: ``path`` is a pairs file or folder, or a run
-    that holds one. ``verl`` writes Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
-    trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises
-    UsageError for an unknown format or an output that exists, DataError when there is nothing to export, RefusedError for
-    ids or log-probabilities that no consumer may take (T206, L301 to L303). ``workers``: processes that make rows of parts
-    of the files; what is written is the same.
+    The table in `gymdata docs your-data` says of each format what it is made of (rollouts, pairs or experiences: ``path`` is
+    a file or folder of them, or a run that holds one) and whether it has token ids. ``verl`` and ``verl-sft`` write Parquet;
+    ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a trajectory per line to ``.jsonl``;
+    ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises UsageError for an unknown format or an
+    output that exists, DataError when there is nothing to export, RefusedError for ids or log-probabilities that no consumer
+    may take (T206, L301 to L303). ``workers``: processes that make rows of parts of the files; what is written is the same.
     """
     path = path_of(path, "export")
     target = placed_output(output)

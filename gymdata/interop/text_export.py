@@ -48,8 +48,13 @@ _OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "d
 OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
 
 
-def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
-    """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin."""
+#: What is before the prompt, the chosen and the rejected messages of a line.
+TRL_SIDES = (b'{"prompt":[', b'],"chosen":[', b'],"rejected":[')
+NEMO_RL_SIDES = (b'{"context":[', b'],"completions":[{"rank":0,"completion":[', b']},{"rank":1,"completion":[')
+
+
+def preferences(begins: Sequence[bytes], batch: pa.RecordBatch, lost: Losses) -> Lines:
+    """A line per pair, with its tools and its margin where the format has a place. ``begins``: one of those above."""
     prompt, *sides = (Chat(batch.column(name), TRL) for name in ("prompt", "chosen", "rejected"))
     has_ids, has_log_probs = (
         np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
@@ -60,16 +65,18 @@ def trl_preference(batch: pa.RecordBatch, lost: Losses) -> Lines:
         CALL_TEXT: np.logical_or(*(side.rows(side.sampled()) for side in sides)),
         "weights other than 1": batch.column("weight").to_numpy(zero_copy_only=False) != 1,
     })  # fmt: skip
-    pieces = Pieces()
+    pieces, margins = Pieces(), batch.column("margin").to_pylist()
     # Imported pairs may have no margin; TRL expects a number, so the key is left out.
-    margins = [
-        b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in batch.column("margin").to_pylist()
-    ]
-    lists = [
-        (begin, chat.pieces(pieces, chat.leads()))
-        for begin, chat in zip((b'{"prompt":[', b'],"chosen":[', b'],"rejected":['), (prompt, *sides), strict=True)
-    ]
-    return _lines(pieces, lists, batch, pieces.add(margins) + np.arange(len(margins)))
+    ends = [b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in margins]
+    if begins is NEMO_RL_SIDES:
+        lost["margins"] += sum(map(bool, ends))
+        ends = [b"}]"] * len(ends)
+        if "tools" in batch.schema.names:
+            lost[TOOLS] += sum(has_tools({"tools": text}) for text in batch.column("tools").to_pylist())
+            batch = batch.drop_columns(["tools"])
+    chats = zip(begins, (prompt, *sides), strict=True)
+    lists = [(begin, chat.pieces(pieces, chat.leads())) for begin, chat in chats]
+    return _lines(pieces, lists, batch, pieces.add(ends) + np.arange(len(ends)))
 
 
 def conversations(

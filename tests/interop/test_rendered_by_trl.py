@@ -131,6 +131,8 @@ def sampled_pairs(file: Path) -> list[tuple[Ids, Ids, Ids]]:
 def test_every_text_format_is_rendered_here() -> None:
     """A format that is added is added to these tests."""
     text = {"trl-messages", "trl-prompt-completion", "trl-kto", "openai", "trl-preference", "nat-dpo", "verl"}
+    # With the messages of trl-preference and of trl-messages.
+    text |= {"nemo-rl-preference", "verl-sft"}
     assert text == {name for name, form in exported_formats().items() if not form.holds_ids}
 
 

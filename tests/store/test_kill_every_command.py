@@ -31,7 +31,8 @@ def steps(completion):
 #: Audit events of what changes files. pyarrow's own writing has none, but what it writes to was made by ours before.
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-#: Of what a command's words may name: {run}, {nemo}, {dpo}, {pairs}, {text}: inputs; {turns}: a reward function; {judge}:
+#: Of what a command's words may name: {run}, {nemo}, {dpo}, {pairs},
+#: {experiences}, {text}: inputs; {turns}: a reward function; {judge}:
 #: an address; {out}: its output.
 COMMANDS = {
     "pairs": "pairs {run} -o {out} --split 0.5 --seed 1",
@@ -53,7 +54,7 @@ COMMANDS = {
     "view --export": "view {run} --export {out}/v.html",
 }
 for name, form in exported().items():
-    source, suffix = "{pairs}" if form.table == "pairs" else "{run}", form.suffixes[0]
+    source, suffix = "{run}" if form.table == "rollouts" else f"{{{form.table}}}", form.suffixes[0]
     COMMANDS[f"export {name}"] = f"export {source} -o {{out}}/x{suffix} --format {name}"
 
 
@@ -170,6 +171,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     run_folder = write_run(folder / "run", rows)
     words = {"nemo": "nemo-gym", "dpo": "nat-dpo"}
     assert main(["pairs", str(run_folder), "-o", str(folder / "pairs")]) == 0
+    experiences = folder / "experiences.parquet"
+    assert main(["experience", str(run_folder), "-o", str(experiences), "--estimator", "rloo"]) == 0
     for name, form in words.items():
         given = folder / "pairs" if format_named(form).table == "pairs" else run_folder
         assert main(["export", str(given), "-o", str(folder / f"{name}.jsonl"), "--format", form]) == 0
@@ -178,7 +181,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         files |= {"clean": str(CLEAN), "policy": str(SAMPLE / "policy")}
         files["text"], files["turns"] = text_of(CLEAN, folder), str(folder / "turns.py")
         Path(files["turns"]).write_text(TURNS)
-        yield {"run": str(run_folder), "pairs": str(folder / "pairs"), "judge": url, **files}
+        yield {
+            "run": str(run_folder),
+            "pairs": str(folder / "pairs"),
+            "experiences": str(experiences),
+            "judge": url,
+            **files,
+        }
 
 
 @pytest.mark.parametrize(

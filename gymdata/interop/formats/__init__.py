@@ -37,7 +37,7 @@ class Format(ForeignFormat):
     """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise`` and ``row``; one that is
     exported has ``suffixes`` and ``write``."""
 
-    #: The table that its rows are of: "rollouts" or "pairs".
+    #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
     table: ClassVar[str] = "rollouts"
     #: What one of them is called.
     item: ClassVar[str] = "a row"

@@ -66,3 +66,12 @@ class InputIdsLabels(Tokenized):
             "attention_mask": np.ones(len(ids), np.int8),
             "labels": np.where(mask != 0, ids, np.int32(-100)),
         }
+
+
+@FORMATS.register("skyrl-pretokenized")
+class SkyRLPretokenized(Tokenized):
+    """``input_ids`` and ``loss_mask``, 1 where a token was sampled, for SkyRL's ``pretokenized_dataset_paths``
+    (``skyrl/train/dataset/pretokenized.py`` of NovaSky-AI/SkyRL)."""
+
+    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+        return {"input_ids": ids, "loss_mask": mask}

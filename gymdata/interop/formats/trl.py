@@ -129,9 +129,9 @@ class TrlPreference(TextFormat):
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import trl_preference
+        from gymdata.interop.text_export import TRL_SIDES, preferences
 
-        return trl_preference(batch, lost)
+        return preferences(TRL_SIDES, batch, lost)
 
 
 def _prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:

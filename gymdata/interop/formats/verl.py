@@ -1,11 +1,11 @@
-"""verl's prompt table."""
+"""verl's tables: of prompts, and of conversations for supervised training."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 #: Rows per row group.
 _ROWS = 8_192
+WITH_TOOLS = "rollouts with tools (left out: verl renders a message at a time, and its table has texts alone)"
 
 
 @FORMATS.register("verl")
 class Verl(TextFormat):
-    """verl's Parquet of prompts: the messages before the first answer, and the task's ground truth."""
+    """verl's Parquet of prompts: the messages before the first answer, and the task's ground truth, null where none is known
+    (``examples/data_preprocess/gsm8k.py`` of volcengine/verl)."""
 
     suffixes = (".parquet",)
-    columns = (*COLUMNS, "task_id", "rollout_index", "task")
+    columns: ClassVar[Sequence[str] | None] = (*COLUMNS, "task_id", "rollout_index", "task")
     holds_reward = True
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[dict[str, Any]]:
@@ -36,9 +38,9 @@ class Verl(TextFormat):
         count_common(batch, Chat(batch.column("messages"), TRL), lost)
         return [_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
 
-    def save(self, converted: Iterable[list[dict[str, Any]]], part: Part, export: Export) -> None:
+    def types(self) -> Mapping[str, pa.DataType]:
+        """The columns of the file."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         text = pa.string()
         extra = {
@@ -49,14 +51,19 @@ class Verl(TextFormat):
             "task": text,
             "tools": text,
         }
-        columns = {
+        return {
             "data_source": text,
             "prompt": pa.list_(pa.struct({"role": text, "content": text})),
             "ability": text,
             "reward_model": pa.struct({"style": text, "ground_truth": text}),
             "extra_info": pa.struct(extra),
         }
-        schema, rows = pa.schema(columns), chain.from_iterable(converted)
+
+    def save(self, converted: Iterable[list[dict[str, Any]]], part: Part, export: Export) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema, rows = pa.schema(self.types()), chain.from_iterable(converted)
         with pq.ParquetWriter(part.path.absolute(), schema, compression="zstd") as sink:
             while chunk := list(islice(rows, _ROWS)):
                 sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
@@ -76,11 +83,12 @@ def _row(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any]:
     task = object_of(loads(row["task"]))
     truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
     lost["ground truth (none known in the task)"] += truth is None
+    answer = truth if truth is None or isinstance(truth, str) else json_text(truth)
     return {
         "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
         "prompt": messages[:first],
         "ability": str(task.get("ability") or ""),
-        "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json_text(truth)},
+        "reward_model": {"style": "rule", "ground_truth": answer},
         "extra_info": {
             "index": row["rollout_index"],
             "task_id": row["task_id"],
@@ -90,3 +98,39 @@ def _row(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any]:
             "tools": row["tools"],
         },
     }
+
+
+@FORMATS.register("verl-sft")
+class VerlSft(Verl):
+    """verl's Parquet of ``messages`` with ``role`` and ``content``, of which each of the assistant's is trained
+    (``MultiTurnSFTDataset`` in ``verl/utils/dataset/multiturn_sft_dataset.py`` of volcengine/verl)."""
+
+    columns = COLUMNS
+    holds_reward = False
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[dict[str, Any]]:
+        import pyarrow as pa
+
+        from gymdata.interop.chat_text import Chat
+        from gymdata.interop.text_export import EMPTY, REASONING, TRL, count_common, has_tools
+        from gymdata.store.columns import to_rows
+
+        rows, kept = to_rows(batch.drop_columns(["turns"])), []
+        for n, row in enumerate(rows):
+            tools = has_tools(row) or any(m["tool_calls"] or m["role"] == "tool" for m in row["messages"])
+            empty = not any(m["role"] == "assistant" for m in row["messages"])
+            lost[WITH_TOOLS] += tools
+            lost[EMPTY] += empty and not tools
+            kept += [] if tools or empty else [n]
+        batch = batch.take(pa.array(kept, pa.int64()))
+        count_common(batch, Chat(batch.column("messages"), TRL), lost)
+        lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in kept)
+        return [
+            {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in rows[n]["messages"]]}
+            for n in kept
+        ]
+
+    def types(self) -> Mapping[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))}

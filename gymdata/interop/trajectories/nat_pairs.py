@@ -23,12 +23,14 @@ from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
 from gymdata.rollouts.messages import STRICT, object_of
 from gymdata.rollouts.schema import PAIRS
+from gymdata.store.lines import name_non_finite
 
 #: In a message's ``extra``: what its source has beyond role and content.
 _KEPT = "nat_dpo"
 _RESPONSES = ("chosen_response", "rejected_response")
 SEVERAL = "pairs with a response of several messages (left out: the format has one text)"
 CALLS = "pairs with a response that is a tool call (left out: the format has one text)"
+NO_MARGIN = "pairs without a margin (left out: the format has a reward)"
 IDS, MARGINS = "token ids and log-probabilities", "margins and weights"
 PROMPT_CALLS = "tool calls, reasoning and names in prompts"
 REASONING = "reasoning of responses"
@@ -55,17 +57,18 @@ def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | No
 def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
     """The ``Trajectory`` with one ``DPOItem`` of a pair; its reward is the margin. None when it has no place."""
     kept = _kept(pair["chosen"][0]) if len(pair["chosen"]) else {}
+    if "trajectory" not in kept and not math.isfinite(pair["margin"]):
+        lost[NO_MARGIN] += 1
+        return None
     item = _item(pair, lost)
     if item is None:
         return None
     if "trajectory" in kept:
         return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
-    if not math.isfinite(pair["margin"]):
-        lost["margins that are not known (their reward is 0)"] += 1
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
     return {
         "episode": [item],
-        "reward": pair["margin"] if math.isfinite(pair["margin"]) else 0.0,
+        "reward": pair["margin"],
         "shaped_rewards": None,
         "metadata": about | {OWN: _own(pair)},
     }
@@ -113,7 +116,7 @@ def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "temperature":
             value = shortest(value)
         if name in pair:
-            own[name] = value
+            own[name] = name_non_finite(value)
     sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     return own | {"messages": sides}
 

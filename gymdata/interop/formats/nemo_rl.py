@@ -1,0 +1,52 @@
+"""NeMo RL's preferences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS
+from gymdata.interop.formats._text import TextFormat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.interop.chat_text import Lines
+    from gymdata.interop.importing import Columns, Importing
+
+
+@FORMATS.register("nemo-rl-preference")
+class NemoRlPreference(TextFormat):
+    """``context``, and ``completions`` of ``rank`` 0 (chosen) and 1 (rejected), for NeMo RL's DPO and reward models
+    (``PreferenceDataset`` in ``nemo_rl/data/datasets/preference_datasets/preference_dataset.py`` and
+    ``preference_preprocessor`` in ``nemo_rl/data/processors.py`` of NVIDIA-NeMo/RL)."""
+
+    table = "pairs"
+    columns = None
+    content = "preferences of NeMo RL"
+    item = "a preference"
+    marks = (b'"completions"',)
+    holds_text = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        sides = row.get("completions")
+        return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.text_rows import answer, conversation, pair_row
+
+        sides = sorted(item["completions"], key=lambda side: side["rank"])
+        if len(sides) != 2 or sides[0]["rank"] == sides[1]["rank"]:
+            ranks = [side["rank"] for side in sides]
+            raise BadItem("S102", f"completions: got the ranks {ranks}, expected two that differ")
+        chosen, rejected = (answer(side["completion"], "completion") for side in sides)
+        return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        from gymdata.interop.text_export import NEMO_RL_SIDES, preferences
+
+        return preferences(NEMO_RL_SIDES, batch, lost)
