@@ -150,8 +150,15 @@ class Rollout:
             except OutsideError as error:
                 if not self.over:
                     self.failure = ends.failure(error, "environment close")
-        if self.outcome is not None:
-            self._check()
+        if self.outcome is None:
+            return
+        # expand(encode(x)) == x, or nothing is written.
+        for turn, (kept, seen) in enumerate(zip(expand_prompts(self.encoder.turns), self._seen, strict=True)):
+            if not np.array_equal(kept, seen):
+                raise GymdataError(
+                    f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
+                    hint="this is a defect in gymdata: nothing of this rollout was written",
+                )
 
     def request(self, n: int = 1) -> SampleRequest:
         """The next model call of this rollout (and of the n − 1 members after it)."""
@@ -292,15 +299,6 @@ class Rollout:
         except OutsideError as error:
             self.outcome = None
             self.failure = ends.failure(error, self._place)
-
-    def _check(self) -> None:
-        """expand(encode(x)) == x, or nothing is written."""
-        for turn, (kept, seen) in enumerate(zip(expand_prompts(self.encoder.turns), self._seen, strict=True)):
-            if not np.array_equal(kept, seen):
-                raise GymdataError(
-                    f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
-                    hint="this is a defect in gymdata: nothing of this rollout was written",
-                )
 
 
 def _add_reward(turn: Turn, reward: float | None) -> None:

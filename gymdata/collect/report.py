@@ -240,9 +240,11 @@ def _parts_of(rows: pa.Table) -> dict[str, Any]:
     parts: dict[str, PartTally] = {}
     lists = rows["rewards"].combine_chunks()
     flat = lists.flatten()
-    counts = pa.table({"name": flat.field("name"), "value": flat.field("value")}).group_by("name").aggregate(
-        [("value", "count"), ([], "count_all")]
-    )  # fmt: skip
+    counts = (
+        pa.table({"name": flat.field("name"), "value": flat.field("value")})
+        .group_by("name")
+        .aggregate([("value", "count"), ([], "count_all")])
+    )
     for name, scored, n in zip(*(counts[c].to_pylist() for c in ("name", "value_count", "count_all")), strict=True):
         parts[name] = PartTally(name, scored=scored, does_not_apply=n - scored)
     # Only rollouts with a fault are looked into, one by one.

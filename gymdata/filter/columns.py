@@ -112,21 +112,17 @@ def load_columns(
         raise unknown_column(unknown[0], every, named[unknown[0]], shown)
     if texts := [name for name in TEXTS if name in named]:
         columns.kinds |= dict.fromkeys(texts, "text")
-        columns.values |= _texts(rollouts, texts, table.num_rows)
+        parts: dict[str, list[pa.Array]] = {name: [] for name in texts}
+        for batch in rollouts.batches(("messages", "n_turns")):
+            opening, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
+            for name, joined in parts.items():
+                text = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
+                joined.append(text.cast(pa.large_string()))
+        # More rows may have been collected since the others were read.
+        columns.values |= {name: pa.concat_arrays(joined).slice(0, table.num_rows) for name, joined in parts.items()}
     for name, where in named.items():
         _add(columns, name, where, sources, tasks)
     return columns
-
-
-def _texts(rollouts: Loaded, names: Sequence[str], rows: int) -> dict[str, pa.Array]:
-    texts: dict[str, list[pa.Array]] = {name: [] for name in names}
-    for batch in rollouts.batches(("messages", "n_turns")):
-        opening, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-        for name, parts in texts.items():
-            joined = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
-            parts.append(joined.cast(pa.large_string()))
-    # More rows may have been collected since the others were read.
-    return {name: pa.concat_arrays(parts).slice(0, rows) for name, parts in texts.items()}
 
 
 def category_name(name: str) -> str:

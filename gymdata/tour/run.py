@@ -91,7 +91,14 @@ def prepare(output: str | Path = "runs/tour") -> TourReport:
     folder = local_output(output)
     _refuse_foreign(folder)
     for name, source in _files().items():
-        _copy(source, folder / name)
+        if _is_copy(target := folder / name, source):
+            continue
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary:
+                temporary.write_bytes(source.read_bytes())
+        except OSError as error:
+            raise StoreError.from_os(target, error) from error
     rollouts = sum(file["rows"] for run in RUNS for file in read_facts(folder / run / RUN_JSON)["files"])
     view = ["gymdata", "view", str(folder), "--tokenizer", str(folder / TOKENIZER)]
     return TourReport(folder, rollouts, view, _steps(folder))
@@ -188,14 +195,3 @@ def _refuse_foreign(folder: Path) -> None:
 def _is_copy(path: Path, source: Path | None) -> bool:
     plain = path.is_file() and not path.is_symlink()
     return plain and source is not None and path.read_bytes() == source.read_bytes()
-
-
-def _copy(source: Path, target: Path) -> None:
-    if _is_copy(target, source):
-        return
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as temporary:
-            temporary.write_bytes(source.read_bytes())
-    except OSError as error:
-        raise StoreError.from_os(target, error) from error

@@ -73,7 +73,12 @@ def check(
     if isinstance(config, TrainSftConfig) and config.pack_length is not None:
         _check_pack_length(config.pack_length, data, source)
     if isinstance(config, TrainValueConfig):
-        _check_returns(runs, source, progress)
+        made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
+        for estimator in sorted(name for name in made if name in ALL and ALL[name].compares):
+            progress.message(
+                f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a "
+                "task: a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
+            )
     _refuse_outliers(config, data, source)
     _warn_of_nothing(config, data, source, progress)
 
@@ -164,16 +169,6 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
             f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
             "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
             "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
-        )
-
-
-def _check_returns(runs: list[dict[str, Any]], source: str, progress: Progress) -> None:
-    """Warn that the returns of estimators that compare rollouts are relative to the group's mean."""
-    made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
-    for estimator in sorted(name for name in made if name in ALL and ALL[name].compares):
-        progress.message(
-            f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a task: "
-            "a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
         )
 
 

@@ -190,7 +190,18 @@ class Pages:
         groups: dict[int, list[dict[str, Any]]] = {}
         for code, row in zip(codes[here].tolist(), listed, strict=True):
             groups.setdefault(code, []).append(row)
-        shown = [_group(rows) for _, rows in sorted(groups.items())]
+        shown = []
+        for _, rows in sorted(groups.items()):
+            rewards = [row["reward"] for row in rows if row["reward"] is not None]
+            shown.append(
+                {
+                    "id": rows[0]["group_id"],
+                    "task": rows[0]["task_id"],
+                    "rows": rows,
+                    "mean": sum(rewards) / len(rewards) if rewards else None,
+                    "mixed": len(set(rewards)) > 1,
+                }
+            )
         return {"groups": shown, "page": page, "pages": pages, "scale": _scale(snapshot)}
 
     # -- one rollout ---------------------------------------------------------------------------------------------
@@ -524,17 +535,6 @@ def _scale(snapshot: Snapshot) -> tuple[float, float]:
     if low is None or not np.isfinite([low, high]).all():
         return 0.0, 1.0
     return min(0.0, low), max(1.0, high)
-
-
-def _group(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return {
-        "id": rows[0]["group_id"],
-        "task": rows[0]["task_id"],
-        "rows": rows,
-        "mean": sum(rewards) / len(rewards) if rewards else None,
-        "mixed": len(set(rewards)) > 1,
-    }
 
 
 def _whole(request: Request, name: str, below: int) -> int:

@@ -198,10 +198,8 @@ class Service:
         conversation = as_messages(request.responses_create_params.input)
         group, prompt, attempt, rollout, task = (
             None if value is None else str(value)
-            for value in (
-                request.group_id, request.prompt_id, request.attempt, request.rollout_id, request.task_index
-            )
-        )  # fmt: skip
+            for value in (request.group_id, request.prompt_id, request.attempt, request.rollout_id, request.task_index)
+        )
         attempt = attempt or "0"
         named = group is not None and rollout is not None
         # As published: the task's index, else the prompt's id, and the prompt itself with its principle in any case.
