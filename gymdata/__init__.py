@@ -5,7 +5,7 @@ The tokens that are trained are the tokens that were sampled, every number knows
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
-Make training data: tokenize, pairs, experience, load_experiences, export, merge, scan.
+Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
 This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
@@ -38,6 +38,7 @@ _HOME = {
     "FilterConfig": "filter.settings",
     "FinetuneConfig": "finetune.settings",
     "JudgeConfig": "judge.settings",
+    "MixConfig": "mix.settings",
     "PairsConfig": "pairs.settings",
     "ReportConfig": "report.settings",
     "Samples": "experience.loading",
@@ -72,6 +73,7 @@ _HOME = {
     "load_rollouts": "query.opened",
     "ls": "ls.run",
     "merge": "merge.run",
+    "mix": "mix.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
     "query": "query.run",

@@ -35,6 +35,7 @@ BROUGHT_BY = {
     "obstore": "s3",
     "detect_secrets": "scan",
     "ray": "ray",
+    "rensa": "mix",
     "vllm": "engine",
 }
 

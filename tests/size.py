@@ -36,6 +36,7 @@ BUDGETS: dict[str, int] = {
     "judge": 2_714,
     "ls": 466,
     "merge": 342,
+    "mix": 1,
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_420,

@@ -27,8 +27,8 @@ from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
-from gymdata.store.lineage import Paths, common_identity, parent_of, refuse_other_settings, rows_of
-from gymdata.store.paths import RUN_JSON, output_file, placed_output
+from gymdata.store.lineage import Paths, chosen_rows, common_identity, parent_of, refuse_other_settings
+from gymdata.store.paths import RUN_JSON, output_files
 from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
@@ -221,14 +221,7 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
 def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
     if output is None:
         raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder; --dry-run only counts")
-    out = placed_output(output)
-    as_file = output_file(out, "rollouts.parquet") == out
-    if config.share is None:
-        targets = {"kept": out if as_file else out / "rollouts.parquet"}
-    elif as_file:
-        targets = {"train": out, "test": out.with_name(f"{out.stem}.test{out.suffix}")}
-    else:
-        targets = {"train": out / "train.parquet", "test": out / "test.parquet"}
+    targets = output_files(output, "rollouts.parquet", split=config.share is not None)
     read = {path.resolve() for path in _read_by(sources)}
     for target in targets.values():
         if target.resolve() in read:
@@ -252,7 +245,7 @@ def _write(
 
         def batches(kept: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
             nonlocal done
-            for batch in _chosen(sources, columns.table["rollout_id"], kept):
+            for batch in chosen_rows(sources, ROLLOUTS, columns.table["rollout_id"], kept):
                 done += batch.num_rows
                 yield batch
                 progress.update(done=done, total=report.rollouts_out)
@@ -274,15 +267,3 @@ def _write(
 
 def _read_by(sources: Sequence[str | Path]) -> list[Path]:
     return [file.path for source in sources for file in resolve(source, ROLLOUTS)]
-
-
-def _chosen(sources: Sequence[str | Path], ids: pa.ChunkedArray, kept: np.ndarray) -> Iterator[pa.RecordBatch]:
-    """Batches of the rollouts that are true in ``kept``, one per row of ``ids``."""
-    at = 0
-    for source in sources:
-        for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
-            rows = rows_of(batch.column("rollout_id"), ids, at)
-            at += batch.num_rows
-            mask = (rows >= 0) & kept[rows]
-            if mask.any():
-                yield batch if mask.all() else batch.filter(pa.array(mask))

@@ -17,15 +17,17 @@ from gymdata.errors import DataError, RefusedError, StoreError, UsageError, coun
 from gymdata.public import Paths as Paths
 from gymdata.remote.places import is_url
 from gymdata.remote.reading import described
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
-from gymdata.store import hash_file, read_run_json
+from gymdata.store import hash_file, read_run_json, scan_batches
 from gymdata.store.paths import RUN_JSON, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import SCORED, changed_files, content_of
 from gymdata.store.run_json import differences
 
 #: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
+#: Rows whose tokens are in memory at a time.
+_BATCH_ROWS = 4_096
 
 
 def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -155,6 +157,25 @@ def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
         return np.arange(at, at + len(some))
     found: np.ndarray = pc.fill_null(pc.index_in(some, value_set=ids.combine_chunks()), -1).to_numpy()
     return found
+
+
+def chosen_rows(
+    sources: Sequence[str | Path],
+    table: Table,
+    ids: pa.ChunkedArray,
+    kept: npt.NDArray[np.bool_],
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of the rows of ``sources`` that are true in ``kept``, which has one value per row of ``ids``, the table's
+    first column. ``columns``: as ``scan_batches`` takes them."""
+    at = 0
+    for source in sources:
+        for batch in scan_batches(source, table, columns, _BATCH_ROWS):
+            rows = rows_of(batch.column(table.schema.names[0]), ids, at)
+            at += batch.num_rows
+            mask = (rows >= 0) & kept[rows]
+            if mask.any():
+                yield batch if mask.all() else batch.filter(pa.array(mask))
 
 
 def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:

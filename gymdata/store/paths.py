@@ -264,6 +264,17 @@ def output_file(output: str | Path, name: str) -> Path:
     return target / name
 
 
+def output_files(output: str | Path, name: str, *, split: bool) -> dict[str, Path]:
+    """The files of an output by side: "kept", which is ``output_file``, or the "train" and "test" sides of a split. The
+    test side of a file is ``NAME.test.SUFFIX`` beside it."""
+    target = output_file(output, name)
+    if not split:
+        return {"kept": target}
+    if target.name == name:
+        return {side: target.with_name(f"{side}.parquet") for side in ("train", "test")}
+    return {"train": target, "test": target.with_name(f"{target.stem}.test{target.suffix}")}
+
+
 def segments(folder: Path) -> list[Source]:
     """The rollout files of a run, by segment: a sealed part before its journal, never both."""
     rollouts = folder / ROLLOUTS_FOLDER

@@ -65,6 +65,7 @@ _KINDS = {
     "fix": "repaired rollouts",
     "merge": "merged rollouts",
     "redact": "redacted rollouts",
+    "mix": "a mixture",
     "export": "an export",
     "audit": "an audit",
     "annotations": "what a training saw",
@@ -73,7 +74,7 @@ _KINDS = {
     "serve-genrm": "what serve-genrm keeps",
 }
 #: Those that hold rollouts or pairs.
-_OF_ROWS = {"collect", "import", "import-pairs", "pairs", "filter", "select", "tokenize", "fix", "merge", "redact"}
+_OF_ROWS = set("collect import import-pairs pairs filter select tokenize fix merge redact mix".split())
 
 
 def described_by(target: Path, *names: str) -> Path:

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError, counted, plural
 from gymdata.remote.reading import parquet_file, parquet_schema
-from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table, check_version
+from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
-from gymdata.store.formats import format_of
+from gymdata.store.formats import format_of, head
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, iter_lines
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
@@ -111,6 +111,17 @@ def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
             made = f"the output of {facts.get('stage') or 'another command'}"
             raise DataError.other_table(path, held_instead(path, table) or made, table.name)
     return files
+
+
+def holds_pairs(path: str | Path) -> bool:
+    """Whether a path argument holds pairs, and no rollouts."""
+    files = resolve(path, PAIRS)
+    if Path(path).is_dir():
+        return bool(files) and not resolve(path, ROLLOUTS)
+    first = files[0] if files else None
+    if first is not None and first.kind == "parquet":
+        return "pair_id" in parquet_schema(first.path).names
+    return first is not None and any(b'"pair_id"' in line for line in head(first)[:1])
 
 
 def held_instead(path: str | Path, table: Table) -> str | None:

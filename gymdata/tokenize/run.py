@@ -22,16 +22,15 @@ from gymdata.checks.violations import CODES
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
-from gymdata.remote.reading import parquet_schema
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, resolve, scan_batches
 from gymdata.store.columns import build, to_rows
-from gymdata.store.formats import head
 from gymdata.store.lineage import Paths, common_identity, parent_of
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.store.tables import holds_pairs
 from gymdata.tokenize.rendering import rendered_pair, rendered_row
 from gymdata.tokenize.settings import Mask, TokenizeConfig
 
@@ -109,7 +108,7 @@ def tokenize(
 
     config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")
-    table = PAIRS if all(map(_holds_pairs, sources)) else ROLLOUTS
+    table = PAIRS if all(map(holds_pairs, sources)) else ROLLOUTS
     target = _target(sources, output, table)
     template = str(config.chat_template) if config.chat_template is not None else None
     chat = TransformersChat.load(
@@ -158,16 +157,6 @@ def tokenize(
             }
         )
     return report
-
-
-def _holds_pairs(path: str | Path) -> bool:
-    files = resolve(path, PAIRS)
-    if Path(path).is_dir():
-        return bool(files) and not resolve(path, ROLLOUTS)
-    first = files[0] if files else None
-    if first is not None and first.kind == "parquet":
-        return "pair_id" in parquet_schema(first.path).names
-    return first is not None and any(b'"pair_id"' in line for line in head(first)[:1])
 
 
 def _schema(table: Table) -> pa.Schema:

@@ -17,7 +17,7 @@ KINDS = ("sources", "rollouts", "checks", "data", "models")
 _OF_STAGE = {
     "collect": "rollouts", "import": "rollouts", "filter": "rollouts", "fix": "rollouts", "merge": "rollouts",
     "redact": "rollouts", "score": "checks", "judge": "checks", "audit": "checks", "validate": "checks",
-    "serve-genrm": "checks", "annotations": "checks",
+    "serve-genrm": "checks", "annotations": "checks", "mix": "data",
     "pairs": "data", "experiences": "data", "experience": "data", "export": "data", "tokenize": "data",
 }  # fmt: skip
 #: The main table of a stage that writes several, and the noun for its rows if it differs from the table's name.

@@ -45,6 +45,7 @@ COMMANDS = {
     "filter": "filter {run} -o {out} --where reward>0.4",
     "filter, files": "filter {run} -o {out}/f.parquet --split-by task --test-share 0.5",
     "merge": "merge {run} {run}/rollouts -o {out}",
+    "mix": "mix {run}=1 -o {out} --test-share 0.5",
     "import": "import {nemo} -o {out} --run-id imported",
     "import of pairs": "import {dpo} -o {out} --run-id imported",
     "validate --fix": "validate {run} --fix drop -o {out}/fixed.parquet",

@@ -1,0 +1,63 @@
+"""``gymdata mix``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gymdata.errors import UsageError
+from gymdata.mix.settings import MixConfig
+
+from .console import Watch, command_words, facts, finish, grid
+from .flags import DryRun, Json, Output, Overwrite, with_flags
+
+_Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE=WEIGHT…", help="Run folder, file or glob of rollouts or pairs, and its weight."),
+]
+
+
+@with_flags(MixConfig)
+def mix(
+    path: _Sources,
+    output: Output = None,
+    *,
+    settings: MixConfig,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Tasks are drawn at random and taken with all their rows, so that groups stay whole; no row is repeated. Rows keep the
+    order of their sources: trainers shuffle.
+    """
+    from gymdata.mix.run import mix as run
+
+    with Watch("mix") as watch:
+        report = run(
+            dict(map(_weighted, path)),
+            output,
+            config=settings,
+            dry_run=dry_run,
+            overwrite=overwrite,
+            command=command_words(),
+            progress=watch,
+        )
+
+    def show() -> None:
+        rows = [
+            (one.path, f"{one.weight:g}", one.rows, one.taken, one.taken_tasks, f"{one.share:.1%}", one.near_duplicates)
+            for one in report.sources
+        ]
+        grid(("source", "weight", "rows", "taken", "tasks", "share", "similar tasks"), rows)
+        facts("mix", report.rows())
+
+    return finish(report, show, json=json)
+
+
+def _weighted(source: str) -> tuple[str, float]:
+    name, _, weight = source.rpartition("=")
+    try:
+        return name, float(weight if name else "")
+    except ValueError:
+        raise UsageError(f"got {source!r}, expected SOURCE=WEIGHT, such as {name or source}=0.7") from None

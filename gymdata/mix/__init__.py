@@ -1,0 +1,1 @@
+"""``gymdata mix``: parts of several runs or files, by weight, as one output."""
