@@ -74,7 +74,19 @@ _KINDS = {
     "serve-genrm": "what serve-genrm keeps",
 }
 #: Those that hold rollouts or pairs.
-_OF_ROWS = set("collect import import-pairs pairs filter select tokenize fix merge redact mix".split())
+_OF_ROWS = (
+    "collect",
+    "import",
+    "import-pairs",
+    "pairs",
+    "filter",
+    "select",
+    "tokenize",
+    "fix",
+    "merge",
+    "redact",
+    "mix",
+)
 
 
 def described_by(target: Path, *names: str) -> Path:
