@@ -48,6 +48,10 @@ gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
     ),
     "pairs": ("gymdata pairs runs/x", "gymdata pairs runs/x --strategy all --max-pairs-per-task 4 -o runs/pairs"),
     "tokenize": ("gymdata tokenize runs/imported --tokenizer sample_data/policy -o runs/rendered",),
+    "mix": (
+        "gymdata mix runs/x=7 sample_data/rollouts/nemo_gym.jsonl=3 -o runs/xy",
+        "gymdata mix runs/x=1 --near-duplicates 0.8 --test-share 0.1 -o runs/sides",
+    ),
     "experience": (
         "gymdata experience runs/x",
         "gymdata experience runs/x --estimator rloo -o runs/rloo",
@@ -99,10 +103,6 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "export": (
         "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",
         "gymdata export runs/x --format atif -o runs/atif.jsonl",
-    ),
-    "mix": (
-        "gymdata mix runs/x=0.7 runs/y=0.3 -o runs/mixed",
-        "gymdata mix runs/x=1 runs/y=1 --near-duplicates 0.8 --test-share 0.1 -o runs/mixed",
     ),
     "merge": ("gymdata merge runs/x runs/y -o runs/both",),
     "scan": ("gymdata scan runs/x", "gymdata scan runs/x --redact -o runs/public"),

@@ -28,7 +28,7 @@ def mix(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Tasks are drawn at random and taken with all their rows, so that groups stay whole; no row is repeated. Rows keep the
+    """Tasks are chosen at random and taken with all their rows, so that groups stay whole; no row is repeated. Rows keep the
     order of their sources: trainers shuffle.
     """
     from gymdata.mix.run import mix as run

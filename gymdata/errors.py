@@ -584,5 +584,8 @@ def _nearest(got: str, known: Iterable[str]) -> str | None:
     # The path itself is not a suggestion.
     others = [name for name in known if name != got]
     match = difflib.get_close_matches(got, others, n=1, cutoff=0.6 if len(got) > 3 else 0.7)
-    match = match or [name for name in sorted(others) if len(got) > 2 and name.startswith(got)]
+    # Two letters in the wrong order are a slip in a short name, too.
+    match = match or [
+        name for name in sorted(others) if sorted(name) == sorted(got) or (len(got) > 2 and name.startswith(got))
+    ]
     return f"did you mean {match[0]!r}?" if match else None

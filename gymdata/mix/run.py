@@ -205,13 +205,13 @@ def _mixed(
         )
     wanted = rows_of_sources(list(weights), np.array(list(weights.values())), there, config.rows)
     # The same for every source, so that a task that two sources hold is taken from both or from neither where it can be.
-    drawn = np.array([xxhash.xxh3_64_intdigest(name.encode(), config.seed) for name in rows.names], np.uint64)
+    keys = np.array([xxhash.xxh3_64_intdigest(name.encode(), config.seed) for name in rows.names], np.uint64)
     taken = np.zeros(len(usable), bool)
     mixed: list[MixedSource] = []
     for number, (path, weight) in enumerate(weights.items()):
         own = rows.source == number
         tasks, sizes = np.unique(rows.task[own & usable], return_counts=True)
-        order = np.argsort(drawn[tasks], kind="stable")
+        order = np.argsort(keys[tasks], kind="stable")
         chosen = _whole(tasks[order], sizes[order], int(wanted[number]))
         if not chosen:
             raise RefusedError(

@@ -56,14 +56,14 @@ def test_the_shares_of_the_rows_are_the_weights(runs: tuple[Path, Path], tmp_pat
 def test_tasks_are_whole_and_a_seed_draws_the_same(runs: tuple[Path, Path], tmp_path: Path) -> None:
     """Each task in the output has all its rollouts; the same seed takes the same tasks, another one others."""
     weights = dict(zip(runs, (7, 3), strict=True))
-    drawn = {}
+    tasks_of = {}
     for name, seed in (("o", 1), ("again", 1), ("other", 2)):
         gymdata.mix(weights, tmp_path / name, rows=20, seed=seed)
         tasks = read_table(tmp_path / name, ROLLOUTS, ["task_id"])["task_id"].to_pylist()
         assert set(Counter(tasks).values()) == {2}
-        drawn[name] = set(tasks)
+        tasks_of[name] = set(tasks)
     assert taken(tmp_path / "o") == {"a": 14, "b": 6}
-    assert drawn["o"] == drawn["again"] != drawn["other"]
+    assert tasks_of["o"] == tasks_of["again"] != tasks_of["other"]
 
 
 def test_a_split_keeps_tasks_together(runs: tuple[Path, Path], tmp_path: Path) -> None:
