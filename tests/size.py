@@ -16,12 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_438,
+    ".": 3_444,
     "audit": 1_281,
     "chat": 982,
     "check": 529,
     "checks": 2_652,
-    "cli": 3_427,
+    "cli": 3_495,
     "collect": 3_619,
     "credit": 1_332,
     "demo": 386,
@@ -29,14 +29,14 @@ BUDGETS: dict[str, int] = {
     "engines": 3_205,
     "environments": 1_598,
     "experience": 1_989,
-    "filter": 970,
+    "filter": 951,
     "finetune": 3_186,
     "genrm": 944,
     "interop": 6_972,
     "judge": 2_714,
     "ls": 466,
     "merge": 342,
-    "mix": 1,
+    "mix": 388,
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_420,
@@ -49,8 +49,8 @@ BUDGETS: dict[str, int] = {
     "scores": 241,
     "serve": 177,
     "show": 734,
-    "store": 4_623,
-    "tokenize": 487,
+    "store": 4_679,
+    "tokenize": 476,
     "tour": 198,
     "train": 7_014,
     "validate": 1_370,
@@ -58,8 +58,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_243, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 597, 1_143, 103
+TOTAL, FILE_LINES = 72_731, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_144, 103
 
 
 def sources() -> list[Path]:
