@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "filter": 951,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 6_972,
+    "interop": 7_060,
     "judge": 2_714,
     "ls": 466,
     "merge": 342,
@@ -58,8 +58,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_731, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_144, 103
+TOTAL, FILE_LINES = 72_819, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_144, 102
 
 
 def sources() -> list[Path]:

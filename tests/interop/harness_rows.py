@@ -121,8 +121,27 @@ def inspect_ai(n: int) -> dict[str, Any]:
     return {"version": 2, "status": "success", "eval": spec, "plan": {}, "samples": [sample]}
 
 
+def verifiers_traces(n: int) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "name": "add", "arguments": '{"a": 2}'}
+    said = [QUESTION, {"role": "assistant", "reasoning_content": "Add.", "tool_calls": [call]}, RESULT]
+    nodes = [
+        {"message": message, "sampled": message["role"] == "assistant", "timestamp": 1.5, "token_ids": [1],
+         **({"parent": k - 1} if k else {})}
+        for k, message in enumerate([*said, ANSWER | {"content": str(n)}])
+    ]  # fmt: skip
+    task = {"type": "Sum", "data": {"idx": 7, "answer": "5"}, "key": "sum-7"}
+    trace = {
+        "version": 1, "id": "t", "task": task, "agent": {"config": {}, "name": "agent", "trainable": True},
+        "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {}}], "nodes": nodes,
+        "calls": [{"node": 1, "model": "m"}], "rewards": {"exact": {"score": 1.0, "weight": 0.5}},
+        "metrics": {"turns": 2.0}, "info": {}, "is_completed": True, "ok": True, "errors": [],
+    }  # fmt: skip
+    return {"id": "e", "env": {"id": "sums"}, "task": task, "ok": True, "errors": [], "traces": [trace]}
+
+
 ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "verifiers": verifiers,
+    "verifiers-traces": verifiers_traces,
     "trl-completions": trl_completions,
     "verl-dump": verl_dump,
     "skyrl-dump": skyrl_dump,

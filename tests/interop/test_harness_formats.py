@@ -85,6 +85,33 @@ def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path
     assert read[0]["rewards"] == {"exact": 1.0}
 
 
+def test_traces_of_verifiers_are_read_from_episodes_and_alone(tmp_path: Path) -> None:
+    episode = ROWS["verifiers-traces"](5)
+    (trace,) = episode["traces"]
+    rows = [episode, trace | {"ok": False}]
+    first, second = imported(write(tmp_path / "traces.jsonl", *rows), tmp_path, "verifiers-traces")
+    assert [m["content"] for m in said(first["messages"]) if "content" in m] == ["How much is 2+3?", "5", "5"]
+    assert (first["messages"][1]["reasoning"], first["messages"][1]["tool_calls"]) == ("Add.", CALLS)
+    assert (first["reward"], first["rewards"], first["tools"]) == (0.5, {"exact": 1.0, "turns": 2.0}, TOOLS)
+    assert (first["task"]["answer"], first["group_id"], first["policy"]) == ("5", "sum-7", "m")
+    assert (second["reward"], second["rewards"]) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"agent": {"name": "judge", "trainable": False}}, "the agent 'judge' is not trained"),
+        ({"nodes": [{"message": QUESTION}, {"message": ANSWER}]}, "nodes: got 2 that are not one conversation"),
+    ],
+)
+def test_a_trace_of_verifiers_that_is_no_one_conversation_is_named(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    row = ROWS["verifiers-traces"](5)["traces"][0] | change
+    (named,) = reasons(write(tmp_path / "traces.jsonl", row), tmp_path, "verifiers-traces")
+    assert reason in named
+
+
 def test_a_rollout_that_a_limit_ended_is_truncated(tmp_path: Path) -> None:
     rows = {"verifiers": VERIFIERS | {"is_truncated": True}, "skyrl-dump": SKYRL | {"stop_reason": "length"}}
     for name, row in rows.items():
@@ -151,7 +178,7 @@ CALLED = {"role": "assistant", "tool_calls": CALLS}
         (
             "inspect-ai",
             [
-                SYSTEM, QUESTION | {"extra": '{"weight": 0}'},
+                SYSTEM, QUESTION,
                 CALLED | {"content": "", "reasoning": "Add.", "tool_calls": CALLS.replace('"{\\"a\\": 2}"', '{"a": 2}')},
                 RESULT | {"name": "add"}, ANSWER,
             ],
@@ -326,7 +353,7 @@ def test_a_row_that_cannot_be_used_is_named(name: str, change: dict[str, Any], r
     assert reason in named
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "inspect-ai"])
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("inspect-ai", "verifiers-traces")])
 def test_many_rows_with_one_cause_are_one_message(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,3 +362,14 @@ def test_many_rows_with_one_cause_are_one_message(
     assert main(["import", str(file), "-o", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err.count("rejected") == 2  # how many, and the file that names them
     assert all("images: images" in reason for reason in reasons(file, tmp_path, name))
+
+
+def test_answers_that_were_given_are_not_trained(tmp_path: Path) -> None:
+    """Of the prompt of a trace, and of the input of a sample."""
+    trace, log = ROWS["verifiers-traces"](5)["traces"][0], ROWS["inspect-ai"](5)
+    trace["nodes"][1]["sampled"] = False
+    log["samples"][0]["messages"][2]["source"] = "input"
+    for name, row in (("verifiers-traces", trace), ("inspect-ai", log)):
+        (read,) = imported(write(tmp_path / f"{name}.jsonl", row), tmp_path / name, name)
+        weights = [m["extra"] for m in read["messages"] if m["role"] == "assistant"]
+        assert weights == ['{"weight": 0}', None]

@@ -9,6 +9,17 @@ from gymdata.interop.formats.harnesses import (
     tau_bench,
     trl_completions,
     verifiers,
+    verifiers_traces,
 )
 
-__all__ = ["chat_logs", "dumps", "inspect_ai", "sessions", "swe_agent", "tau_bench", "trl_completions", "verifiers"]
+__all__ = [
+    "chat_logs",
+    "dumps",
+    "inspect_ai",
+    "sessions",
+    "swe_agent",
+    "tau_bench",
+    "trl_completions",
+    "verifiers",
+    "verifiers_traces",
+]

@@ -44,8 +44,8 @@ class InspectAI(Format):
 
         sample, spec = item["sample"], item["eval"]
         failed = bool(sample.get("error"))
-        scores = {name: _LETTERS.get(s["value"], s["value"]) if isinstance(s["value"], str) else s["value"]
-                  for name, s in (sample.get("scores") or {}).items()}  # fmt: skip
+        scores = {name: score["value"] for name, score in (sample.get("scores") or {}).items()}
+        scores = {name: _LETTERS.get(s, s) if isinstance(s, str) else s for name, s in scores.items()}
         nested = {f"{name}/{key}": one for name, s in scores.items() if isinstance(s, dict) for key, one in s.items()}
         rewards = {} if failed else numbers_of(scores | nested, scores | nested)
         calls = (event for event in sample.get("events") or () if event.get("event") == "model")
@@ -83,7 +83,7 @@ def _message(message: dict[str, Any], attachments: dict[str, str]) -> dict[str, 
         made["reasoning"] = thought
     if message["role"] == "tool":
         made["name"] = message.get("function")
-    return made | ({"weight": 0} if message.get("source") == "input" else {})
+    return made | ({"weight": 0} if message["role"] == "assistant" and message.get("source") == "input" else {})
 
 
 def _whole(text: str, attachments: dict[str, str]) -> str:

@@ -1,0 +1,77 @@
+"""Traces of verifiers from version 1 of its interface on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Columns, Importing
+
+_ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
+
+
+@FORMATS.register("verifiers-traces")
+class VerifiersTraces(Format):
+    """``traces.jsonl`` of verifiers (episodes) and prime-rl (traces): the messages of ``nodes``, ``rewards`` with their
+    weights, ``metrics``. Ids and log-probabilities, which the file rounds, are not read; a trace that failed has no
+    reward; one with several branches, or of an agent that is not trained, is refused."""
+
+    content = "traces of verifiers"
+    item = "a trace of verifiers"
+    marks = (b'"nodes"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        trace = first_row(row["traces"]) if "traces" in row else row
+        return trace.keys() >= {"nodes", "task", "agent"} and isinstance(trace["nodes"], list)
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for place, item in super().items(value):
+            traces = item.get("traces") if isinstance(item, dict) else None
+            yield from ((place, trace) for trace in traces) if isinstance(traces, list) and traces else ((place, item),)
+
+    def row(self, item: Any, importing: Importing) -> Columns:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
+
+        nodes, agent, task = item["nodes"], item["agent"], item["task"]
+        if agent.get("trainable") is False:
+            raise BadItem("S103", f"agent.trainable: the agent {agent.get('name')!r} is not trained")
+        if not nodes or [node.get("parent") for node in nodes] != [None, *range(len(nodes) - 1)]:
+            raise BadItem(
+                "S102", f"nodes: got {len(nodes)} that are not one conversation, but several branches or none"
+            )
+        given_too = [node["message"]["role"] == "assistant" and not node.get("sampled") for node in nodes]
+        messages = [n["message"] | ({"weight": 0} if g else {}) for n, g in zip(nodes, given_too, strict=True)]
+        tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
+        given = item.get("rewards") or {}
+        known = (
+            item.get("ok") is not False and not item.get("errors") and all(isinstance(r, dict) for r in given.values())
+        )
+        scores = {name: reward["score"] for name, reward in given.items()} if known else {}
+        total = sum(reward["score"] * reward.get("weight", 1.0) for reward in given.values()) if scores else None
+        named = scores | (item.get("metrics") or {} if known else {})
+        model = next((call.get("model") for call in item.get("calls") or ()), None)
+        data = task["data"] if isinstance(task.get("data"), dict) else {}
+        return rollout_row(
+            {
+                **data,
+                "tools": tools,
+                "trace_id": item.get("id"),
+                **{name: item[name] for name in _ABOUT if name in item},
+            },
+            [],
+            conversation(messages, "nodes"),
+            importing,
+            reward=total,
+            rewards=numbers_of(named, named),
+            about=(*_ABOUT, "trace_id"),
+            group=task.get("key") or task.get("hash"),
+            policy=model,
+        )
