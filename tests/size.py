@@ -41,10 +41,10 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_517,
     "query": 1_420,
     "remote": 1_415,
-    "report": 1_411,
+    "report": 1_415,
     "rewards": 1_906,
     "rollouts": 3_078,
-    "scan": 522,
+    "scan": 549,
     "score": 784,
     "scores": 241,
     "serve": 177,
@@ -54,11 +54,11 @@ BUDGETS: dict[str, int] = {
     "tour": 198,
     "train": 7_014,
     "validate": 1_370,
-    "view": 3_158,
+    "view": 3_163,
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_819, 595
+TOTAL, FILE_LINES = 72_855, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 604, 1_144, 102
 
 

@@ -53,6 +53,8 @@ EDGES = {
     ("view", "train"): {"losses"},
     ("view", "query"): {"child", "guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run", "rollout"},
+    ("report", "scan"): {"patterns"},
+    ("view", "scan"): {"patterns"},
     ("view", "show"): {"rollout"},
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},

@@ -473,7 +473,7 @@ def _draw(tensorboard: bool) -> Any:
         from gymdata.report.run import report
 
         draw_curve(folder / "curve.png", rows, facts)
-        report(folder)
+        report(folder, allow_findings=True)  # the run's own page, which is to appear
         if tensorboard:
             write_tensorboard(folder / "tensorboard", rows)
 

@@ -18,6 +18,7 @@ from gymdata.report.settings import ReportConfig
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scan.patterns import publishable
 from gymdata.scores.chosen import TOTAL, default_score
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
@@ -97,7 +98,7 @@ def report(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(page(found), encoding="utf-8")
+            temporary.write_text(publishable(page(found), target, config.allow_findings), encoding="utf-8")
     if config.png is not None:
         from gymdata.report._charts_png import draw
 

@@ -17,4 +17,7 @@ class ReportConfig(Config):
     reward: str | None = pydantic.Field(
         None, description="Score to report on (default: the newest score; without one the total reward)."
     )
+    allow_findings: bool = pydantic.Field(
+        False, description="Write the page although it holds keys or addresses that `gymdata scan` finds."
+    )
     threshold: float = pydantic.Field(0.5, description="A rollout is a success if its reward is above this.")

@@ -8,13 +8,16 @@ match runs to the end of the line (``npm-token`` ends with the token).
 from __future__ import annotations
 
 import functools
+import html
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gymdata.errors import needs
+from gymdata.errors import MissingExtraError, RefusedError, needs, option
 
 #: Modules and classes below ``detect_secrets.plugins``.
 _DETECTORS = """
@@ -54,12 +57,18 @@ def finder(*, keys: bool = True) -> Find:
             for module, _, name in (detector.partition(":") for detector in _DETECTORS.split() if keys)
         ]
     lines = files("gymdata.scan").joinpath("keys.txt").read_text(encoding="utf-8").splitlines()
-    named = [line.partition(" ") for line in lines if not line.startswith("#")]
-    ours = [(kind, re.compile(p[1:] if p[0] == "=" else rf"(?<![\w-])(?:{p})")) for kind, _, p in named]
+    named = [(kind.replace("-", "_"), p) for kind, _, p in (line.partition(" ") for line in lines if line[0] != "#")]
+    # Those that begin a word as one pattern, which is searched for once.
+    words = "|".join(f"(?P<{kind}>{p})" for kind, p in named if p[0] != "=")
+    ours = [
+        re.compile(rf"(?<![\w-])(?:{words})"),
+        *(re.compile(f"(?P<{kind}>{p[1:]})") for kind, p in named if p[0] == "="),
+    ]
 
     def find(text: str) -> tuple[Found, ...]:
-        mine = [Found(*match.span(), kind) for kind, pattern in ours for match in pattern.finditer(text)]
-        return apart([*mine, *_known(plugins, text)])
+        mine = (match for pattern in ours for match in pattern.finditer(text))
+        named = [Found(*match.span(), str(match.lastgroup).replace("_", "-")) for match in mine]
+        return apart([*named, *_known(plugins, text)])
 
     return functools.lru_cache(maxsize=4_096)(find)
 
@@ -100,3 +109,21 @@ def without(text: str, found: Iterable[Found]) -> str:
     for one in reversed(tuple(found)):
         text = f"{text[: one.start]}[redacted:{one.kind}]{text[one.end :]}"
     return text
+
+
+def publishable(page: str, target: str | Path, allowed: bool) -> str:
+    """An HTML page that may leave this machine: the user's own home folder is ``~`` in it. Raises RefusedError where it
+    holds anything else that ``scan`` finds (without the extra ``scan``, by our own patterns), unless that is ``allowed``."""
+    page = page.replace(f"{Path.home()}/", "~/") if len(Path.home().parts) > 1 else page
+    try:
+        find = finder()
+    except MissingExtraError:
+        find = finder(keys=False)
+    if not allowed and (found := Counter(one.kind for one in find(html.unescape(page)))):
+        listed = ", ".join(f"{kind} ({n:,})" for kind, n in found.most_common())
+        hint = "`gymdata scan RUN` lists them, `gymdata scan RUN --redact -o OUT` writes a copy without them; "
+        raise RefusedError(
+            f"{target} is not written: the page would hold what should not be published: {listed}",
+            hint=f"{hint}{option('allow_findings')} writes it nevertheless",
+        )
+    return page

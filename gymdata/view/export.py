@@ -19,6 +19,7 @@ from markupsafe import Markup
 from gymdata import __version__
 from gymdata.checks.violations import CODES
 from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
@@ -43,6 +44,7 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
     pages = Pages(paths, config)
     try:
         text, shown, total = _page(pages, config)
+        text = publishable(text, target, config.allow_findings)
     finally:
         pages.close()
     target.parent.mkdir(parents=True, exist_ok=True)

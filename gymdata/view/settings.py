@@ -28,6 +28,9 @@ class ViewConfig(Config):
     export: Path | None = pydantic.Field(
         None, description="Write one self-contained HTML file instead of serving; opens offline."
     )
+    allow_findings: bool = pydantic.Field(
+        False, description="Export the page although it holds keys or addresses that `gymdata scan` finds."
+    )
     where: str | None = pydantic.Field(None, description="Export only rollouts that satisfy this condition.")
     limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
     sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
