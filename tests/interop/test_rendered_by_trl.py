@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,24 @@ def test_ids_and_masks_of_a_preference_are_those_of_trl(chat: TransformersChat, 
         assert ids == theirs[: len(ids)]
         assert not chat.tokenizer.decode(theirs[len(ids) :], skip_special_tokens=True).strip()
         assert set(pair[f"{side}_mask"]) == {1}
+
+
+def test_trl_takes_a_step_on_rows_for_kto(tokenizer: Any, tmp_path: Path) -> None:
+    """Its own trainer, from the file to changed weights; it knows desirable rows from undesirable ones."""
+    from transformers import AutoModelForCausalLM
+    from trl.trainer.kto_config import KTOConfig
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    gymdata.export(ROLLOUTS, tmp_path / "a.jsonl", "trl-kto")
+    rows = loaded(tmp_path / "a.jsonl", tmp_path)
+    assert set(rows["label"]) == {True, False}
+    model = AutoModelForCausalLM.from_pretrained(SAMPLE / "policy", local_files_only=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    args = KTOConfig(
+        output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=8, learning_rate=0.1, warmup_steps=0,
+        report_to="none", save_strategy="no", use_cpu=True, bf16=False,
+    )  # fmt: skip
+    trained = KTOTrainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer).train()
+    assert trained.global_step == 1
+    assert math.isfinite(trained.training_loss)
+    assert any((value != before[name]).any() for name, value in model.state_dict().items())
