@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from gymdata.interop.text_export import EMPTY, LOG_PROBS, REWARDS
 from gymdata.interop.text_export import TOOLS as GIVEN_TOOLS
 from gymdata.interop.trajectories.nat_pairs import NO_MARGIN
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.rollouts.turns import sequences
+from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
 from tests.rollout_files import rollout, two_turns, write_run
@@ -235,3 +236,19 @@ def test_pairs_with_rendered_ids_are_strict_json_and_come_back(tmp_path: Path) -
     orjson.loads((tmp_path / "items.jsonl").read_bytes())
     assert gymdata.import_rollouts(tmp_path / "items.jsonl", tmp_path / "back").pairs == 1
     assert str(read_table(tmp_path / "back", PAIRS).to_pylist()) == str(before.to_pylist())
+
+
+def test_what_is_not_known_is_strict_json_of_atif_and_comes_back(tmp_path: Path) -> None:
+    """Log-probabilities that an import lacks are written as the text "NaN", which JSON has and readers take for it."""
+    row = rollout("a", 0, 1.0, two_turns(5, 40))
+    for turn in row["turns"]:
+        turn["generation_log_probs"] = np.full(len(turn["generation_token_ids"]), np.nan, np.float32)
+    encoder = TurnEncoder()
+    for turn, prompt in zip(row["turns"], expand_prompts(row["turns"], check_digests=False), strict=True):
+        encoder.add(Call(prompt, turn["generation_token_ids"], turn["generation_log_probs"], "stop"))
+    run = write_run(tmp_path / "run", [row | {"turns": encoder.turns}])
+    gymdata.export(run, tmp_path / "a.jsonl", "atif")
+    orjson.loads((tmp_path / "a.jsonl").read_bytes())
+    assert gymdata.import_rollouts(tmp_path / "a.jsonl", tmp_path / "back").turns == 2
+    turns = [str(read_table(place, ROLLOUTS)["turns"].to_pylist()) for place in (run, tmp_path / "back")]
+    assert turns[0] == turns[1]

@@ -35,12 +35,11 @@ class Atif(Format):
         return row_of(item, importing)
 
     def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
-        import json
-
         from gymdata.interop.trajectories.atif import trajectory_of
+        from gymdata.rollouts.messages import json_text
 
         trajectory = trajectory_of(row, lost)
-        return None if trajectory is None else json.dumps(trajectory, ensure_ascii=False).encode() + b"\n"
+        return None if trajectory is None else json_text(trajectory).encode() + b"\n"
 
     def save(self, converted: Iterable[bytes], part: Part, export: Export) -> None:
         """One trajectory is a ``.json`` document itself, several are a list."""

@@ -44,6 +44,7 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.rollouts.messages import json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
+from gymdata.store.lines import name_non_finite
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 _DEEPEST = 20
@@ -79,7 +80,7 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
             if isinstance(source.get("agent"), dict):
                 # An older gymdata wrote the same.
                 ours["agent"]["version"] = source["agent"].get("version")
-            if equal(ours, source):
+            if equal(name_non_finite(ours), name_non_finite(source)):
                 return row
     else:
         row = _foreign(source, messages, encoder, importing)
