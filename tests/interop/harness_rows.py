@@ -91,7 +91,7 @@ def tau_bench(n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def chat_log(n: int) -> dict[str, Any]:
+def request_log(n: int) -> dict[str, Any]:
     choice = {"index": 0, "finish_reason": "stop", "message": ANSWER | {"content": str(n), "tool_calls": None}}
     return {
         "id": "chatcmpl-1", "call_type": "acompletion", "model": "one", "status": "success", "response_cost": 0.5,
@@ -148,6 +148,6 @@ ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "swe-agent": swe_agent,
     "mini-swe-agent": mini_swe_agent,
     "tau-bench": tau_bench,
-    "chat-log": chat_log,
+    "request-log": request_log,
     "inspect-ai": inspect_ai,
 }

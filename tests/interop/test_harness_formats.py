@@ -174,7 +174,7 @@ CALLED = {"role": "assistant", "tool_calls": CALLS}
         ),
         ("mini-swe-agent", [QUESTION, CALLED, RESULT, ANSWER]),
         ("tau-bench", [QUESTION, CALLED, RESULT | {"name": "add"}, ANSWER]),
-        ("chat-log", [QUESTION, ANSWER]),
+        ("request-log", [QUESTION, ANSWER]),
         (
             "inspect-ai",
             [
@@ -192,17 +192,17 @@ def test_a_trajectory_becomes_its_messages(name: str, messages: list[dict[str, A
     assert said(row["messages"]) == messages
     expected = {"tau-bench": (1.0, {}), "inspect-ai": (1.0, {"match": 1.0})}
     assert (row["reward"], row["rewards"]) == expected.get(name, (None, {}))
-    assert row["tools"] == (TOOLS if name in ("chat-log", "inspect-ai") else [])
+    assert row["tools"] == (TOOLS if name in ("request-log", "inspect-ai") else [])
 
 
 def test_task_and_facts_of_a_trajectory_are_kept(tmp_path: Path) -> None:
     rows = {}
-    for name in ("swe-agent", "tau-bench", "inspect-ai", "chat-log"):
+    for name in ("swe-agent", "tau-bench", "inspect-ai", "request-log"):
         (rows[name],) = imported(write(tmp_path / f"{name}.jsonl", ROWS[name](5)), tmp_path / name, name)
     assert rows["swe-agent"]["extra"]["info"]["exit_status"] == "submitted"
     assert (rows["tau-bench"]["task_id"], rows["tau-bench"]["task"]["task"]["user_id"]) == ("3", "u")
     assert (rows["inspect-ai"]["task_id"], rows["inspect-ai"]["task"]["target"]) == ("sums-1", "5")
-    assert (rows["inspect-ai"]["policy"], rows["chat-log"]["policy"]) == ("m/one", "one-1")
+    assert (rows["inspect-ai"]["policy"], rows["request-log"]["policy"]) == ("m/one", "one-1")
 
 
 def test_scores_of_inspect_are_named_and_a_failed_sample_has_none(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_log_of_anthropic_has_calls_results_and_tools(tmp_path: Path) -> None:
     said_last = {"role": "assistant", "type": "message", "model": "m", "stop_reason": "max_tokens",
                  "content": [{"type": "text", "text": "5"}]}  # fmt: skip
     row = {"request": {"system": "Be brief.", "messages": asked, "tools": tools}, "response": said_last}
-    (read,) = imported(write(tmp_path / "a.jsonl", row), tmp_path, "chat-log")
+    (read,) = imported(write(tmp_path / "a.jsonl", row), tmp_path, "request-log")
     assert said(read["messages"]) == [SYSTEM, QUESTION, SPOKEN, RESULT, ANSWER]
     assert (read["tools"], read["status"], read["policy"]) == (TOOLS, "truncated", "m")
 
@@ -344,7 +344,7 @@ def test_a_session_that_is_not_one_conversation_is_named(name: str, line: Any, r
         ("mini-swe-agent", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role: got 'wizard'"),
         ("tau-bench", {"info": {"error": "x"}, "traj": []}, "info.error: the run ended with 'x'"),
         ("tau-bench", {"reward": None}, "reward: got None, expected a number"),
-        ("chat-log", {"response": {"choices": []}}, "choices: got 0, expected 1"),
+        ("request-log", {"response": {"choices": []}}, "choices: got 0, expected 1"),
         ("inspect-ai", {"samples": []}, "sample: is missing"),
     ],
 )

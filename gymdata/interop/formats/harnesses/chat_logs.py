@@ -17,8 +17,8 @@ class _Logs(Format):
     holds_text = True
 
 
-@FORMATS.register("chat-log")
-class ChatLog(_Logs):
+@FORMATS.register("request-log")
+class RequestLog(_Logs):
     """A request and its ``response`` per row: ``messages`` and ``model_parameters`` as LiteLLM logs them, or a ``request``;
     the response is OpenAI's with one choice, or Anthropic's message. There is no reward."""
 
