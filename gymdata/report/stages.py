@@ -43,7 +43,16 @@ def figures(path: Path) -> dict[str, Any]:
             if (folder / METRICS).is_file() and facts.get("stage") != "finetune"
         ],
         "epochs": read_metrics(path / METRICS) if described and described[0][1].get("stage") == "finetune" else [],
-        "lineage": list(_lineage(path)),
+        "lineage": [
+            {
+                "stage": facts.get("stage"),
+                "run_id": facts.get("run_id"),
+                "command": command if isinstance(command, str) else shlex.join(map(str, command)),
+                "parents": parent_paths(facts),
+            }
+            for facts in lineage(path)
+            for command in [facts.get("command") or ""]
+        ],
     }
 
 
@@ -176,14 +185,3 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
     for word in [name] if name in row else name.split("."):
         value = value.get(word) if isinstance(value, Mapping) else None
     return value
-
-
-def _lineage(path: Path) -> Iterator[dict[str, Any]]:
-    for facts in lineage(path):
-        command = facts.get("command") or ""
-        yield {
-            "stage": facts.get("stage"),
-            "run_id": facts.get("run_id"),
-            "command": command if isinstance(command, str) else shlex.join(map(str, command)),
-            "parents": parent_paths(facts),
-        }

@@ -181,7 +181,12 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
         _demand(values, (str,), f)
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_floating(kind):
-        values = _floats(f, values)
+        kinds = set(map(type, values))
+        if str in kinds:  # the strings for non-finite numbers
+            values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
+        if not kinds <= {float}:
+            _demand(values, (int, float), f)
+        values = [float(v) if type(v) is int else v for v in values] if int in kinds else values
     else:
         _demand(values, (bool,) if pa.types.is_boolean(kind) else (int,) if pa.types.is_integer(kind) else (str,), f)
     try:
@@ -237,16 +242,6 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
         except _MismatchError as fault:
             raise _MismatchError(f".{name}{fault.at}", fault.got, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
-
-
-def _floats(f: pa.Field, values: list[Any]) -> list[Any]:
-    """``values`` as floats and nulls; accepts integers, and the strings for non-finite numbers."""
-    kinds = set(map(type, values))
-    if str in kinds:
-        values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
-    if not kinds <= {float}:
-        _demand(values, (int, float), f)
-    return [float(v) if type(v) is int else v for v in values] if int in kinds else values
 
 
 def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:

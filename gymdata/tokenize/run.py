@@ -126,7 +126,8 @@ def tokenize(
         parents = [parent_of(source) for source in sources]
         out.refuse_other("rendered", how, "rollouts that were rendered", parents=parents)
         batches = _batches(sources, table, chat, config.mask, report)
-        out.batches(target.name, _reported(batches, report, progress or NullProgress()), table, _schema(table))
+        schema = pa.schema([table.schema.field(name) for name in _names(table)], metadata=table.metadata)
+        out.batches(target.name, _reported(batches, report, progress or NullProgress()), table, schema)
         if not report.rendered and not report.not_rendered:
             raise RefusedError(
                 f"{', '.join(map(str, sources))}: all {report.rollouts + report.pairs:,} {table.name} have token ids: "
@@ -157,10 +158,6 @@ def tokenize(
             }
         )
     return report
-
-
-def _schema(table: Table) -> pa.Schema:
-    return pa.schema([table.schema.field(name) for name in _names(table)], metadata=table.metadata)
 
 
 def _names(table: Table) -> list[str]:

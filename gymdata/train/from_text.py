@@ -68,7 +68,11 @@ def rendered(
     imported = import_rollouts(
         [file.path for file in files], text, source=format.name, overwrite=overwrite, command=command
     )
-    first = _first_rejected(text) if imported.rejected else ""
+    first = ""
+    if imported.rejected:
+        with (text / "rejected.jsonl").open(encoding="utf-8") as lines:
+            row = json.loads(next(lines))
+        first = f"line {row['line']}: {row['reason']}"
     if not imported.rollouts + imported.pairs:
         raise DataError(f"{files[0].path}: no row can be used, of {imported.rows_in:,} (first: {first})")
     report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
@@ -99,9 +103,3 @@ def _has_labels(text: Path) -> bool:
     return any(
         name in LABELS for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()
     )
-
-
-def _first_rejected(text: Path) -> str:
-    with (text / "rejected.jsonl").open(encoding="utf-8") as lines:
-        row = json.loads(next(lines))
-    return f"line {row['line']}: {row['reason']}"

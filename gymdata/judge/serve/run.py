@@ -41,7 +41,14 @@ def serve_genrm(
     folder, OutsideError when the address is taken or the judge cannot be started.
     """
     config = ServeConfig.called_with(serve_genrm, config, settings)
-    _refuse_workers(config)
+    web_concurrency = os.environ.get("WEB_CONCURRENCY", "1")
+    if config.workers > 1 or web_concurrency not in ("", "1"):
+        raise UsageError(
+            f"{config.workers if config.workers > 1 else web_concurrency} workers: the members of a cohort would wait for "
+            "each other in different processes",
+            hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
+            "start several servers on their own ports and folders, and send each group to one",
+        )
     with needs("serve"):
         import uvicorn
 
@@ -123,14 +130,3 @@ def serve_genrm(
             Server(options).run(sockets=[socket])
         if trouble:
             raise trouble[0]
-
-
-def _refuse_workers(config: ServeConfig) -> None:
-    web_concurrency = os.environ.get("WEB_CONCURRENCY", "1")
-    if config.workers > 1 or web_concurrency not in ("", "1"):
-        raise UsageError(
-            f"{config.workers if config.workers > 1 else web_concurrency} workers: the members of a cohort would wait for "
-            "each other in different processes",
-            hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
-            "start several servers on their own ports and folders, and send each group to one",
-        )
