@@ -251,7 +251,7 @@ def test_messages_break_between_words_on_a_terminal(terminal: None, capsys: pyte
     assert main(["export", "nowhere", "--format", "opnai", "-o", "x.jsonl"]) == 2
     error = capsys.readouterr().err
     assert max(map(len, error.splitlines())) <= 80
-    assert "atif, nat-dpo, nat-dpo-items,\n  nat-trajectories, nemo-gym," in error
+    assert "expected one of atif, input-ids-labels, nat-dpo,\n  nat-dpo-items, nat-trajectories," in error
     console.note("a line of words " * 8 + "\n  → " + "gymdata score runs/x " * 5)
     words, command = capsys.readouterr().err.rstrip("\n").rsplit("\n", 1)
     assert [len(line) <= 80 for line in words.split("\n")] == [True, True]

@@ -107,7 +107,7 @@ def test_a_choice_that_is_left_out_is_named_with_its_values(capsys: Capture) -> 
     """The hint for a setting without a default has what it may be."""
     assert main(["export", "run", "-o", "x.jsonl"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "format is missing → give --format, one of atif, nat-dpo, nat-dpo-items," in said
+    assert "format is missing → give --format, one of atif, input-ids-labels, nat-dpo," in said
 
 
 def test_a_number_out_of_range_names_the_flag_or_the_key(capsys: Capture) -> None:

@@ -173,7 +173,7 @@ def test_preferences_are_those_of_their_rows(rows: list[Any]) -> None:
         expected.append(made | ({} if math.isnan(margin) else {"margin": spelled(margin)}))
     lost: Counter[str] = Counter()
     batch = build(pairs, PAIRS, PAIRS.schema.names, "", range(len(pairs)))
-    assert parsed(text_export.trl_preference(batch, lost)) == expected
+    assert parsed(text_export.preferences(text_export.TRL_SIDES, batch, lost)) == expected
     assert lost[text_export.CALL_TEXT] == sum(sampled(row[1]) or sampled(row[2]) for row in rows)
 
 

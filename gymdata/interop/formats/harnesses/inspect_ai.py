@@ -16,7 +16,7 @@ _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 @FORMATS.register("inspect-ai")
 class InspectAI(Format):
-    """inspect_ai's log (``.json``; `inspect log convert --to json` makes one of ``.eval``): a rollout per sample. Scores are
+    """inspect_ai's log (``.json``; `inspect log convert` makes one of ``.eval``): a rollout per sample. Scores are
     named rewards; where there is one scorer, it is the reward. A sample with an error has none; events are not read but for
     the definitions of tools."""
 
