@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "filter": 951,
     "finetune": 3_186,
     "genrm": 944,
-    "interop": 7_060,
+    "interop": 7_100,
     "judge": 2_710,
     "ls": 466,
     "merge": 342,
@@ -58,8 +58,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_839, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 599, 1_143, 102
+TOTAL, FILE_LINES = 72_879, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 600, 1_143, 102
 
 
 def sources() -> list[Path]:

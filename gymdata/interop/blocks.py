@@ -12,14 +12,16 @@ from typing import Any
 from gymdata.interop.importing import BadItem
 
 Chat = dict[str, Any]
+#: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
+_TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
 
 
 def text_of(content: Any, where: str) -> str:
     """The text of content, which is text or parts of it. Raises BadItem."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
     for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else part
+        kind = part.get("type") if isinstance(part, dict) else part
+        if not isinstance(part, dict) or kind not in _TEXTS or not isinstance(part.get("text"), str):
             raise BadItem(
                 "S102", f"{where}: got a part of type {kind!r}, expected text (images and files are not trained)"
             )

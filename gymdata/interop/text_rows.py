@@ -138,6 +138,8 @@ def tools_of(row: Mapping[str, Any]) -> str:
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise BadItem("S102", f"{where}: got {json_kind(message)}, expected a message")
+    if media := next((name for name in _MEDIA if message.get(name)), None):
+        raise BadItem("S102", f"{where}.{media}: images, audio and video are not trained")
     if "role" not in message and "from" in message:
         role, content = _FROM.get(str(message["from"]).lower()), message.get("value")
         if role is None:

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from cli.main import main
+from gymdata.cli.main import main
+from gymdata.interop.blocks import text_of
+from gymdata.interop.importing import BadItem
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
@@ -140,6 +142,14 @@ def test_the_one_reward_function_of_a_trl_run_is_its_reward(tmp_path: Path) -> N
     assert [(row["reward"], row["rewards"]) for row in read] == [(0.5, {"exact": 0.5}), (None, {})]
 
 
+def test_the_reward_of_two_functions_is_not_the_one_that_has_a_value(tmp_path: Path) -> None:
+    """pandas writes the NaN of a function that does not apply as null."""
+    rows = [COMPLETIONS, COMPLETIONS | {"exact": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00003.parquet")
+    read = imported(tmp_path / "completions_00003.parquet", tmp_path, "trl-completions")
+    assert [row["reward"] for row in read] == [None, None]
+
+
 def test_dumps_of_verl_have_the_messages_that_their_text_can_only_mean(tmp_path: Path) -> None:
     rows = [VERL, VERL | {"input": "How much is 2+3?", "acc": math.nan}]
     first, second = imported(write(tmp_path / "4.jsonl", *rows), tmp_path, "verl-dump")
@@ -253,6 +263,37 @@ def test_requests_and_responses_of_a_batch_are_joined(tmp_path: Path) -> None:
     assert "'c': no response in these files" in named
 
 
+def test_an_id_that_two_requests_of_batches_have_joins_nothing(tmp_path: Path) -> None:
+    """Ids are told apart within a batch; of two batches none of the answers is given to the other's question."""
+    other = {"role": "user", "content": "Capital of France?"}
+    asked = [{"custom_id": "a", "method": "POST", "body": {"messages": [question]}} for question in (QUESTION, other)]
+    body = {"choices": [{"finish_reason": "stop", "message": ANSWER}]}
+    got = [{"custom_id": "a", "response": {"status_code": 200, "body": body}}] * 2
+    files = [write(tmp_path / f"in{n}.jsonl", row) for n, row in enumerate(asked)]
+    files += [write(tmp_path / f"out{n}.jsonl", row) for n, row in enumerate(got)]
+    summary = gymdata.import_rollouts([str(file) for file in files], tmp_path / "run")
+    assert (summary.rollouts, summary.rejected) == (0, 4)
+    assert "'a': 2 requests have it" in (tmp_path / "run" / "rejected.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [QUESTION], "model_parameters": '{"t": 1}', "response": "A"},
+        {"custom_id": "a", "response": "x", "prompt": "Q", "completion": "A"},
+    ],
+)
+def test_a_row_that_only_looks_like_a_log_is_no_defect(row: dict[str, Any], tmp_path: Path) -> None:
+    """Values of other types than a log's are of another format, or of none."""
+    file = write(tmp_path / "x.jsonl", row)
+    assert main(["validate", str(file)]) in (0, 1, 2)
+
+
+def test_a_part_with_a_text_that_is_no_text_is_refused() -> None:
+    with pytest.raises(BadItem, match="a part of type 'image_url'"):
+        text_of([{"type": "image_url", "text": "a cat"}], "content")
+
+
 def claude_code() -> list[dict[str, Any]]:
     def line(n: int, role: str, content: Any, **more: Any) -> dict[str, Any]:
         message = {"role": role, "content": content, **({"id": more.pop("id"), "model": "m"} if "id" in more else {})}
@@ -308,6 +349,9 @@ def test_what_follows_a_compaction_is_the_rollout(tmp_path: Path) -> None:
         ("claude-code", claude_code()[1] | {"parentUuid": "u4", "message": {"role": "user", "content": [
             {"type": "image", "source": {}}]}}, "a part of type 'image'"),
         ("claude-code", 5, "line 8 cannot be read: got no object"),
+        ("claude-code", claude_code()[-1] | {"uuid": "retry"}, "uuid retry: the session went back"),
+        ("claude-code", claude_code()[3] | {"uuid": "late", "parentUuid": "u4"}, "uuid late: its message goes on after"),
+        ("codex", {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 1}}, "rolled back"),
         ("codex", {"type": "compacted", "payload": {"message": ""}}, "compacted"),
         ("codex", {"type": "response_item", "payload": {"type": "web_search_call"}}, "got type 'web_search_call'"),
     ],

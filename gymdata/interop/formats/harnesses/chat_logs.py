@@ -40,7 +40,7 @@ class RequestLog(_Logs):
 @FORMATS.register("openai-batch")
 class OpenAIBatch(_Logs):
     """OpenAI's batches of chat completions: the files of requests and of responses, imported together, are joined by
-    ``custom_id``; a request without a response, and the reverse, is refused."""
+    ``custom_id``; a request without a response, and the reverse, is refused, and so is an id that two requests have."""
 
     content = "requests or responses of a batch"
     marks = (b'"custom_id"',)
@@ -50,17 +50,14 @@ class OpenAIBatch(_Logs):
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        body = (
-            row.get("body") or (row.get("response") or {}).get("body")
-            if isinstance(row.get("custom_id"), str)
-            else None
-        )
-        return isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
+        response = row.get("response")
+        body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
+        return isinstance(row.get("custom_id"), str) and _is_exchange(body)
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         from gymdata.interop.importing import BadItem
 
-        asked: dict[str, tuple[Source, int, Any, bytes]] = {}
+        asked: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
         answers = []
         for document in super().documents(sources):
             value = document[2]
@@ -69,16 +66,23 @@ class OpenAIBatch(_Logs):
                 and isinstance(value.get("body"), dict)
                 and isinstance(value.get("custom_id"), str)
             ):
-                asked[value["custom_id"]] = document
+                asked.setdefault(value["custom_id"], []).append(document)
             else:
                 answers.append(document)
         for source, line, value, text in answers:
-            request = asked.pop(str(value.get("custom_id")), None) if isinstance(value, dict) else None
-            if request is not None:
-                value = value | {"request": request[2]["body"]}
+            name = str(value.get("custom_id")) if isinstance(value, dict) else ""
+            if len(requests := asked.get(name, ())) == 1:
+                value = value | {"request": asked.pop(name)[0][2]["body"]}
+            elif requests:
+                # Ids are told apart within a batch only.
+                value = BadItem(
+                    "S102", f"custom_id {name!r}: {len(requests)} requests have it; import one batch at a time"
+                )
             yield source, line, value, text
-        for source, line, value, text in asked.values():
-            yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: no response in these files"), text
+        for requests in asked.values():
+            for source, line, value, text in requests:
+                why = "several requests have it" if len(requests) > 1 else "no response in these files"
+                yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: {why}"), text
 
     def row(self, item: Any, importing: Importing) -> Columns:
         from gymdata.interop.importing import BadItem
@@ -92,7 +96,13 @@ class OpenAIBatch(_Logs):
 
 
 def _asked(row: Mapping[str, Any]) -> Any:
-    return row.get("request") or {**(row.get("model_parameters") or {}), "messages": row.get("messages")}
+    parameters = row.get("model_parameters")
+    own = parameters if isinstance(parameters, dict) else {}
+    return row.get("request") or {**own, "messages": row.get("messages")}
+
+
+def _is_exchange(body: Any) -> bool:
+    return isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
 
 
 def _is_response(value: Any) -> bool:

@@ -61,7 +61,7 @@ class InspectAI(Format):
             [],
             written,
             importing,
-            reward=next(iter(rewards.values())) if len(scores) == 1 and len(rewards) == 1 else None,
+            reward=next(iter(rewards.values())) if len(scores) == 1 and rewards.keys() == scores.keys() else None,
             rewards=rewards,
             texts=texts,
             about=about,

@@ -53,19 +53,24 @@ class ClaudeCode(_Session):
         records = [r for r in item["records"] if r.get("type") in ("user", "assistant") and "message" in r]
         records = [r for r in records if not r.get("isSidechain") and not r.get("isApiErrorMessage")]
         starts = [n for n, record in enumerate(records) if record.get("isCompactSummary")]
-        messages, typed, last = list[dict[str, Any]](), set[str | None](), None
+        messages, parents, last = list[dict[str, Any]](), set[tuple[str, str | None]](), None
+        ended = set[str | None]()
         for record in records[starts[-1] if starts else 0 :]:
             message, content = record["message"], record["message"]["content"]
             blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            if record["type"] == "user" and not any(block["type"] == "tool_result" for block in blocks):
-                if record["parentUuid"] in typed and not record.get("isMeta"):
+            if not record.get("isMeta"):
+                if (record["type"], record["parentUuid"]) in parents:
                     raise BadItem("S102", f"uuid {record['uuid']}: the session went back to an earlier message")
-                typed.add(record["parentUuid"])
-            if record["type"] == "assistant" and last is not None and last == message.get("id"):
+                parents.add((record["type"], record["parentUuid"]))
+            name = message.get("id") if record["type"] == "assistant" else None
+            if name is not None and name == last:
                 messages[-1]["content"] = [*messages[-1]["content"], *blocks]  # a message has a line per block
+            elif name is not None and name in ended:
+                raise BadItem("S102", f"uuid {record['uuid']}: its message goes on after a message of the user")
             else:
                 messages.append({"role": record["type"], "content": blocks})
-            last = message.get("id") if record["type"] == "assistant" else last
+            last = name
+            ended.add(name)
         written = conversation(of_anthropic(messages), "messages")
         first = records[0] if records else {}
         task = {name: first[name] for name in ("sessionId", "cwd", "gitBranch", "version") if name in first}
@@ -77,7 +82,7 @@ class ClaudeCode(_Session):
 class Codex(_Session):
     """A session of Codex (``rollout-*.jsonl``): its ``response_item`` lines, after the instructions of ``session_meta``. The
     text of a custom tool is the argument ``input``; encrypted reasoning and definitions of tools are lost, there is no
-    reward, and a session that was compacted is refused."""
+    reward, and a session that was compacted or rolled back is refused."""
 
     content = "a session of Codex"
     marks = (b'"session_meta"', b'"response_item"')
@@ -92,9 +97,10 @@ class Codex(_Session):
         from gymdata.interop.text_rows import conversation, rollout_row
 
         records = item["records"]
-        if any(record.get("type") == "compacted" for record in records):
+        events = (record["payload"].get("type") for record in records if record.get("type") == "event_msg")
+        if any(record.get("type") == "compacted" for record in records) or "thread_rolled_back" in events:
             raise BadItem(
-                "S102", "compacted: got a session that was compacted, whose messages are not those of its answers"
+                "S102", "got a session that was compacted or rolled back, whose messages are not those of its answers"
             )
         meta: dict[str, Any] = next(
             (record["payload"] for record in records if record.get("type") == "session_meta"), {}

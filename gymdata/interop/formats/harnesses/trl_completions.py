@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Columns, Importing
+    from gymdata.store.paths import Source
 
 _COLUMNS = {"step", "prompt", "completion", "advantage"}
 
@@ -27,6 +30,20 @@ class TrlCompletions(Format):
         from gymdata.interop.text_rows import first_row
 
         return first_row(value).keys() >= _COLUMNS
+
+    def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
+        """Each row has all columns of numbers of its file: a function that does not apply to a row gave it NaN, which
+        pandas writes as null."""
+        import pyarrow as pa
+
+        from gymdata.remote.reading import parquet_schema
+
+        for source in sources:
+            schema = parquet_schema(source.path) if source.kind == "parquet" else ()
+            numbers = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in _COLUMNS]
+            for _, line, value, text in super().documents([source]):
+                whole = dict.fromkeys(numbers, math.nan) | value if isinstance(value, dict) else value
+                yield source, line, whole, text
 
     def row(self, item: Any, importing: Importing) -> Columns:
         from gymdata.interop.decoded import split

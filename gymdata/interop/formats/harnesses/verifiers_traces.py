@@ -57,6 +57,9 @@ class VerifiersTraces(Format):
         scores = {name: reward["score"] for name, reward in given.items()} if known else {}
         total = sum(reward["score"] * reward.get("weight", 1.0) for reward in given.values()) if scores else None
         named = scores | (item.get("metrics") or {} if known else {})
+        group = task.get("key") or task.get("hash")
+        if group is not None and not isinstance(group, str):
+            raise BadItem("S102", f"task.key: got {group!r:.100}, expected text")
         model = next((call.get("model") for call in item.get("calls") or ()), None)
         data = task["data"] if isinstance(task.get("data"), dict) else {}
         return rollout_row(
@@ -72,6 +75,6 @@ class VerifiersTraces(Format):
             reward=total,
             rewards=numbers_of(named, named),
             about=(*_ABOUT, "trace_id"),
-            group=task.get("key") or task.get("hash"),
+            group=group,
             policy=model,
         )
