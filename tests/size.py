@@ -44,7 +44,7 @@ BUDGETS: dict[str, int] = {
     "report": 1_413,
     "rewards": 1_906,
     "rollouts": 3_078,
-    "scan": 549,
+    "scan": 551,
     "score": 784,
     "scores": 241,
     "serve": 177,
@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_879, 595
+TOTAL, FILE_LINES = 72_881, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 600, 1_143, 102
 
 

@@ -34,21 +34,21 @@ def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> l
     for n, message in enumerate(messages):
         role, content, where = message["role"], message["content"], f"messages[{n}]"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        texts, made = list[Any](), Chat(role=role)
+        texts, reply = list[Any](), Chat(role=role)
         for block in blocks:
             kind = block["type"]
             if kind == "tool_result" and role == "user":
-                said = text_of(block.get("content"), where)
-                chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": said})
+                result = text_of(block.get("content"), where)
+                chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
             elif kind == "tool_use" and role == "assistant":
                 call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
-                made.setdefault("tool_calls", []).append(call)
+                reply.setdefault("tool_calls", []).append(call)
             elif kind == "thinking" and role == "assistant":
-                made["reasoning"] = made.get("reasoning", "") + block["thinking"]
+                reply["reasoning"] = reply.get("reasoning", "") + block["thinking"]
             elif kind != "redacted_thinking":
                 texts.append(block)
-        if texts or len(made) > 1:
-            chat.append(made | {"content": text_of(texts, where) if texts else None})
+        if texts or len(reply) > 1:
+            chat.append(reply | {"content": text_of(texts, where) if texts else None})
     return chat
 
 
@@ -64,20 +64,20 @@ def of_responses(items: Iterable[Mapping[str, Any]]) -> list[Chat]:
         if kind == "message" and item["role"] != "assistant":
             chat.append({"role": item["role"], "content": text_of(item["content"], where)})
             continue
-        said = chat[-1] if chat and chat[-1]["role"] == "assistant" else Chat(role="assistant", content=None)
-        if kind == "message" and said["content"] is None and "tool_calls" not in said:
-            said["content"] = text_of(item["content"], where)
+        reply = chat[-1] if chat and chat[-1]["role"] == "assistant" else Chat(role="assistant", content=None)
+        if kind == "message" and reply["content"] is None and "tool_calls" not in reply:
+            reply["content"] = text_of(item["content"], where)
         elif kind == "message":
-            said = Chat(role="assistant", content=text_of(item["content"], where))
+            reply = Chat(role="assistant", content=text_of(item["content"], where))
         elif kind == "reasoning":
             if thought := text_of(item.get("content") or item.get("summary"), where):
-                said["reasoning"] = said.get("reasoning", "") + thought
+                reply["reasoning"] = reply.get("reasoning", "") + thought
         elif kind in ("function_call", "custom_tool_call"):
             arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
             call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": arguments}}
-            said.setdefault("tool_calls", []).append(call)
+            reply.setdefault("tool_calls", []).append(call)
         else:
             raise BadItem("S102", f"{where}: got type {kind!r}, which chat messages have no place for")
-        if not chat or chat[-1] is not said:
-            chat.append(said)
+        if not chat or chat[-1] is not reply:
+            chat.append(reply)
     return [message for message in chat if len(message) > 2 or message["content"] is not None]

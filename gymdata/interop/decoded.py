@@ -49,8 +49,8 @@ def split(prompt: str, output: str, where: str) -> tuple[list[Message], list[Mes
         )
     ends = [role.start() - 1 for role in roles[1:]]
     texts = [text[role.end() + 1 : end] for role, end in zip(roles, ends, strict=False)]
-    given = [message_of(name, said) for name, said in zip(names, texts, strict=False)]
-    return given, [message_of("assistant", text[roles[-1].end() + 1 :] + output)]
+    opening = [message_of(name, content) for name, content in zip(names, texts, strict=False)]
+    return opening, [message_of("assistant", text[roles[-1].end() + 1 :] + output)]
 
 
 def _split_written(
@@ -60,13 +60,13 @@ def _split_written(
     for token in _AROUND:
         text = text.removesuffix(token)
     while end < len(text):
-        found = pattern.match(text, end)
-        role = _ROLES.get(found[1]) if found else None
-        if found is None or role is None or _MARKER.search(found[2]):
+        match = pattern.match(text, end)
+        role = _ROLES.get(match[1]) if match else None
+        if match is None or role is None or _MARKER.search(match[2]):
             raise BadItem(
                 "S102", f"{where}: got text of a chat template, with {text[end : end + 40]!r} between messages"
             )
-        end = found.end()
-        messages.append((end > len(prompt), message_of(role, found[2])))
-    given = [message for after, message in messages if not after]
-    return given, [message for after, message in messages if after]
+        end = match.end()
+        messages.append((end > len(prompt), message_of(role, match[2])))
+    opening = [message for after, message in messages if not after]
+    return opening, [message for after, message in messages if after]

@@ -122,15 +122,17 @@ def scan(
         raise UsageError(f"-o {target}: is the file that is scanned", hint="give another name")
     facts = read_run_json(run_json) if run_json is not None else {}
     reader = reader_of(tokenizer, facts)
-    made = Redaction(find, reader() if reader is not None else None)
+    redaction = Redaction(find, reader() if reader is not None else None)
     with StageOutput(described_by(target, _NAME), "redact", [target.name], overwrite=overwrite) as out:
-        config = made.clean({"path": str(Path(source).resolve())})
+        config = redaction.clean({"path": str(Path(source).resolve())})
         out.refuse_other("config", config, "redacted rollouts")
-        out.batches(target.name, made.batches(source), ROLLOUTS, ROLLOUTS.arrow)
-        counts = {name: getattr(made, name) for name in (*_COUNTS, "left_out")}
+        out.batches(target.name, redaction.batches(source), ROLLOUTS, ROLLOUTS.arrow)
+        counts = {name: getattr(redaction, name) for name in (*_COUNTS, "left_out")}
         kept = {key: facts[key] for key in _KEPT if key in facts}
-        more = {"command": list(command), "parents": [parent_of(source)], "neutral_token": made.neutral}
-        out.finish({**made.clean({**kept, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}})
+        more = {"command": list(command), "parents": [parent_of(source)], "neutral_token": redaction.neutral}
+        out.finish(
+            {**redaction.clean({**kept, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}}
+        )
     for name, value in {**counts, "file": str(target)}.items():
         setattr(report, name, value)
     return report

@@ -57,7 +57,7 @@ class OpenAIBatch(_Logs):
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         from gymdata.interop.importing import BadItem
 
-        asked: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
+        requests_of: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
         answers = []
         for document in super().documents(sources):
             value = document[2]
@@ -66,20 +66,20 @@ class OpenAIBatch(_Logs):
                 and isinstance(value.get("body"), dict)
                 and isinstance(value.get("custom_id"), str)
             ):
-                asked.setdefault(value["custom_id"], []).append(document)
+                requests_of.setdefault(value["custom_id"], []).append(document)
             else:
                 answers.append(document)
         for source, line, value, text in answers:
             name = str(value.get("custom_id")) if isinstance(value, dict) else ""
-            if len(requests := asked.get(name, ())) == 1:
-                value = value | {"request": asked.pop(name)[0][2]["body"]}
+            if len(requests := requests_of.get(name, ())) == 1:
+                value = value | {"request": requests_of.pop(name)[0][2]["body"]}
             elif requests:
                 # Ids are told apart within a batch only.
                 value = BadItem(
                     "S102", f"custom_id {name!r}: {len(requests)} requests have it; import one batch at a time"
                 )
             yield source, line, value, text
-        for requests in asked.values():
+        for requests in requests_of.values():
             for source, line, value, text in requests:
                 why = "several requests have it" if len(requests) > 1 else "no response in these files"
                 yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: {why}"), text
@@ -129,17 +129,17 @@ def _row(
         if len(response["choices"]) != 1:
             raise BadItem("S102", f"choices: got {len(response['choices'])}, expected 1")
         choice = response["choices"][0]
-        said, end = [choice["message"]], choice.get("finish_reason")
+        answer, end = [choice["message"]], choice.get("finish_reason")
         messages = asked["messages"]
     else:
-        said, end = of_anthropic([response]), response.get("stop_reason")
+        answer, end = of_anthropic([response]), response.get("stop_reason")
         messages = of_anthropic(asked["messages"], asked.get("system"))
         tools = [
             {"name": t["name"], "description": t.get("description"), "parameters": t["input_schema"]}
             for t in tools or ()
         ]
-    given, written = conversation(messages, "messages"), conversation(said, "response")
+    prompt, written = conversation(messages, "messages"), conversation(answer, "response")
     row = {**item, "tools": tools, "functions": asked.get("functions")}
     cut = end in ("length", "max_tokens")
     model = response.get("model")
-    return rollout_row(row, given, written, importing, texts=(*texts,), about=(*about,), policy=model, truncated=cut)
+    return rollout_row(row, prompt, written, importing, texts=(*texts,), about=(*about,), policy=model, truncated=cut)
