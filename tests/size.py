@@ -40,6 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_420,
+    "record": 185,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_906,
@@ -58,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 72_881, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 600, 1_143, 102
+TOTAL, FILE_LINES = 73_066, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 600, 1_153, 103
 
 
 def sources() -> list[Path]:
