@@ -307,7 +307,10 @@ class HttpClient:
             text = f"{url} did not answer within {timeout_s:g} s"
             raise OutsideError(self.system, text, hint=self.advice.slow, retryable=repeatable) from error
         except aiohttp.InvalidURL as error:
-            raise OutsideError(self.system, f"{url!r} is no URL", fatal=True) from error
+            raise OutsideError(self.system, f"{url!r} is not a URL", fatal=True) from error
+        except aiohttp.ClientPayloadError as error:
+            text = f"{url}: the response's body is incomplete or not encoded as its headers say ({error})"
+            raise OutsideError(self.system, text, retryable=repeatable) from error
         except (aiohttp.ClientError, OSError) as error:
             raise OutsideError(self.system, f"{url}: {type(error).__name__}: {error}", retryable=repeatable) from error
 

@@ -83,6 +83,22 @@ def test_a_length_that_is_announced_is_refused_unread() -> None:
         ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
 
 
+def test_a_body_that_is_not_encoded_as_its_headers_say_is_named_so() -> None:
+    """Bytes that claim to be gzip and are not: the message names the response's body, and another try may do better."""
+
+    async def not_gzip(request: web.Request) -> web.Response:
+        return web.Response(body=b"{}", headers={"Content-Encoding": "gzip"})
+
+    app = web.Application()
+    app.router.add_get("/x", not_gzip)
+    with (
+        serving(app) as url,
+        pytest.raises(OutsideError, match="body is incomplete or not encoded as its headers") as caught,
+    ):
+        ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+    assert caught.value.retryable
+
+
 def test_the_beginning_of_an_endless_refusal_is_told() -> None:
     """A 4xx or 5xx that never ends is that status with its first words."""
     for status, words in ((400, r"refused \(400\)"), (500, "answered 500")):

@@ -271,7 +271,8 @@ class Views:
         """Rows that several paths give are counted as often."""
         wanted = {"rollouts" if name in ("turns", "messages") else name for name in names}
         for name in wanted & set(self.files.by_table):
-            for path, copy in same_content(s.path for s in self.files.by_table[name]):
+            files = self.files.by_table[name]
+            for path, copy in same_content(s.path for s in files if s.kind != "parquet" or _has_rows(s.path)):
                 warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
         for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in wanted):
             warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
@@ -354,6 +355,17 @@ def _turns_view(prompts: bool) -> str:
     return f"""CREATE VIEW turns AS
 SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether a Parquet file has rows; a file that cannot be read is reported where its rows are read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except (pa.ArrowInvalid, OSError):
+        return True
 
 
 def _load(source: Source, table: Table) -> pa.Table:

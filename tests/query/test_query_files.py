@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
-from gymdata.rollouts.schema import PAIRS, VERSION_KEY
+from gymdata.rollouts.schema import PAIRS, VERSION_KEY, VIOLATIONS
 from gymdata.store import read_run_json, write_run_json
+from gymdata.store.tables import write_table
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -40,6 +41,18 @@ def test_a_newer_table_is_refused(run: Path, of: str, path: str) -> None:
         write_run_json(run, read_run_json(run) | {"schemas": {"rollouts": 99}})
     with pytest.raises(DataError, match="rollouts version 99 is newer"):
         gymdata.query("SELECT count(*) FROM rollouts", run if path == "folder" else part)
+
+
+def test_equal_tables_without_a_row_are_counted_nowhere_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs without a failure of their own have equal, empty tables: there is nothing to warn of."""
+    runs = [write_run(tmp_path / name, [rollout(f"t{name}", 0, 1.0, two_turns(1, 5))]) for name in "ab"]
+    for run in runs:
+        write_table(VIOLATIONS.arrow.empty_table(), run / "violations.parquet", VIOLATIONS)
+    assert main(["query", "SELECT count(*) AS n FROM violations", *map(str, runs), "--csv"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("n\n0\n", "")
 
 
 def test_a_run_and_its_copy_are_counted_twice_with_a_warning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
