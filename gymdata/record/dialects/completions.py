@@ -1,0 +1,112 @@
+"""OpenAI's completions of text or ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from gymdata.record.dialects import dialect
+from gymdata.record.dialects._wire import Body, Fields, Json, OpenAI, frame
+from gymdata.record.dialects.chat import SAMPLING, usage
+from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
+
+_REFUSED = ("suffix", "echo", "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "ignore_eos")
+
+
+@dialect("completions")
+class Completions(OpenAI):
+    """OpenAI's completions of a text or of ids, with vLLM's ``return_token_ids`` and sampling parameters."""
+
+    name = "completions"
+    paths: tuple[str, ...] = ("/v1/completions",)
+
+    def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:  # noqa: ARG002 - the port's signature
+        fields = Fields(body)
+        fields.without_effect("user")
+        fields.refuse(*_REFUSED)
+        n = fields.integer("n", 1, 128) or 1
+        fields.refuse("best_of", unless=(n,))
+        options = Fields(fields.section("stream_options"), "stream_options.")
+        options.without_effect("include_obfuscation", "continuous_usage_stats")
+        request = AgentRequest(
+            dialect=self.name,
+            model=fields.text("model") or "",
+            messages=(),
+            sampling=fields.sampling(*SAMPLING),
+            max_tokens=fields.integer("max_tokens", 1) or 16,
+            stop=fields.stop("stop"),
+            n=n,
+            stream=fields.flag("stream"),
+            stream_usage=options.flag("include_usage"),
+            logprobs=fields.integer("logprobs", 0, 20),
+            return_token_ids=fields.flag("return_token_ids"),
+            prompt=_prompt(fields.take("prompt", (str, list), "text or token ids")),
+        )
+        options.refuse_rest()
+        fields.refuse_rest()
+        return request
+
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> Json:
+        choices = [_choice(request, completion, completion.text) for completion in completions]
+        return _body(request, completions[0], choices) | {"usage": usage(completions)}
+
+    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
+        ended: list[AgentCompletion] = []
+        nothing = {"usage": None} if request.stream_usage else {}
+        try:
+            async for delta in deltas:
+                if delta.content:
+                    part = {"index": delta.index, "text": delta.content, "logprobs": None, "finish_reason": None}
+                    yield frame(_body(request, delta, [part]) | nothing)
+                if delta.end is not None:
+                    ended.append(delta.end)
+                    yield frame(_body(request, delta, [_choice(request, delta.end, "")]) | nothing)
+        except RequestError as error:
+            yield frame(self.error_of(error))
+        else:
+            if request.stream_usage and ended:
+                yield frame(_body(request, ended[0], []) | {"usage": usage(ended)})
+        yield frame("[DONE]")
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    one = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int) else prompt
+    ids = isinstance(one, list) and one and all(isinstance(i, int) and not isinstance(i, bool) for i in one)
+    if isinstance(one, str) or ids:
+        return one  # type: ignore[no-any-return]  # a text or ids, by the line above
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise RequestError(
+            "unsupported", f"prompt: got {len(prompt)} prompts, expected one; send a request for each", where="prompt"
+        )
+    raise RequestError("invalid", f"prompt: got {prompt!r:.80}, expected text or token ids", where="prompt")
+
+
+def _body(request: AgentRequest, source: CompletionDelta | AgentCompletion, choices: list[Json]) -> Json:
+    return {
+        "id": f"cmpl-{source.id}",
+        "object": "text_completion",
+        "created": source.created,
+        "model": request.model,
+        "choices": choices,
+    }
+
+
+def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> Json:
+    logprobs = None
+    if request.logprobs is not None and completion.logprobs is not None:
+        tokens = [token.token for token in completion.logprobs]
+        logprobs = {
+            "tokens": tokens,
+            "token_logprobs": [token.logprob for token in completion.logprobs],
+            "top_logprobs": [{other: value for other, _, value in token.top} for token in completion.logprobs],
+            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0))[: len(tokens)],
+        }
+    ids = {"token_ids": list(completion.token_ids), "prompt_token_ids": list(completion.prompt_token_ids)}
+    return {
+        "index": completion.index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": "length" if completion.finish_reason == "length" else "stop",
+        **(ids if request.return_token_ids else {}),
+    }
