@@ -59,6 +59,7 @@ EDGES = {
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},
     ("demo", "report"): {"run"},
+    ("record", "interop"): {"blocks", "importing", "text_rows"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

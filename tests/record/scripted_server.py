@@ -39,22 +39,30 @@ CALLS: dict[str, dict[str, Any]] = {
     "run_shell_command": {"command": "echo 42 > answer.txt && cat answer.txt", "is_background": False},
     "add": {"a": 2, "b": 40},
 }
+#: The same for the tools that start another agent; used where the user asks for one.
+SUB_AGENTS: dict[str, dict[str, Any]] = {
+    "Agent": {"description": "Write", "prompt": "write 42 to answer.txt", "subagent_type": "general-purpose"},
+    "spawn_agent": {"message": "write 42 to answer.txt"},
+    "task": {"description": "Write", "prompt": "write 42 to answer.txt", "subagent_type": "general"},
+}
 #: By which mini-swe-agent ends.
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def calls_once(request: AgentRequest) -> Reply:
     """Calls the first tool of ``CALLS`` that the request has, and then says what it returned."""
-    last = request.messages[-1] if request.messages else {}
-    if last.get("role") == "tool" and any(SUBMIT in message["content"] for message in request.messages):
+    results = [message["content"] for message in request.messages if message["role"] == "tool"]
+    if results and any(SUBMIT in message["content"] for message in request.messages):
         return Reply("Done.", calls=[("bash", {"command": f"echo {SUBMIT}"})])
-    if last.get("role") == "tool":
-        return Reply(f"The tool returned: {last['content']}", reasoning="The tool has answered.")
+    if results:
+        return Reply(f"The tool returned: {results[-1]}", reasoning="The tool has answered.")
     names = [tool["function"]["name"] for tool in request.tools or ()]
-    name = next((name for name in CALLS if name in names), None)
+    asked = [message["content"] for message in request.messages if message["role"] == "user"]
+    calls = SUB_AGENTS if any("use a sub-agent" in text for text in asked) else CALLS
+    name = next((name for name in calls if name in names), None)
     if name is None or request.tool_choice == "none":
         return Reply("Hello, world.")
-    return Reply("I will call it.", "A tool is needed.", [(name, CALLS[name])])
+    return Reply("I will call it.", "A tool is needed.", [(name, calls[name])])
 
 
 def completion(request: AgentRequest, reply: Reply, index: int = 0) -> AgentCompletion:

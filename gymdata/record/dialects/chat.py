@@ -43,7 +43,7 @@ class ChatCompletions(OpenAI):
     name = "chat"
     paths: tuple[str, ...] = ("/v1/chat/completions",)
 
-    def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:  # noqa: ARG002 - the port's signature
+    def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
         fields = Fields(body)
         fields.without_effect(*_WITHOUT_EFFECT)
         fields.refuse(*_REFUSED)
@@ -77,6 +77,9 @@ class ChatCompletions(OpenAI):
             ),
             logprobs=(top or 0) if wants_logprobs else None,
             return_token_ids=fields.flag("return_token_ids"),
+            # OpenCode gives each of its sub-agents a session.
+            session_key=(parent := headers.get("x-parent-session-id")),
+            conversation_hint="sub-agent" if parent else None,
         )
         options.refuse_rest()
         fields.refuse_rest()

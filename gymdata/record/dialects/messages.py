@@ -86,6 +86,7 @@ class Messages:
             stream=fields.flag("stream"),
             response_format=response_format(format.get("type"), format.get("schema"), "output_config.format"),
             session_key=_session(fields.section("metadata").get("user_id"), headers),
+            conversation_hint="sub-agent" if headers.get("x-claude-code-agent-id") else None,
             body={"context_management": body.get("context_management") is not None},
         )
         fields.refuse_rest()

@@ -73,7 +73,7 @@ class Responses(OpenAI):
             stream=fields.flag("stream"),
             response_format=response_format(format.get("type"), format.get("schema"), "text.format"),
             logprobs=(top or 0) if top or _LOGPROBS in include else None,
-            conversation_hint=headers.get("thread-id"),
+            conversation_hint=headers.get("x-openai-subagent"),
             previous_id=previous.removeprefix(_ID) if previous else None,
             body={
                 "instructions": instructions,
