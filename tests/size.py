@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_432,
-    "record": 185,
+    "record": 1_324,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_906,
@@ -59,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 73_081, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 601, 1_153, 103
+TOTAL, FILE_LINES = 74_220, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 613, 1_155, 104
 
 
 def sources() -> list[Path]:
