@@ -27,10 +27,10 @@ CALL = Reply("I add.", "It is a sum.", [("add", {"a": 1})])
 #: Whose request it is: its roles by first letters, tools, calls, session and conversation.
 CLIENTS: dict[str, tuple[str, int, list[str], str | None, str | None]] = {
     "anthropic": ("uat", 1, ["add"], None, None),
-    "claude-code": ("susat", 24, ["Bash"], "00000000-0000-4000-8000-000000000009", None),
-    "claude-code-sub-agent": ("susats", 21, ["Bash"], "00000000-0000-4000-8000-000000000010", "sub-agent"),
-    "codex": ("ssuuat", 12, ["exec_command"], None, None),
-    "codex-sub-agent": ("ssuu", 7, [], None, "collab_spawn"),
+    "claude-code": ("suat", 24, ["Bash"], "00000000-0000-4000-8000-000000000009", None),
+    "claude-code-sub-agent": ("suatu", 21, ["Bash"], "00000000-0000-4000-8000-000000000010", "sub-agent"),
+    "codex": ("suuat", 12, ["exec_command"], None, None),
+    "codex-sub-agent": ("suu", 7, [], None, "collab_spawn"),
     "litellm-chat": ("uat", 1, ["add"], None, None),
     "litellm-messages": ("uat", 1, ["add"], None, None),
     "mini-swe-agent": ("suat", 1, ["bash"], None, None),
@@ -119,6 +119,26 @@ def test_parts_of_text_are_lines_unless_the_model_wrote_them() -> None:
     for dialect in (CHAT, MESSAGES):
         request = dialect.parse({"model": "m", "messages": messages}, {})
         assert [message["content"] for message in request.messages] == ["a\nb", "ab", "2+40?"]
+
+
+def test_a_later_system_message_is_the_users() -> None:
+    """Most templates refuse it elsewhere than first; those that come first are one. Messages of one role are one for
+    Anthropic's API."""
+    system, late = {"role": "system", "content": "Be brief."}, {"role": "system", "content": "Now."}
+    said = "<system-reminder>\nNow.\n</system-reminder>"
+    request = CHAT.parse({"messages": [system, system, USER, late]}, {})
+    assert [message["content"] for message in request.messages] == ["Be brief.\n\nBe brief.", "2+40?", said]
+    assert [message["role"] for message in request.messages] == ["system", "user", "user"]
+    request = MESSAGES.parse({"system": "Be brief.", "messages": [USER, late]}, {})
+    assert [message["content"] for message in request.messages] == ["Be brief.", f"2+40?\n{said}"]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "42"}]}
+    use = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    turns = [USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}, late]
+    request = MESSAGES.parse({"messages": turns}, {})
+    assert [(message["role"], message["content"]) for message in request.messages[2:]] == [
+        ("tool", "42"),
+        ("user", said),
+    ]
 
 
 def test_reasoning_of_each_dialect_is_the_messages_reasoning() -> None:

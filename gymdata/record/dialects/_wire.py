@@ -121,14 +121,27 @@ def one_text(content: Any) -> Any:
     return [*others, {"type": "text", "text": "\n".join(texts)}] if texts else others
 
 
+def reminder(text: str) -> str:
+    """A system message that comes after others, which most chat templates refuse, as the user says it."""
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
 def stored_messages(read: Callable[[], Sequence[Body]]) -> list[Message]:
-    """The chat messages that ``read`` returns, as rollouts store them. Raises RequestError."""
+    """The chat messages that ``read`` returns, as rollouts store them: one system message at most, and that first. Raises
+    RequestError."""
     try:
-        return [_stored(message) for message in conversation(list(read()), "messages")]
+        messages = [_stored(message) for message in conversation(list(read()), "messages")]
     except BadItem as error:
         raise RequestError("invalid", error.reason, where=error.reason.partition(":")[0]) from error
     except ODD as error:
         raise RequestError("invalid", f"messages: {reason_of(error)}", where="messages") from error
+    first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    system = "\n\n".join(message["content"] for message in messages[:first] if message["content"])
+    later = [
+        {"role": "user", "content": reminder(message["content"])} if message["role"] == "system" else message
+        for message in messages[first:]
+    ]
+    return [{"role": "system", "content": system}, *later] if system else later
 
 
 def _stored(row: Message) -> Message:

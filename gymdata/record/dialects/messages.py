@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from gymdata.interop.blocks import of_anthropic
+from gymdata.interop.blocks import of_anthropic, text_of
 from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
@@ -16,6 +16,7 @@ from gymdata.record.dialects._wire import (
     function_tool,
     named_tool,
     one_text,
+    reminder,
     response_format,
     retry_header,
     stored_messages,
@@ -184,21 +185,29 @@ def _frame(event: str, **fields: Any) -> bytes:
     return frame({"type": event, **fields}, event)
 
 
-def _chat(messages: Sequence[Any], system: Any) -> list[Json]:
+def _chat(messages: Sequence[Json], system: Any) -> list[Json]:
     if isinstance(system, list):
         system = [block for block in system if not str(block.get("text")).startswith(_BILLING)]
-    return of_anthropic([_lines(message) for message in messages], system)
+    turns: list[Json] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if role == "system" and turns:
+            role, blocks = "user", [{"type": "text", "text": reminder(text_of(content, "messages"))}]
+        if turns and turns[-1]["role"] == role:
+            # As the API has it: messages of one role that follow each other are one.
+            turns[-1]["content"] = [*turns[-1]["content"], *blocks]
+        else:
+            turns.append({"role": role, "content": blocks})
+    return of_anthropic([turn if turn["role"] == "assistant" else _lines(turn) for turn in turns], system)
 
 
 def _lines(message: Json) -> Json:
-    """The message with its texts as one, unless the model wrote it."""
-    content = message["content"]
-    if message["role"] == "assistant" or isinstance(content, str):
-        return message
+    """The message with its texts as one, a line each."""
     blocks = [
         block | {"content": one_text(block["content"])} if block.get("type") == "tool_result" and "content" in block
         else block
-        for block in content
+        for block in message["content"]
     ]  # fmt: skip
     return message | {"content": one_text(blocks)}
 
