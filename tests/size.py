@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_413,
     "pairs": 1_517,
     "query": 1_432,
-    "record": 1_324,
+    "record": 1_346,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_906,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 74_220, 595
+TOTAL, FILE_LINES = 74_242, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 613, 1_155, 104
 
 
