@@ -28,8 +28,8 @@ _BAR = 24
 def audit(
     path: RunFiles, output: _Output = None, *, settings: AuditConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
-    """Logprobs are recomputed with a forward pass. Exit code 1 when they are not the model's (L305); then the likely cause
-    is named.
+    """Logprobs are recomputed with a forward pass. Exit code 1 when they are not the model's (L305), by more than rounding
+    explains; then the likely cause is named.
     """
     from gymdata.audit.run import audit as run
 
@@ -57,10 +57,16 @@ def _show(report: AuditReport) -> None:
     for line in report.notes:
         say(line)
     if report.ok:
-        print(f"the saved log-probabilities are the model's: none is further than {report.tolerance:g} away")
+        few = summary["tokens_beyond_tolerance"]
+        print(
+            f"the saved log-probabilities are the model's: {few:,} of {counted(summary['tokens'], 'token')} more than "
+            f"{report.rounding.token:g} apart, which rounding explains"
+        )
         return
-    off = sum(v.turn is not None for v in report.violations)
-    print(f"L305 in {counted(off, 'turn')} of {counted(summary['rollouts_beyond_tolerance'], 'rollout')}")
+    if off := [v for v in report.violations if v.turn is not None]:
+        print(f"L305 in {counted(len(off), 'turn')} of {counted(len({v.row for v in off}), 'rollout')}")
+    for line in summary["departures"]:
+        print(f"L305: {line}")
     if report.explanation is not None:
         likely = "cause" if report.explanation.certain else "likely cause"
         say(f"{likely}: {report.explanation.text}")

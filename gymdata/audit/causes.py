@@ -1,4 +1,4 @@
-"""Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree."""
+"""Why saved log-probabilities are not the model's: explanations are tested on sequences that disagree, and on others."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ import pyarrow as pa
 
 from gymdata.audit import compare as audit
 from gymdata.models.scoring import PolicyModel, ToScore
+from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import RolloutSequences
 
 Array = npt.NDArray[Any]
 Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampling", "checkpoint", "unknown"]
 
-#: An explanation must leave at most this share of the mean |Δ| (or what rounding leaves).
-_LEFT = 0.2
-_COARSE = np.geomspace(0.1, 5.0, 27)
-#: Temperatures that people set: a fit this close to one of them is that one.
+#: An explanation must leave at most this share of the mean |Δ|, or what rounding leaves and at most the second.
+_LEFT, _LEFT_OF_ROUNDING = 0.2, 0.7
+#: A temperature this close to that of the rows is no other one; and a Δ that is this one-sided is of a cut distribution.
+_SAME_TEMPERATURE, _ONE_SIDED = 0.03, 0.8
+_COARSE = np.geomspace(0.1, 5.0, 14)
+#: Temperatures that people set: a fit this close to one of them is that one, if it leaves hardly more.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
-_USUAL_WITHIN = 0.004
+_USUAL_WITHIN, _HARDLY_MORE = 0.02, 1.02
 #: Difference of log-likelihood, in nats, from which on tokens show which temperature they were drawn at.
 _TELLING = 3.0
 _FIRST = 3
@@ -55,7 +58,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tokens that disagree: ``saved``, ``found`` (recomputed), the turn of each and its position there, the temperature
+    """Scored tokens: ``saved``, ``found`` (recomputed), the turn of each and its position there, the temperature
     that its row says, and the number of its turn in its rollout."""
 
     saved: Array
@@ -131,7 +134,7 @@ def temperature_mismatch(
     shape (temperatures, tokens); the temperature that explains best is searched with it."""
     fit, after, at_fit = _fit(probe.saved, log_probs_at)
     recorded = np.unique(probe.temperature)
-    if len(recorded) == 1 and abs(fit - recorded[0]) <= _USUAL_WITHIN * recorded[0]:
+    if len(recorded) == 1 and abs(fit - recorded[0]) <= _SAME_TEMPERATURE * recorded[0]:
         return None
     # Which of the two did the tokens come from? The likelier one.
     likelier = float((at_fit.astype(np.float64) - probe.found).sum())
@@ -167,23 +170,25 @@ def _fit(saved: Array, log_probs_at: Callable[[Sequence[float]], Array]) -> tupl
         best = int(np.argmin(errors))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
         fit, error, row = float(grid[best]), errors[best], scored[best]
-        grid = np.linspace(low, high, 11)
+        grid = np.linspace(low, high, 9)
     usual = float(_USUAL[np.abs(_USUAL - fit).argmin()])
     if abs(usual - fit) <= _USUAL_WITHIN * usual:
         row = log_probs_at([usual])[0]
-        return usual, mean_apart(saved, row), row
+        after = mean_apart(saved, row)
+        if after <= _HARDLY_MORE * error or abs(usual - fit) <= _USUAL_WITHIN / 10 * usual:
+            return usual, after, row
     return fit, error, row
 
 
 def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explanation | None:
     """Saved numbers of a distribution that was cut (top_p, top_k, min_p): none is below the whole distribution's."""
     apart = probe.saved.astype(np.float64) - probe.found
-    if not settings or float((apart < -tolerance).mean()) > 0.005 or float(apart.mean()) <= 0:
+    one_sided = float(apart.mean()) >= _ONE_SIDED * probe.apart
+    if not (one_sided or settings) or float((apart < -tolerance).mean()) > 0.005 or float(apart.mean()) <= 0:
         return None
-    text = (
-        f"sampled from a part of the distribution ({', '.join(settings)}): saved log-probabilities are too high (L304)"
-    )
-    return Explanation("sampling", text, probe.apart, None)
+    by = f" ({', '.join(settings)})" if settings else ", as with top_p, top_k or min_p"
+    text = f"sampled from a part of the distribution{by}: saved log-probabilities are too high (L304)"
+    return Explanation("sampling", text, probe.apart, None, certain=bool(settings))
 
 
 def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str]) -> Explanation:
@@ -221,13 +226,16 @@ def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explan
     fit = [
         c
         for c in candidates
-        if c is not None and c.after is not None and c.after <= max(rounding, _LEFT * c.before) and c.after < c.before
+        if c is not None
+        and c.after is not None
+        and c.after < c.before
+        and (c.after <= _LEFT * c.before or c.after <= min(rounding, _LEFT_OF_ROUNDING * c.before))
     ]
     return min(fit, key=lambda c: c.after / c.before if c.after else 0.0, default=None)
 
 
 #: Most sequences and tokens on which explanations are tested.
-_SEQUENCES, _SCORED, _TOKENS = 64, 2_048, 65_536
+_SEQUENCES, _SCORED, _TOKENS = 64, 1_024, 32_768
 #: rollout_ids → name of a template → the prompt of each rollout's first turn under it (None: it cannot be rendered).
 Renderings = Callable[[Sequence[str]], Mapping[str, Sequence[Sequence[int] | None]]]
 _Prompts = Mapping[str, Sequence[Sequence[int] | None]]
@@ -244,82 +252,90 @@ class RunMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspectTokens:
-    """Sequences whose log-probs differ, and their scored tokens."""
+class ScoredSample:
+    """Sequences with their scored tokens, on which explanations are tested. ``differs``: of each, whether its log-probs are
+    not the model's."""
 
     given: ToScore
     rollout_ids: list[str]
     probe: Probe
+    differs: list[bool]
 
     @classmethod
     def of(
-        cls, sequences: RolloutSequences, given: ToScore, found: np.ndarray, ids: pa.Array, tolerance: float
-    ) -> list[SuspectTokens]:
-        """Some of those in ``sequences``; ``found``: the scores of ``given``. An empty list when all agree."""
+        cls, sequences: RolloutSequences, given: ToScore, found: np.ndarray, ids: pa.Array, rounding: Rounding
+    ) -> list[ScoredSample]:
+        """Some of those in ``sequences`` that differ and some that do not; ``found``: the scores of ``given``. An empty list
+        where nothing was scored."""
         sampled = sequences.sampled
         source = np.arange(given.n_scored) if sequences.source is None else sequences.source
-        saved = sampled.logprobs.values[source]
-        far, scores = np.abs(saved.astype(np.float64) - found), given.scores
-        mean = scores.sums(far, np.float64) / np.maximum(scores.lengths, 1)
-        bad = np.flatnonzero((scores.sums(far > tolerance) > 0) | (mean > audit.MEAN_SHARE * tolerance))
-        if not len(bad):
+        saved, scores = sampled.logprobs.values[source], given.scores
+        far = scores.sums(np.abs(saved.astype(np.float64) - found) > rounding.token)
+        off = audit.differs(far, scores.lengths, rounding)
+        sides = [np.flatnonzero(side & (scores.lengths > 0)) for side in (off, ~off)]
+        rows = np.concatenate(
+            [side[np.unique(np.linspace(0, len(side) - 1, _SEQUENCES).astype(np.int64))] for side in sides if len(side)]
+            or [np.empty(0, np.int64)]
+        )
+        if not len(rows):
             return []
-        rows = bad[np.unique(np.linspace(0, len(bad) - 1, _SEQUENCES).astype(np.int64))]
         turn = np.repeat(np.arange(len(sampled.turn_ends)), sampled.turn_sizes)[source]
         position = source - (sampled.turn_ends - sampled.turn_sizes)[turn]
         every = Probe(saved, found, turn, position, scores.spread(given.temperature), sampled.turn_number[turn])
         names = [ids[int(r)].as_py() for r in sequences.rollout[rows]]
-        return [cls(given.take(rows), names, every.take(scores.take(rows).values))]
+        return [cls(given.take(rows), names, every.take(scores.take(rows).values), off[rows].tolist())]
 
     @classmethod
-    def some_of(cls, parts: Sequence[SuspectTokens]) -> SuspectTokens:
-        """An evenly spread sample, of the size that explanations are tested on."""
-        every = [(part, row) for part in parts for row in range(len(part.given))]
-        chosen: list[tuple[SuspectTokens, int]] = []
-        scored = tokens = 0
-        for at in np.unique(np.linspace(0, len(every) - 1, _SEQUENCES).astype(np.int64)).tolist():
-            part, row = every[at]
-            scored, tokens = scored + len(part.given.scores[row]), tokens + int(part.given.lengths[row])
-            if chosen and (scored > _SCORED or tokens > _TOKENS):
-                break
-            chosen.append((part, row))
+    def some_of(cls, parts: Sequence[ScoredSample], differing: bool) -> ScoredSample | None:
+        """An evenly spread sample, of the size that explanations are tested on, of all sequences or of those that differ;
+        None where there are none."""
+        every = [(part, row) for part in parts for row in range(len(part.given)) if part.differs[row] or not differing]
+        if not every:
+            return None
+        scored = sum(len(part.given.scores[row]) for part, row in every) / len(every)
+        tokens = sum(int(part.given.lengths[row]) for part, row in every) / len(every)
+        size = max(1, min(_SEQUENCES, int(_SCORED / scored), int(_TOKENS / tokens), len(every)))
+        chosen = [every[at] for at in np.linspace(0, len(every) - 1, size).astype(np.int64).tolist()]
         return cls(
             ToScore.joined([part.given.take(np.array([row])) for part, row in chosen]),
             [part.rollout_ids[row] for part, row in chosen],
             Probe.joined([part.probe.take(part.given.scores.span(row)) for part, row in chosen]),
+            [part.differs[row] for part, row in chosen],
         )
 
 
 def explain(
-    suspects: Sequence[SuspectTokens],
+    samples: Sequence[ScoredSample],
     model: PolicyModel,
-    tolerance: float,
+    rounding: Rounding,
     known: RunMetadata,
     renderings: Renderings,
+    others_agree: bool,
 ) -> Explanation | None:
-    """The cause of the differences; None when there are none."""
-    if not suspects:
+    """The cause of the differences. It must explain the sequences that look right as well, unless they are the model's
+    (``others_agree``); None without any."""
+    some = ScoredSample.some_of(samples, others_agree) or ScoredSample.some_of(samples, False)
+    if some is None:
         return None
-    some = SuspectTokens.some_of(suspects)
-    probe, given, rounding = some.probe, some.given, audit.MEAN_SHARE * tolerance
+    probe, given = some.probe, some.given
     best = best_of(
         [
             shifted(probe),
             off_by_one(probe, {by: model.log_probs(given, shift=by)[0] for by in (-1, 1)}),
             temperature_mismatch(probe, lambda at: model.log_probs_at(given, at), known.logprobs_mode),
         ],
-        rounding,
+        rounding.mean,
     )
     if best is not None:
         return best
     prompts = _first_prompts(some, renderings)
-    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding)
+    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding.mean)
     if best is not None:
         return best
-    return truncated(probe, known.cut_by, tolerance) or unexplained(probe, known.same_policy, list(prompts))
+    return truncated(probe, known.cut_by, rounding.token) or unexplained(probe, known.same_policy, list(prompts))
 
 
-def _first_prompts(some: SuspectTokens, renderings: Renderings) -> _Prompts:
+def _first_prompts(some: ScoredSample, renderings: Renderings) -> _Prompts:
     """Other prompts that the first turns may have been sampled under."""
     prompts = dict(renderings(some.rollout_ids))
     own = [some.given.token_ids[row] for row in range(len(some.given))]
@@ -332,7 +348,7 @@ def _first_prompts(some: SuspectTokens, renderings: Renderings) -> _Prompts:
 
 
 def _under(
-    some: SuspectTokens, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
+    some: ScoredSample, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
     """The first turns' log-probs under other prompts, one per sequence."""
     ids, masks, temperature, tokens = [], [], [], []

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from gymdata import credit
 from gymdata.checks.violations import Violation
-from gymdata.rollouts.logprobs import ratio_facts
+from gymdata.rollouts.logprobs import Ratios, Rounding, more_than
 
 Array = npt.NDArray[Any]
 
-#: Largest |Δ| that rounding alone explains, by the coarser of both models' number formats; of the mean a tenth is allowed.
-TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-MEAN_SHARE = 0.1
+#: Of a turn's tokens this many times the share may be far apart that rounding leaves of all: turns differ in how certain
+#: their tokens are.
+_OF_A_TURN = 4
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 #: From this position on, lines of the table cover ranges.
 _SINGLE = 4
@@ -86,33 +86,45 @@ class LogprobComparison:
         return int(self.turn_rollout[turn]), int(self.turn_number[turn]), int(self.position[token])
 
 
-def summary(compared: LogprobComparison, tolerance: float) -> dict[str, Any]:
-    """Figures over all tokens. The KL estimates are of sampler to model: k1 = mean Δ, k3 = mean(exp(−Δ) − 1 + Δ)."""
-    far = np.abs(compared.apart)
-    ratios = ratio_facts(compared.found, compared.saved)
-    beyond = far > tolerance
-    off = np.unique(compared.turn_rollout[compared.turn[beyond]])
+def differs(far: Array, tokens: Array, rounding: Rounding) -> Array:
+    """Which turns, or sequences, are not the model's, bool: ``far`` of their ``tokens`` are more than ``rounding.token``
+    apart."""
+    return more_than(far, tokens, _OF_A_TURN * rounding.far)
+
+
+def departures(compared: LogprobComparison, rollouts: Array, rounding: Rounding) -> list[str]:
+    """What rounding does not explain in the tokens of some rollouts (bool, of all)."""
+    tokens = np.repeat(rollouts, np.diff(compared.offsets))
+    ratios = Ratios(rounding)
+    ratios.add(compared.found[tokens], compared.saved[tokens])
+    return ratios.departures()
+
+
+def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
+    """Figures over all tokens. The KL estimates are of sampler to model: k1 = mean Δ, k3 = mean(exp(−Δ) − 1 + Δ).
+    ``departures``: which of them rounding does not explain."""
+    ratios = Ratios(rounding)
+    ratios.add(compared.found, compared.saved)
+    facts = ratios.facts()
+    beyond = np.abs(compared.apart) > rounding.token
     with np.errstate(over="ignore"):
         quantiles = np.exp(-np.quantile(compared.apart, [1 - q for q in QUANTILES]))
         k3 = float(credit.kl(compared.saved.astype(np.float64), compared.found.astype(np.float64), "k3").mean())
     return {
-        "tokens": len(far),
+        "tokens": len(beyond),
         "rollouts": len(compared.rollout_ids),
         "turns": len(compared.turn_ends),
-        "max_abs_difference": float(far.max()),
-        "mean_abs_difference": float(far.mean()),
+        **{name: facts[name] for name in ("max_abs_difference", "mean_abs_difference")},
         "tokens_beyond_tolerance": int(beyond.sum()),
-        "rollouts_beyond_tolerance": len(off),
+        "rollouts_beyond_tolerance": len(np.unique(compared.turn_rollout[compared.turn[beyond]])),
         "ratio": {
-            "mean": ratios["mean"],
-            "min": ratios["min"],
-            "max": ratios["max"],
+            **{name: facts[name] for name in ("mean", "min", "max")},
             "quantiles": {f"{q:g}": float(v) for q, v in zip(QUANTILES, quantiles, strict=True)},
         },
-        "share_outside": ratios["share_outside"],
-        "effective_sample_size": ratios["effective_sample_size"],
+        **{name: facts[name] for name in ("share_outside", "effective_sample_size")},
         "kl_k1": float(compared.apart.mean()),
         "kl_k3": k3,
+        "departures": ratios.departures(),
     }
 
 
@@ -154,17 +166,18 @@ def worst(compared: LogprobComparison, n: int) -> Array:
     return ordered
 
 
-def violations(compared: LogprobComparison, tolerance: float) -> list[Violation]:
-    """One L305 for every turn with a token beyond ``tolerance``, at the first such token; one for the whole when only the
-    mean is beyond its share of it."""
+def violations(compared: LogprobComparison, rounding: Rounding, departures: Sequence[str]) -> list[Violation]:
+    """One L305 for every turn that ``differs``, at its first token beyond ``rounding.token``; one for the whole where only
+    the figures over all tokens do (``departures``)."""
     far = np.abs(compared.apart)
-    beyond = np.flatnonzero(far > tolerance)
-    turns, first = np.unique(compared.turn[beyond], return_index=True)
+    beyond = far > rounding.token
+    sizes = compared.turn_ends - compared.turn_starts
+    counts = np.bincount(compared.turn[beyond], minlength=len(sizes))
     result = []
-    for turn, token in zip(turns.tolist(), beyond[first].tolist(), strict=True):
+    for turn in np.flatnonzero(differs(counts, sizes, rounding)).tolist():
         span = slice(int(compared.turn_starts[turn]), int(compared.turn_ends[turn]))
-        mine = far[span]
-        top = int(mine.argmax())
+        token = span.start + int(beyond[span].argmax())
+        top = int(far[span].argmax())
         rollout = int(compared.turn_rollout[turn])
         result.append(
             Violation(
@@ -175,14 +188,12 @@ def violations(compared: LogprobComparison, tolerance: float) -> list[Violation]
                 position=int(compared.position[token]),
                 expected=f"{compared.found[token]:.6f}",
                 got=f"{compared.saved[token]:.6f}",
-                detail=f"{int((mine > tolerance).sum())} of {len(mine)} tokens are further than {tolerance:g} apart, the "
-                f"furthest {mine[top]:.4g} at position {top}",
+                detail=f"{counts[turn]} of {sizes[turn]} tokens are further than {rounding.token:g} apart, the "
+                f"furthest {far[span][top]:.4g} at position {top}",
             )
         )
-    mean = float(far.mean())
-    if not result and mean > MEAN_SHARE * tolerance:
-        detail = f"no token is further than {tolerance:g} apart, but the mean is {mean:.4g}: more than rounding"
+    if not result and departures:
         result.append(
-            Violation("L305", 0, expected=f"mean |Δ| ≤ {MEAN_SHARE * tolerance:g}", got=f"{mean:.4g}", detail=detail)
+            Violation("L305", 0, expected="what rounding leaves", got=departures[0], detail="; ".join(departures))
         )
     return result

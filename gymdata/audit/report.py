@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.audit import compare as audit
-from gymdata.audit.causes import Explanation, SuspectTokens
+from gymdata.audit.causes import Explanation, ScoredSample
 from gymdata.audit.compare import LogprobComparison
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
 from gymdata.public import Report, Row
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
@@ -42,7 +42,7 @@ class AuditReport(Report):
     """
 
     model: dict[str, Any]
-    tolerance: float
+    rounding: Rounding
     first: list[str] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     positions: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +64,8 @@ class AuditReport(Report):
             "ok": self.ok,
             "path": None if self.path is None else str(self.path),
             "model": self.model,
-            "tolerance": self.tolerance,
+            "tolerance": self.rounding.token,
+            "rounding": self.rounding._asdict(),
             "lineage": self.first,
             **self.summary,
             "explanation": None if self.explanation is None else self.explanation.as_json(),
@@ -84,7 +85,7 @@ class AuditReport(Report):
             *([("  T213 means", _NO_SAMPLER)] if "T213" in self.left_out else []),
             ("max |Δ log p|", summary["max_abs_difference"]),
             ("mean |Δ log p|", summary["mean_abs_difference"]),
-            (f"tokens beyond {self.tolerance:g}", summary["tokens_beyond_tolerance"]),
+            (f"tokens beyond {self.rounding.token:g}", summary["tokens_beyond_tolerance"]),
             ("ratio: mean, min, max", ", ".join(f"{ratio[k]:.6g}" for k in ("mean", "min", "max"))),
             ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{ratio['quantiles'][q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
             ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
@@ -96,7 +97,8 @@ class AuditReport(Report):
 
 class Audit:
     """One comparison. ``rollouts``: rollout_id and temperature of all of them, in order; ``chosen``: which are compared
-    (sorted row numbers). After ``run``: ``compared``, ``entropy`` if requested, and the ``suspects``."""
+    (sorted row numbers). After ``run``: ``compared``, ``entropy`` if requested, and ``samples``, on which explanations are
+    tested."""
 
     def __init__(
         self,
@@ -104,12 +106,12 @@ class Audit:
         rollouts: pa.Table,
         chosen: np.ndarray,
         model: PolicyModel,
-        tolerance: float,
+        rounding: Rounding,
     ) -> None:
-        self.sources, self.chosen, self.model, self.tolerance = sources, chosen, model, tolerance
+        self.sources, self.chosen, self.model, self.rounding = sources, chosen, model, rounding
         self._ids = rollouts["rollout_id"].combine_chunks()
         self._temperature = rollouts["temperature"].to_numpy()
-        self.suspects: list[SuspectTokens] = []
+        self.samples: list[ScoredSample] = []
         self.compared: LogprobComparison
         self.entropy: np.ndarray | None = None
 
@@ -140,9 +142,9 @@ class Audit:
             )
         self.compared = LogprobComparison.joined(parts)
         self.entropy = np.concatenate(all_entropies) if entropy else None
-        report.summary = audit.summary(self.compared, self.tolerance)
+        report.summary = audit.summary(self.compared, self.rounding)
         report.positions, report.turns = audit.by_position(self.compared), audit.by_turn(self.compared)
-        report.violations = audit.violations(self.compared, self.tolerance)
+        report.violations = audit.violations(self.compared, self.rounding, report.summary["departures"])
 
     def _batches(self) -> Iterator[tuple[np.ndarray, pa.ListArray, pa.Array]]:
         """(row numbers, turns, rollout_ids) of chosen rollouts, in order."""
@@ -164,7 +166,7 @@ class Audit:
         sequences = stitch(turns, ids)
         sampled, given = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
         logps, entropies = self.model.log_probs(given, entropy=entropy)
-        self.suspects += SuspectTokens.of(sequences, given, logps, ids, self.tolerance)
+        self.samples += ScoredSample.of(sequences, given, logps, ids, self.rounding)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
             rows=rows,

@@ -12,17 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.audit.causes import explain
-from gymdata.audit.compare import TOLERANCE
+from gymdata.audit.compare import departures
 from gymdata.audit.context import disagreeing_runs, first_prompts, logprob_settings, run_metadata, worst_tokens
 from gymdata.audit.report import Audit, AuditReport
 from gymdata.audit.settings import AuditConfig
 from gymdata.checks.violations import ValidationReport
 from gymdata.errors import DataError, UsageError, require
 from gymdata.models.forward import load_policy
-from gymdata.models.model_identity import policy_facts
+from gymdata.models.model_identity import policy_facts, sampler_formats
 from gymdata.models.scoring import PolicyModel
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
+from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, concat, lineage, own_run, parent_of, refuse_duplicates, stage_folder
@@ -131,23 +132,22 @@ def _compare(
     config: AuditConfig,
     progress: Progress,
 ) -> tuple[AuditReport, Audit]:
-    # The coarser number format decides; that of a run that does not record it is taken to be the checkpoint's.
-    recorded = [str(dtype) for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
-    formats = [facts["dtype"], *(recorded or [facts["checkpoint_dtype"]])]
-    tolerances = [TOLERANCE.get(str(name).removeprefix("torch."), TOLERANCE["bfloat16"]) for name in formats]
-    report = AuditReport(facts, config.tolerance or max(tolerances))
+    rounding = Rounding.of(facts["dtype"], *sampler_formats(runs, facts["checkpoint_dtype"]))
+    report = AuditReport(facts, rounding if config.tolerance is None else rounding.tolerating(config.tolerance))
     report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
     n = rollouts.num_rows
     chosen = np.unique(np.linspace(0, n - 1, min(config.limit or n, n)).astype(np.int64))
-    work = Audit(sources, rollouts, chosen, loaded, report.tolerance)
+    work = Audit(sources, rollouts, chosen, loaded, report.rounding)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if not report.ok:
         off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
         policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
         metadata = run_metadata(policies, runs, facts["policy_hash"])
         renderings = partial(first_prompts, sources, facts["tokenizer"] or facts["path"])
-        report.explanation = explain(work.suspects, loaded, report.tolerance, metadata, renderings)
-        report.notes = disagreeing_runs(rollouts, work.compared, off)
+        agreeing = ~np.isin(work.compared.rows, off)
+        agree = bool(agreeing.any()) and not departures(work.compared, agreeing, report.rounding)
+        report.explanation = explain(work.samples, loaded, report.rounding, metadata, renderings, agree)
+        report.notes = disagreeing_runs(rollouts, work.compared, off) if agree else []
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
     return report, work
 
@@ -181,7 +181,7 @@ def _write(
     models = [model] if not config.endpoint or Path(model).is_dir() else []
     compared, title = work.compared, f"audit against {model}"
     picture = out.part("audit.png").path
-    draw(picture, compared.saved, compared.found, report.positions, report.turns, report.tolerance, title)
+    draw(picture, compared.saved, compared.found, report.positions, report.turns, report.rounding.token, title)
     report.path = out.folder
     summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish(

@@ -39,7 +39,7 @@ class AuditConfig(Config):
     )
     limit: int | None = pydantic.Field(None, ge=1, description="Audit N rollouts, evenly spaced.")
     tolerance: float | None = pydantic.Field(
-        None, gt=0.0, description="Maximum |Δ| accepted as rounding (default: 1e-3 for float32, 0.5 for bfloat16)."
+        None, gt=0.0, description="|Δ| that few tokens may exceed (default: 1e-3 for float32, 0.5 for bfloat16)."
     )
     worst: int = pydantic.Field(10, ge=0, description="Tokens to show.")
     write_as: Literal["ref_logprobs"] | None = pydantic.Field(

@@ -72,17 +72,6 @@ def load(place: Place, head: str, **options: Any) -> Any:
     return model.eval().to(device)
 
 
-def checkpoint_dtype(place: Place) -> str | None:
-    """The number format that a checkpoint was saved in, by its config."""
-    from transformers import AutoConfig
-
-    try:
-        dtype = AutoConfig.from_pretrained(local_folder(place.base), local_files_only=True).dtype
-    except (OSError, ValueError) as error:
-        raise DataError.unreadable(place.name, f"not a model folder: {str(error).splitlines()[0]}") from error
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
 def facts(model: Any) -> dict[str, Any]:
     """Number format and device, for run.json."""
     parameter = next(model.parameters())

@@ -34,9 +34,12 @@ def _loaded(
 
     policy = model_identity.policy_facts(model)
     place = _torch.Place(policy["base"] or model, policy["adapter"], dtype, device)
-    saved_as = _torch.checkpoint_dtype(place)
     loaded = getattr(_torch, kind)(place, batch_tokens or _torch.BATCH_TOKENS)
-    known = {"path": model, "policy_hash": policy["policy_hash"], "checkpoint_dtype": saved_as}
+    known = {
+        "path": model,
+        "policy_hash": policy["policy_hash"],
+        "checkpoint_dtype": model_identity.stored_dtype(model),
+    }
     return {**known, **tokenizer_facts(model), **loaded.facts}, loaded
 
 

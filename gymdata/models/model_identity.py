@@ -210,6 +210,20 @@ def identity_of(run: Facts) -> Any:
     return {**identity, "chat_template_hash": chat.get("served_chat_template_hash")} if own else identity
 
 
+def sampler_formats(runs: Iterable[Facts], checkpoint: str | None) -> list[str | None]:
+    """The number formats that the engines of ``runs`` computed in; that of the model's ``checkpoint`` where none says."""
+    recorded = [dtype for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
+    return recorded or [checkpoint]
+
+
+def stored_dtype(model: str) -> str | None:
+    """The number format that a model's checkpoint, or its base's, was saved in, by its config."""
+    file = local_folder(base_of(model)[0]) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    both = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
+    return next((str(dtype).removeprefix("torch.") for dtype in both if dtype), None)
+
+
 def check_tokenizer(runs: Sequence[Facts], model: ModelFacts, source: str, progress: Progress) -> None:
     """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
     known = [identity for run in runs if (identity := identity_of(run))]

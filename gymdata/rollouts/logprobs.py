@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,57 @@ Array = npt.NDArray[Any]
 
 #: Ratios of tokens are called "near 1" within these bounds; a model that sampled the file has nearly all there.
 NEAR = (0.9, 1.1)
+#: Nats: a count of tokens that a share explains with less than e^-16 (1e-7) is more than that share.
+_IMPROBABLE = 16.0
+#: Tokens that are ``Rounding.token`` apart or more which no mean and no effective sample size counts.
+_OUTLIERS = 2
+
+
+class Rounding(NamedTuple):
+    """What rounding leaves at most between two computations of one model's log-probs.
+
+    ``mean``: mean |Δ|; ``token``: |Δ| that the share ``far`` of the tokens exceeds; ``outside``: share of ratios outside of
+    ``NEAR``; ``effective``: least effective sample size; ``ratio``: distance of the mean ratio from 1, besides four
+    standard errors. For the mean |Δ|, the mean ratio and the effective sample size a token counts as at most ``token``
+    apart, so that no single one decides.
+    """
+
+    mean: float
+    token: float
+    far: float
+    outside: float
+    effective: float
+    ratio: float
+
+    @classmethod
+    def of(cls, *formats: object) -> Rounding:
+        """That of the coarsest of the number formats in which log-probs were computed; one that is not known counts as
+        bfloat16."""
+        names = [str(name).removeprefix("torch.") for name in formats]
+        coarsest = max(names, key=lambda name: [*ROUNDING].index(name) if name in ROUNDING else len(ROUNDING))
+        return ROUNDING.get(coarsest, ROUNDING["bfloat16"])
+
+    def tolerating(self, token: float) -> Rounding:
+        """With a limit of the user's on the |Δ| of a token, of which a tenth is allowed in the mean."""
+        return Rounding(token / 10, token, self.far, outside=1.0, effective=0.0, ratio=math.inf)
+
+
+#: By number format, the finest first. Measured in tests/benchmarks/RESULTS.md, "Number formats".
+ROUNDING = {
+    "float32": Rounding(mean=1e-4, token=1e-3, far=1e-5, outside=1e-3, effective=0.9999, ratio=5e-4),
+    "float16": Rounding(mean=0.01, token=0.1, far=0.005, outside=0.01, effective=0.999, ratio=5e-3),
+    "bfloat16": Rounding(mean=0.045, token=0.5, far=0.003, outside=0.13, effective=0.994, ratio=0.01),
+}
+
+
+def more_than(count: npt.ArrayLike, tokens: npt.ArrayLike, share: float) -> npt.NDArray[np.bool_]:
+    """Whether ``count`` of ``tokens`` is more than ``share`` of them by more than chance (Chernoff's bound of the binomial
+    tail), bool, of their shape."""
+    n = np.maximum(np.asarray(tokens, np.float64), 1.0)
+    found = np.asarray(count, np.float64) / n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nats = found * np.log(found / share) + np.where(found < 1, (1 - found) * np.log((1 - found) / (1 - share)), 0.0)
+    return np.asarray((found > share) & (n * nats > _IMPROBABLE))
 
 
 def sampled_at(temperature: Array) -> Array:
@@ -103,12 +154,12 @@ def sampled_at(temperature: Array) -> Array:
     return np.where(temperature > 0, temperature, 1.0)
 
 
-def ratio_facts(logps: Array, saved: Array) -> dict[str, float]:
+def ratio_facts(logps: Array, saved: Array, rounding: Rounding) -> dict[str, float]:
     """How far a model is from the one that sampled: both float (n,), log-probs of the same tokens.
 
     Effective sample size is (Σr)² / Σr² as a share of n.
     """
-    ratios = Ratios()
+    ratios = Ratios(rounding)
     ratios.add(logps, saved)
     return ratios.facts()
 
@@ -117,13 +168,18 @@ def ratio_facts(logps: Array, saved: Array) -> dict[str, float]:
 class Ratios:
     """``ratio_facts`` of tokens that come in parts."""
 
+    rounding: Rounding
     tokens: int = 0
     total: float = 0.0
     squares: float = 0.0
     outside: int = 0
+    beyond: int = 0
     low: float = math.inf
     high: float = -math.inf
     apart: float = 0.0
+    absolute: float = 0.0
+    #: Sums of |Δ|, ratios and their squares in which a token is at most ``rounding.token`` apart.
+    limited: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, logps: Array, saved: Array) -> None:
         """Log-probs of further tokens, both float (n,)."""
@@ -136,9 +192,14 @@ class Ratios:
             self.total += float(ratio.sum())
         self.tokens += len(ratio)
         self.outside += int(((ratio < NEAR[0]) | (ratio > NEAR[1])).sum())
+        self.beyond += int((np.abs(apart) > self.rounding.token).sum())
+        self.absolute += float(np.abs(apart).sum())
         # numpy's, so that a NaN stays one.
         self.low, self.high = float(np.minimum(self.low, ratio.min())), float(np.maximum(self.high, ratio.max()))
         self.apart = float(np.maximum(self.apart, np.abs(apart).max()))
+        near = np.clip(apart, -self.rounding.token, self.rounding.token)
+        a, b, c = self.limited
+        self.limited = a + float(np.abs(near).sum()), b + float(np.exp(near).sum()), c + float(np.exp(2 * near).sum())
 
     def facts(self) -> dict[str, float]:
         n = self.tokens
@@ -146,7 +207,32 @@ class Ratios:
         return {
             "tokens": n, "mean": self.total / n, "max": self.high, "min": self.low, "share_outside": self.outside / n,
             "effective_sample_size": self.total**2 / self.squares / n if usable else 0.0, "max_abs_difference": self.apart,
+            "mean_abs_difference": self.absolute / n, "share_beyond": self.beyond / n,
         }  # fmt: skip
+
+    def departures(self) -> list[str]:
+        """What shows, beyond rounding, that the saved log-probs are not the model's; empty where nothing does."""
+        n, limit = self.tokens, self.rounding
+        absolute, total, squares = self.limited
+        mean, ratio, effective = absolute / n, total / n, total**2 / squares / n
+        found = []
+        if more_than(self.beyond, n, limit.far):
+            found.append(
+                f"{self.beyond / n:.2%} of the tokens are more than {limit.token:g} apart (rounding: {limit.far:.2%})"
+            )
+        if more_than(self.outside, n, limit.outside):
+            found.append(
+                f"{self.outside / n:.1%} of the ratios are outside {list(NEAR)} (rounding: {limit.outside:.1%})"
+            )
+        if not mean <= limit.mean + _OUTLIERS * limit.token / n:
+            found.append(f"mean |Δ log p| {mean:.3g} (rounding: {limit.mean:g})")
+        error = ratio * math.sqrt(max(0.0, 1 / effective - 1) / n) if effective > 0 else 0.0
+        if not abs(ratio - 1) <= limit.ratio + 4 * error:
+            found.append(f"mean ratio {ratio:.4f} (rounding: 1 ± {limit.ratio + 4 * error:.2g})")
+        outliers = _OUTLIERS * math.expm1(limit.token) ** 2 / n
+        if not effective >= limit.effective / (1 + limit.effective * outliers):
+            found.append(f"effective sample size {effective:.1%} (rounding: {limit.effective:.1%})")
+        return found
 
 
 def ratio_text(facts: dict[str, float]) -> str:
@@ -154,5 +240,6 @@ def ratio_text(facts: dict[str, float]) -> str:
     return (
         f"ratio to the sampler over {facts['tokens']:,} tokens: mean {facts['mean']:.6f}, max {facts['max']:.6g}, outside "
         f"[{NEAR[0]}, {NEAR[1]}] {facts['share_outside']:.2%}, effective sample size "
-        f"{facts['effective_sample_size']:.1%}, max |Δ log p| {facts['max_abs_difference']:.3g}"
+        f"{facts['effective_sample_size']:.1%}, mean |Δ log p| {facts['mean_abs_difference']:.3g}, max "
+        f"{facts['max_abs_difference']:.3g}"
     )

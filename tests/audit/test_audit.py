@@ -250,10 +250,24 @@ def test_what_sets_some_rollouts_apart(clean_rows: Rows, sample_model: Any, tmp_
     assert {v.rollout_id for v in report.violations} == {rows[i]["rollout_id"] for i in range(0, len(rows), 5)}
 
 
-def test_every_turn_that_differs_is_listed(clean_rows: Rows, tmp_path: Path):
-    """One changed number is found at its rollout, turn and position; it leads the list of the worst, with its text."""
+def test_one_number_of_a_long_run_does_not_decide(clean_rows: Rows, tmp_path: Path):
+    """One changed number is counted and leads the worst, with its text, and the run is the model's all the same."""
     rows = list(clean_rows)
     rows[3] = changed(rows[3], lambda p, g, lp, n: (p, g, lp - (n == 1) * (np.arange(len(lp)) == 1) * 0.25))
+    report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
+    assert report.ok
+    assert report.summary["tokens_beyond_tolerance"] == 1
+    first = report.worst[0]
+    assert (first["rollout_id"], first["turn"], first["position"]) == (rows[3]["rollout_id"], 1, 1)
+    assert first["difference"] == pytest.approx(-0.25, abs=1e-4)
+    assert first["token"]
+    assert (tmp_path / "run" / "audit-policy" / "audit.png").stat().st_size > 10_000
+
+
+def test_every_turn_that_differs_is_listed(clean_rows: Rows, tmp_path: Path):
+    """A turn of changed numbers among true ones is found at its rollout, turn and position, and what agrees is said."""
+    rows = list(clean_rows)
+    rows[3] = changed(rows[3], lambda p, g, lp, n: (p, g, lp - (n == 1) * (np.arange(len(lp)) > 0) * 0.25))
     report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
     (found,) = report.violations
     assert (found.code, found.row, found.rollout_id, found.turn, found.position) == (
@@ -263,12 +277,8 @@ def test_every_turn_that_differs_is_listed(clean_rows: Rows, tmp_path: Path):
         1,
         1,
     )
-    first = report.worst[0]
-    assert (first["rollout_id"], first["turn"], first["position"]) == (rows[3]["rollout_id"], 1, 1)
-    assert first["difference"] == pytest.approx(-0.25, abs=1e-4)
-    assert first["token"]
+    assert report.notes[0] == "23 of 24 rollouts agree with the model, 1 do not"
     assert read_table(tmp_path / "run" / "audit-policy", VIOLATIONS).num_rows == 1
-    assert (tmp_path / "run" / "audit-policy" / "audit.png").stat().st_size > 10_000
 
 
 def test_breaks_branches_and_retries_are_scored_under_their_own_prompts(sample_model: Any, tmp_path: Path):

@@ -11,9 +11,8 @@ import pytest
 
 from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError
-from gymdata.models._torch import Place, checkpoint_dtype
 from gymdata.models._transformers import load_reader, load_tokenizer, local_folder
-from gymdata.models.model_identity import model_facts
+from gymdata.models.model_identity import model_facts, stored_dtype
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +35,7 @@ def nobody_is_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("load", [
     local_folder, load_tokenizer, TransformersChat.load, load_reader, model_facts,
-    lambda name: checkpoint_dtype(Place(name)),
+    stored_dtype,
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["policy", "runs/polcy", "./policy", "/no/such/policy", "a/b/c", "~/policy"])
 def test_a_mistyped_path_is_no_request(load: Any, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.errors import RefusedError, counted
 from gymdata.models._shared_prefixes import Mode
-from gymdata.rollouts.logprobs import NEAR, Ratios, ratio_text, sampled_at
+from gymdata.models.model_identity import sampler_formats, stored_dtype
+from gymdata.rollouts.logprobs import NEAR, Ratios, Rounding, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.store.lineage import lineage
 from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.launch import Job
 from gymdata.train.losses import LOSSES
@@ -32,8 +35,6 @@ from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 
-#: The share of ratios outside of ``NEAR`` beyond which log-probs are not the model's that sampled the file.
-_MAY_BE_FAR = 0.05
 #: Of another model's: E r is 1 whatever sampled, so a mean outside of these bounds is of something else; and with a share
 #: outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to learn from.
 _MEANS, _HALF = (0.5, 2.0), 0.5
@@ -41,7 +42,7 @@ _MEANS, _HALF = (0.5, 2.0), 0.5
 #: again for the gradient, saves memory for time.
 MAX_LOGITS = 2**28
 #: Tokens that the ratio before the first step is measured on.
-RATIO_TOKENS = 1 << 22
+RATIO_TOKENS = 1 << 16
 
 
 @dataclass
@@ -73,6 +74,7 @@ def build(
         data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **trainer
     )
     made.on_policy = data.policy_hashes == {job["policy_hash"]}
+    made.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
     made.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
     made.when_sharded(lambda: made.compare(refuse=not config.allow_biased_logprobs))
     return made
@@ -161,6 +163,8 @@ class BatchRLTrainer(Exact, Trainer):
     components: tuple[str, ...] = ("rl",)
     #: Whether the model is the one that sampled the file, and whether the loss has ratios to the sampler.
     on_policy, of_ratios = False, True
+    #: The number formats in which the saved log-probs were computed.
+    sampled_in: Sequence[str | None] = ("float32",)
     #: Receives a step's values of each token, when they are stored.
     annotations: AnnotationWriter | None = None
 
@@ -343,7 +347,7 @@ class BatchRLTrainer(Exact, Trainer):
         every = known is None and needed
         rows = np.arange(len(sequences)) if every else sample(sequences.lengths, RATIO_TOKENS, self.args.seed)
         found = self.score_all(self.collator, rows)
-        ratios, recorded = Ratios(), False
+        ratios, recorded = Ratios(Rounding.of(self.computed_in(), *self.sampled_in)), False
         for part in chunks(found.offsets):
             mine = self.data.of_policy(rows[part])
             saved = sequences.logprobs.take(rows[part]).values[mine]
@@ -362,8 +366,8 @@ class BatchRLTrainer(Exact, Trainer):
             event("note", text=ratio_text(facts) + some)
         outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
         why = ""
-        if self.on_policy and outside > _MAY_BE_FAR:
-            why = f"the file says that this model sampled it, and {outside:.1%} of the ratios are outside {list(NEAR)}"
+        if self.on_policy and (departures := ratios.departures()):
+            why = f"the file says that this model sampled it, but {'; '.join(departures)}"
         elif self.of_ratios and outside and not recorded:
             why = "all of them are 0, as if each token had been certain"
         elif self.of_ratios and (not _MEANS[0] <= mean <= _MEANS[1] or outside > _HALF > effective):
@@ -380,6 +384,11 @@ class BatchRLTrainer(Exact, Trainer):
         if why and self.is_world_process_zero():
             event("note", text=f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
         return facts
+
+    def computed_in(self) -> str:
+        """The number format in which the model computes here."""
+        automatic = {"bf16": "bfloat16", "fp16": "float16"}.get(self.accelerator.mixed_precision)
+        return automatic or str(next(self.model.parameters()).dtype)
 
     def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:
         """The output for every trained token of the sequences ``rows`` of the collator's data (None: all), float64, a list a

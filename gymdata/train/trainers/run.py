@@ -18,7 +18,6 @@ import importlib
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -28,8 +27,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
+from gymdata.models._saving import copy_companions, round_weights
 from gymdata.models._transformers import load_tokenizer, local_folder
-from gymdata.models.model_identity import tokenizer_folder
+from gymdata.models.model_identity import stored_dtype, tokenizer_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
@@ -53,21 +53,10 @@ from gymdata.train.trainers.metrics import (
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
 _THIS = "gymdata.train.trainers.run"
+#: The share of a training's change from which on the rounding of the saved weights is warned of.
+_MUCH_LOST = 0.2
 #: Set for the launcher, which a process within it must not become again.
 _LAUNCHED = "GYMDATA_LAUNCHED"
-#: Files that say what ids mean; copied from the model as they are, since saving them again may rewrite them.
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 def main(argv: list[str]) -> int:
@@ -123,12 +112,23 @@ def train(job: Job) -> int:
         return EXIT_INTERRUPTED
     trainer.report_skipped()
     change, measured = trainer.weights_change(), trainer.measure()
-    save_model(trainer, job, out)
+    rounded = save_model(trainer, job, out)
     if trainer.is_world_process_zero():
+        # Weights that stood in this format before lose a small change whole, and a random part of a large one.
+        lost = min(1.0, (rounded / change) ** 2) if change else 0.0
+        if lost > _MUCH_LOST:
+            event(
+                "note",
+                text=f"warning: {out}: saved in {stored_dtype(str(out))}, as {job['model']} was, the weights lost "
+                f"{lost:.0%} of their change to rounding: train longer or with a higher learning_rate, or save them as "
+                "they were trained with --set dtype=float32",
+            )
         draw_curve(out)
         metrics = read_metrics(out / METRICS)
         result = {
             **measured,
+            "dtype": stored_dtype(str(out)),
+            "rounded_away": lost,
             # Weight decay changes weights without a gradient; before a resume only the metrics know.
             "learned": change > RESOLUTION
             and (trainer.had_gradient or any(figures_of(row).get("grad_norm", 0) > RESOLUTION for row in metrics)),
@@ -271,25 +271,26 @@ def _model(job: Job, args: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
 
 
-def save_model(trainer: Any, job: Job, out: Path) -> None:
-    """The model into ``out``, with the tokenizer files of the model that it came from."""
+def save_model(trainer: Any, job: Job, out: Path) -> float:
+    """The model into ``out``, in the number format of the model that it came from or that was named, with its tokenizer,
+    chat template and generation config. Returns what that rounded, relative to the weights."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
     trainer.save_trained(out)
     if not trainer.is_world_process_zero():
-        return
-    for name in _TOKENIZER_FILES:
-        source = local_folder(job["model"]) / name
-        if source.is_file():
-            shutil.copyfile(source, out / name)
+        return 0.0
+    copy_companions(job["model"], out)
     trainer.finish(out)
     (out / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json holds the settings
+    named = job.get("settings", {}).get("dtype")
+    rounded = round_weights(out, stored_dtype(job["model"]) if named in (None, "auto") else str(named))
     # safetensors writes for its owner only; a server of another user reads them too.
     mask = os.umask(0)
     os.umask(mask)
     for weights in out.glob("*.safetensors"):
         weights.chmod(0o666 & ~mask)
+    return rounded
 
 
 def _resolved(args: Any) -> dict[str, object]:

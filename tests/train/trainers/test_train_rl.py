@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.train.trainers.command import gymdata
+from tests.train.trainers.conftest import start
 from tests.train.trainers.experience_files import experience_rows, write
 
 pytestmark = pytest.mark.torch
@@ -84,6 +86,24 @@ def test_log_probs_of_another_checkpoint_are_noticed(policy: Path, tmp_path: Pat
     done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", tmp_path / "out")
     assert (done.returncode, "L305" in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / "out" / "SUCCESS").exists()
+
+
+@pytest.mark.parametrize("sampled_in", ["bfloat16", "float32"])
+def test_what_the_samplers_number_format_rounds_is_no_fault(policy: Path, tmp_path: Path, sampled_in: str) -> None:
+    """Log-probs of this model that are 0.03 off in turn are its own where it sampled in bfloat16, and L305 in float32."""
+    rows = experience_rows(policy, noise=0.0)
+    for row in rows:
+        off = [0.03 * (-1) ** k * m for k, m in enumerate(row["loss_mask"])]
+        row["logprobs"] = [saved + one for saved, one in zip(row["logprobs"], off, strict=True)]
+    file = make(tmp_path, policy, rows)
+    write_run_json(tmp_path / "run", {**read_run_json(tmp_path / "run"), "engine": {"dtype": sampled_in}})
+    trainer, _ = start("rl", file, policy, tmp_path / "out", {})
+    trainer.on_policy = True
+    if sampled_in == "bfloat16":
+        assert trainer.compare(refuse=True)["mean_abs_difference"] == pytest.approx(0.03, abs=1e-4)
+    else:
+        with pytest.raises(RefusedError, match=r"L305.*\(rounding: 0.0001\)"):
+            trainer.compare(refuse=True)
 
 
 @pytest.mark.parametrize(

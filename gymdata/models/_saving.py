@@ -1,0 +1,82 @@
+"""Model folders as they are left for others: in the number format of the model that they came from, with its tokenizer,
+chat template and generation config."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gymdata.models._transformers import local_folder
+from gymdata.models.model_identity import base_of
+
+#: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates",
+    "generation_config.json",
+)
+_FORMATS = ("float32", "bfloat16", "float16")
+
+
+def copy_companions(model: str, out: Path) -> None:
+    """Copy tokenizer, chat template and generation config of a model into ``out``; what a LoRA folder lacks comes from its
+    base."""
+    for folder in dict.fromkeys((local_folder(base_of(model)[0]), local_folder(model))):
+        for name in _COMPANIONS:
+            if (folder / name).is_dir():
+                shutil.copytree(folder / name, out / name, dirs_exist_ok=True)
+            elif (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
+
+
+def round_weights(out: Path, dtype: str | None) -> float:
+    """Rewrite the weights of a model folder in ``dtype``. Returns what that changed, relative: |rounded − w| / |w| over all;
+    0 where they are in it already, or ``dtype`` is none that weights are trained in."""
+    files = sorted(out.glob("*.safetensors"))
+    if dtype not in _FORMATS or not (out / "config.json").is_file():
+        return 0.0
+    target, lost, total = getattr(torch, dtype), 0.0, 0.0
+    sizes = 0
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            metadata, weights = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no mapping
+        for name, weight in weights.items():
+            if weight.is_floating_point():
+                weights[name] = weight.to(target)
+                exact = weight.double()
+                lost += float((weights[name].double() - exact).square().sum())
+                total += float(exact.square().sum())
+            sizes += weights[name].nbytes
+        save_file(weights, temporary := out / f"{file.name}.rounded", metadata)
+        os.replace(temporary, file)  # noqa: PTH105 - atomic
+    _change(out / "config.json", {"dtype": dtype})
+    _change(out / "model.safetensors.index.json", {"metadata": {"total_size": sizes}})
+    return math.sqrt(lost / total) if total else 0.0
+
+
+def _change(file: Path, values: dict[str, Any]) -> None:
+    """Replace values in a JSON file, where it is there; objects within it keep their other keys."""
+    if not file.is_file():
+        return
+    content = json.loads(file.read_text())
+    for key, value in values.items():
+        content[key] = content.get(key, {}) | value if isinstance(value, dict) else value
+    content.pop("torch_dtype", None)
+    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,71 @@
+"""Model folders are left in the number format of the model that they came from, with all that it needs besides weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gymdata.models.model_identity import stored_dtype
+
+pytestmark = pytest.mark.torch
+
+
+def saved(folder: Path, weights: list[float], dtype: str = "float32") -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"w": torch.tensor(weights, dtype=getattr(torch, dtype)), "steps": torch.tensor([3])}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype, "hidden_size": 2}))
+    return folder
+
+
+def test_weights_are_rounded_to_the_format_and_the_loss_is_told(tmp_path: Path) -> None:
+    """1 + 2⁻¹⁰ becomes 1 in bfloat16, whole numbers and integers stay, and config.json names the format."""
+    import torch
+    from safetensors.torch import load_file
+
+    from gymdata.models._saving import round_weights
+
+    model = saved(tmp_path, [1 + 2**-10, 2.0])
+    assert round_weights(model, "bfloat16") == pytest.approx(2**-10 / math.sqrt((1 + 2**-10) ** 2 + 4))
+    weights = load_file(model / "model.safetensors")
+    assert weights["w"].dtype == torch.bfloat16
+    assert weights["w"].tolist() == [1.0, 2.0]
+    assert weights["steps"].tolist() == [3]
+    assert json.loads((model / "config.json").read_text()) == {"dtype": "bfloat16", "hidden_size": 2}
+    assert stored_dtype(str(model)) == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", ["float32", None, "float8_e4m3fn"])
+def test_what_is_in_the_format_or_in_none_to_train_in_stays(tmp_path: Path, dtype: str | None) -> None:
+    """Nothing is lost then."""
+    from gymdata.models._saving import round_weights
+
+    assert round_weights(saved(tmp_path, [1 + 2**-10]), dtype) == 0.0
+    assert stored_dtype(str(tmp_path)) == "float32"
+
+
+def test_tokenizer_template_and_generation_config_go_along(tmp_path: Path) -> None:
+    """Those of an adapter, and of its base what the adapter's folder lacks."""
+    from gymdata.models._saving import copy_companions
+
+    base, adapter, out = saved(tmp_path / "base", [1.0]), tmp_path / "adapter", tmp_path / "out"
+    for folder in (adapter, out, base / "additional_chat_templates"):
+        folder.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    (base / "generation_config.json").write_text("base")
+    (base / "chat_template.jinja").write_text("base")
+    (base / "additional_chat_templates" / "rag.jinja").write_text("base")
+    (adapter / "chat_template.jinja").write_text("adapter")
+    copy_companions(str(adapter), out)
+    found = {str(file.relative_to(out)): file.read_text() for file in out.rglob("*") if file.is_file()}
+    assert found == {
+        "generation_config.json": "base",
+        "chat_template.jinja": "adapter",
+        "additional_chat_templates/rag.jinja": "base",
+    }

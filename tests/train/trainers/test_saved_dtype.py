@@ -1,0 +1,38 @@
+"""A trained model is saved in the number format in which it was loaded, or that was named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.models.model_identity import stored_dtype
+from gymdata.train.trainers import run
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("named", "saved"), [(None, "bfloat16"), ("auto", "bfloat16"), ("float32", "float32")])
+def test_a_bfloat16_checkpoint_stays_one(
+    policy: Path, assemble: Callable[..., tuple[Any, Any]], tmp_path: Path, named: str | None, saved: str
+) -> None:
+    """Though its weights are trained in float32; what that rounds is returned, and float32 is kept where it is named."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    small, out = shutil.copytree(policy, tmp_path / "small"), tmp_path / "out"
+    AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16).save_pretrained(small)
+    trainer, _ = assemble(model=small)
+    assert next(trainer.model.parameters()).dtype == torch.float32
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.mul_(1 + 2**-12)
+    rounded = run.save_model(trainer, {"model": str(small), "settings": {"dtype": named}}, out)
+    assert {str(w.dtype) for w in load_file(out / "model.safetensors").values()} == {f"torch.{saved}"}
+    assert stored_dtype(str(out)) == saved
+    assert rounded == (pytest.approx(2**-12, rel=0.01) if saved == "bfloat16" else 0.0)
+    assert (out / "tokenizer.json").read_bytes() == (small / "tokenizer.json").read_bytes()
