@@ -43,7 +43,20 @@ def docs(
 ) -> None:
     """Without a topic, all topics are listed."""
     if skill or llms or schema is not None:
-        _for_programs(topic, skill=skill, llms=llms, schema=schema)
+        from gymdata.errors import UsageError
+
+        from . import for_programs
+        from .settings_page import config_schema
+
+        given = [name for name, is_given in {
+            "TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None
+        }.items() if is_given]  # fmt: skip
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
+        if schema is not None:
+            emit_json(config_schema(schema))
+        else:
+            sys.stdout.write(for_programs.skill(pages()) if skill else for_programs.llms(pages()))
         return
     if topic:
         page = read_page("-".join(topic))
@@ -60,23 +73,6 @@ def docs(
         emit_json({"topics": [{"name": p.name, "title": p.title, "summary": p.summary} for p in pages()]})
     else:
         facts("gymdata docs TOPIC", [(page.name, page.summary) for page in pages()])
-
-
-def _for_programs(topic: list[str], *, skill: bool, llms: bool, schema: str | None) -> None:
-    from gymdata.errors import UsageError
-
-    from . import for_programs
-    from .settings_page import config_schema
-
-    given = [name for name, is_given in {
-        "TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None
-    }.items() if is_given]  # fmt: skip
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
-    if schema is not None:
-        emit_json(config_schema(schema))
-    else:
-        sys.stdout.write(for_programs.skill(pages()) if skill else for_programs.llms(pages()))
 
 
 def _commands() -> list[str]:

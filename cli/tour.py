@@ -15,7 +15,7 @@ from .console import finish, note, paragraphs, say
 from .flags import Json
 
 if TYPE_CHECKING:
-    from gymdata.tour.run import TourReport, TourStep
+    from gymdata.tour.run import TourReport
 
 _Output = Annotated[
     Path, typer.Option("-o", "--output", help="Folder for the rollouts (default: runs/tour).", show_default=False)
@@ -49,7 +49,17 @@ def tour(
     say(f"They are in {prepared.output}; to remove them: rm -r {shlex.quote(str(prepared.output))}")
     steps = []
     for number, step in enumerate(prepared.steps, 1):
-        steps.append(_walk(number, len(prepared.steps), step))
+        # The command on this terminal, so that its answer is shown as it would be.
+        from gymdata.tour.run import process
+
+        say()
+        say(f"{number}/{len(prepared.steps)}  {step.question}")
+        say(f"$ {shlex.join(step.command)}")
+        sys.stdout.flush()
+        done = subprocess.run(process(step.command), check=False)
+        say()
+        paragraphs(step.look_at)
+        steps.append(replace(step, exit_code=done.returncode))
     report = replace(prepared, steps=steps)
 
     def end() -> None:
@@ -62,20 +72,6 @@ def tour(
     if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
         _serve(report, port, browser=not no_browser)
     return code
-
-
-def _walk(number: int, total: int, step: TourStep) -> TourStep:
-    """The command on this terminal, so that its answer is shown as it would be."""
-    from gymdata.tour.run import process
-
-    say()
-    say(f"{number}/{total}  {step.question}")
-    say(f"$ {shlex.join(step.command)}")
-    sys.stdout.flush()
-    done = subprocess.run(process(step.command), check=False)
-    say()
-    paragraphs(step.look_at)
-    return replace(step, exit_code=done.returncode)
 
 
 def _serve(report: TourReport, port: int, *, browser: bool) -> None:

@@ -79,7 +79,10 @@ def end_of_turn_ids(template: Template, eos_ids: Sequence[int]) -> tuple[int, ..
                 continue
         if not tails:
             continue
-        shared = _common(tails)
+        shortest = min(tails, key=len)
+        size = next((i for i, c in enumerate(shortest) if any(t[i] != c for t in tails)), len(shortest))
+        # never cut a token's text in two: "<|end|>" and "<|endoftext|>" share "<|end"
+        shared = shortest[:size] if len(set(tails)) == 1 else shortest[: max(shortest.rfind(">", 0, size) + 1, 0)]
         ids = [i for i in template.encode(shared)[0] if template.is_special(i)]
         # A template may write other marks before the one that ends the turn; the checkpoint says which one that is.
         ending = [i for i in ids if i in eos_ids] or (ids[-1:] if follower is _USER else [])
@@ -218,10 +221,3 @@ def _tail(text: str) -> str:
     if at < 0:
         raise RefusedError("the chat template leaves out what an assistant message says", hint=_HINT)
     return text[at + len(STAND_IN) :]
-
-
-def _common(texts: Sequence[str]) -> str:
-    shortest = min(texts, key=len)
-    size = next((i for i, c in enumerate(shortest) if any(t[i] != c for t in texts)), len(shortest))
-    # never cut a token's text in two: "<|end|>" and "<|endoftext|>" share "<|end"
-    return shortest[:size] if len(set(texts)) == 1 else shortest[: max(shortest.rfind(">", 0, size) + 1, 0)]

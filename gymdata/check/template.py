@@ -190,7 +190,16 @@ def check_template(rendering: Rendering) -> TemplateCheck:
             found.no_bridge[probe.name] = str(error.message)
         _presence(probe, steps, written, found)
     found.ignores = [part for part, seen in written.items() if not seen and part not in found.strips]
-    _round_trips(rendering, found)
+    draw = random.Random(_SEED)
+    plain = list(rendering.plain_ids)
+    stable = 0
+    for _ in range(_ROUND_TRIPS if plain else 0):
+        ids = draw.choices(plain, k=_ROUND_TRIP_LENGTH)
+        stable += rendering.encode(rendering.decode(ids)) == ids
+    found.random_ids_stable = stable / _ROUND_TRIPS
+    text = 'It is 12, less 2: 10.\n{"a": 12, "b": [2, null]}  two  spaces'
+    ids = rendering.encode(text)
+    found.text_stable = rendering.encode(rendering.decode(ids)) == ids
     return found
 
 
@@ -290,19 +299,6 @@ def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], fo
                     found.strips.append(part)
     written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0].prompt
     written["tools"] |= "tools" in probe.needs and "subtract" in steps[0].prompt
-
-
-def _round_trips(rendering: Rendering, found: TemplateCheck) -> None:
-    draw = random.Random(_SEED)
-    plain = list(rendering.plain_ids)
-    stable = 0
-    for _ in range(_ROUND_TRIPS if plain else 0):
-        ids = draw.choices(plain, k=_ROUND_TRIP_LENGTH)
-        stable += rendering.encode(rendering.decode(ids)) == ids
-    found.random_ids_stable = stable / _ROUND_TRIPS
-    text = 'It is 12, less 2: 10.\n{"a": 12, "b": [2, null]}  two  spaces'
-    ids = rendering.encode(text)
-    found.text_stable = rendering.encode(rendering.decode(ids)) == ids
 
 
 def _user(content: str) -> Message:

@@ -133,26 +133,22 @@ def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict
     prompts = tokens.expand_prompts(turns[: last + 1], check_digests=False)
     result = []
     for index, part in enumerate(keep):
-        made = _part(row, prompts, part)
+        encoder = tokens.TurnEncoder()
+        for turn in part:
+            encoder.add(tokens.call_of(row["turns"][turn], prompts[turn]))
+        whole = len(part) == len(row["turns"])
+        cut = part[-1] < len(row["turns"]) - 1
+        made = {
+            **row,
+            **encoder.columns(),
+            "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
+            "status": "truncated" if cut else row["status"],
+            "stop_reason": "fixed" if cut else row["stop_reason"],
+        }
         if len(keep) > 1:
             made["rollout_id"] = f"{row['rollout_id']}-part{index + 1}"
         result.append(made)
     return result
-
-
-def _part(row: Mapping[str, Any], prompts: Sequence[tokens.Ids], part: Sequence[int]) -> dict[str, Any]:
-    encoder = tokens.TurnEncoder()
-    for turn in part:
-        encoder.add(tokens.call_of(row["turns"][turn], prompts[turn]))
-    whole = len(part) == len(row["turns"])
-    cut = part[-1] < len(row["turns"]) - 1
-    return {
-        **row,
-        **encoder.columns(),
-        "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
-        "status": "truncated" if cut else row["status"],
-        "stop_reason": "fixed" if cut else row["stop_reason"],
-    }
 
 
 def part_messages(messages: Sequence[Mapping[str, Any]], part: Sequence[int], cut: bool) -> list[dict[str, Any]]:

@@ -70,7 +70,22 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:
-        yield from _json_lines(file, bad_line)
+        expected = "one JSON object per line"
+        with _open(file) as stream:
+            for number, line in enumerate(stream, 1):
+                if number == 1:
+                    line = line.removeprefix(BOM)
+                if not line.strip():
+                    continue
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    bad_line(file, number, f"text that is not JSON ({error})", expected)
+                    continue
+                if not isinstance(row, dict):
+                    bad_line(file, number, short(row), expected)
+                    continue
+                yield number, row
 
 
 def drop_nulls(value: Any) -> Any:
@@ -108,25 +123,6 @@ def _saved(folder: Path) -> list[Path]:
         f"{folder}: is a folder, expected a task file or a folder of datasets.save_to_disk",
         hint=f"give a file or a glob: {folder}/*.jsonl",
     )
-
-
-def _json_lines(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
-    expected = "one JSON object per line"
-    with _open(file) as stream:
-        for number, line in enumerate(stream, 1):
-            if number == 1:
-                line = line.removeprefix(BOM)
-            if not line.strip():
-                continue
-            try:
-                row = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                bad_line(file, number, f"text that is not JSON ({error})", expected)
-                continue
-            if not isinstance(row, dict):
-                bad_line(file, number, short(row), expected)
-                continue
-            yield number, row
 
 
 def _is_array(file: Path) -> bool:

@@ -40,7 +40,17 @@ def draw_curve(path: Path, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -
     title = f"{algorithm}, {counted(len(rows), 'epoch')}, run {facts.get('run_id', '')}"
     top.set_title(title, loc="left", fontsize=11)
     _groups(middle, rows)
-    _below(bottom, rows)
+    kl = bottom.twinx()
+    lines: list[tuple[Literal["training_loss", "kl_to_start"], str, str, Any, float]] = [
+        ("training_loss", "training loss", _LOSS, bottom, -0.5),
+        ("kl_to_start", "KL to the first policy", _KL, kl, -1.0),
+    ]
+    for name, label, color, on, at in lines:
+        points = [(row["epoch"] + at, row[name]) for row in rows if _number(row.get(name))]
+        on.plot([x for x, _ in points], [y for _, y in points], color=color, marker="o", ms=4, lw=1.6)
+        on.set_ylabel(label, color=color, fontsize=9)
+        on.tick_params(axis="y", colors=color, labelsize=8)
+    kl.spines["top"].set_visible(False)
     for axis in panels:
         axis.grid(alpha=0.25, axis="y")
         for side in ("top", "right"):
@@ -128,20 +138,6 @@ def _groups(axis: Any, rows: Sequence[EpochRow]) -> None:
         more, names = beside.get_legend_handles_labels()
         handles, labels = handles + more, labels + names
     axis.legend(handles, labels, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-
-
-def _below(axis: Any, rows: Sequence[EpochRow]) -> None:
-    kl = axis.twinx()
-    lines: list[tuple[Literal["training_loss", "kl_to_start"], str, str, Any, float]] = [
-        ("training_loss", "training loss", _LOSS, axis, -0.5),
-        ("kl_to_start", "KL to the first policy", _KL, kl, -1.0),
-    ]
-    for name, label, color, on, at in lines:
-        points = [(row["epoch"] + at, row[name]) for row in rows if _number(row.get(name))]
-        on.plot([x for x, _ in points], [y for _, y in points], color=color, marker="o", ms=4, lw=1.6)
-        on.set_ylabel(label, color=color, fontsize=9)
-        on.tick_params(axis="y", colors=color, labelsize=8)
-    kl.spines["top"].set_visible(False)
 
 
 def _numbers(row: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:

@@ -122,7 +122,16 @@ def judge(
         out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))
         if the_judge is None:
             return _aggregate_again(out, config, field, how, command)
-        identity = _identity(config, the_judge)
+        # What the comparisons in a folder have in common.
+        identity = {
+            "judge": dict(the_judge.identity),
+            "seed": config.seed,
+            "comparison_strategy": config.comparison_strategy,
+            "num_judges_per_comparison": config.num_judges_per_comparison,
+            "verdicts": config.verdicts,
+            "principle": config.principle_for(None),
+            "show": config.show,
+        }
         out.refuse_other("identity", identity, "comparisons that were made", parents=[parent_of(config.path)])
         stack.enter_context(rare_collections())
         kept = VerdictCache(folder / "verdicts.journal")
@@ -259,19 +268,6 @@ def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Pa
             raise UsageError(f"{run}: which judge's comparisons? (there are: {have})", hint="name one with --name")
         return made[0].parent
     return run / f"judge-{re.sub(r'[^A-Za-z0-9_.+-]', '_', named.rstrip('/').rpartition('/')[2])}"
-
-
-def _identity(config: JudgeConfig, judge: Judge) -> dict[str, Any]:
-    """What the comparisons in a folder have in common."""
-    return {
-        "judge": dict(judge.identity),
-        "seed": config.seed,
-        "comparison_strategy": config.comparison_strategy,
-        "num_judges_per_comparison": config.num_judges_per_comparison,
-        "verdicts": config.verdicts,
-        "principle": config.principle_for(None),
-        "show": config.show,
-    }
 
 
 __all__ = ["JudgeSummary", "judge"]

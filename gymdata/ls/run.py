@@ -133,10 +133,14 @@ def output_of(top: Path, run_json: Path) -> Output:
         runs = [read_facts(file) for file in described if file is not None]
         if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
             state = "parents changed"
+    # Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows.
+    counts = row_counts(facts)
+    if place.is_dir():
+        counts += [_lines(source.path) for source in segments(place) if source.path.suffix == ".journal"]
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
-        rows=_rows(place, facts),
+        rows=(sum(counts) if counts else None),
         bytes=sum(file.st_size for file in files),
         changed=_latest(files or [run_json.lstat()]),
         parents=tuple(below_top(top, parent) for parent in parents),
@@ -152,14 +156,6 @@ def own_files(place: Path) -> Iterator[Path]:
         others = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
         begun = {file.name for one in unfinished_in(here, files) for file in one.files}
         yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others and name not in begun)
-
-
-def _rows(place: Path, facts: Mapping[str, Any]) -> int | None:
-    """Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows."""
-    counts = row_counts(facts)
-    if place.is_dir():
-        counts += [_lines(source.path) for source in segments(place) if source.path.suffix == ".journal"]
-    return sum(counts) if counts else None
 
 
 def _lines(journal: Path) -> int:

@@ -94,19 +94,6 @@ def mix(
     of a source can be taken.
     """
     config = MixConfig.called_with(mix, config, settings)
-    weights = _weights(path)
-    sources = list(weights)
-    table = _table(sources)
-    _refuse_other_tokenizers(sources)
-    targets = _targets(sources, output, table, config) if not dry_run else {}
-    rows = _Rows(sources, table, config)
-    report, sides = _mixed(rows, weights, config)
-    if targets:
-        _write(report, rows, sides, targets, weights, config, overwrite, command, progress or NullProgress())
-    return report
-
-
-def _weights(path: Mapping[str, float]) -> dict[str | Path, float]:
     if not isinstance(path, Mapping) or not path:
         raise UsageError(
             f"gymdata.mix: got {path!r}, expected source → weight", hint='mix({"runs/a": 0.7, "runs/b": 0.3})'
@@ -115,20 +102,15 @@ def _weights(path: Mapping[str, float]) -> dict[str | Path, float]:
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not is_number or not 0 < weight < float("inf"):
             raise UsageError.bad_value(f"the weight of {name}", weight, "a number above 0")
-    return {path_of(name, "mix"): float(weight) for name, weight in path.items()}
-
-
-def _table(sources: Sequence[str | Path]) -> Table:
+    weights = {path_of(name, "mix"): float(weight) for name, weight in path.items()}
+    sources = list(weights)
     of_pairs = [holds_pairs(source) for source in sources]
     if any(of_pairs) and not all(of_pairs):
         raise UsageError(
             f"{sources[of_pairs.index(True)]} holds pairs, and {sources[of_pairs.index(False)]} does not",
             hint="mix rollouts with rollouts, or pairs with pairs",
         )
-    return PAIRS if all(of_pairs) else ROLLOUTS
-
-
-def _refuse_other_tokenizers(sources: Sequence[str | Path]) -> None:
+    table = PAIRS if all(of_pairs) else ROLLOUTS
     hashes = {source: common_identity([source]).get("tokenizer_hash") for source in sources}
     known = {source: value for source, value in hashes.items() if value is not None}
     if len(set(known.values())) > 1:
@@ -138,6 +120,12 @@ def _refuse_other_tokenizers(sources: Sequence[str | Path]) -> None:
             f"{first} and {other} have the token IDs of different tokenizers",
             hint="one file holds the IDs of one tokenizer: mix runs of models that share it",
         )
+    targets = _targets(sources, output, table, config) if not dry_run else {}
+    rows = _Rows(sources, table, config)
+    report, sides = _mixed(rows, weights, config)
+    if targets:
+        _write(report, rows, sides, targets, weights, config, overwrite, command, progress or NullProgress())
+    return report
 
 
 def _targets(

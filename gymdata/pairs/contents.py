@@ -126,10 +126,20 @@ def message_keys(completion: pa.ListArray) -> tuple[npt.NDArray[np.uint64], npt.
     ids), and of the others' contents. 0 where there are none."""
     offsets, flat = list_parts(completion)
     is_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
+    # Call ids are drawn at random, so two equal answers differ in them.
+    plain: list[str | None] = []
+    for text in flat.field("tool_calls").to_pylist():
+        try:
+            parsed = json.loads(text) if text else None
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, list):
+            text = json.dumps([{**c, "id": None} if isinstance(c, dict) else c for c in parsed], sort_keys=True)
+        plain.append(text)
     words = pc.binary_join_element_wise(
         flat.field("content"),
         flat.field("reasoning"),
-        _without_call_ids(flat.field("tool_calls")),
+        pa.array(plain, pa.string()),
         "\x1f",
         null_handling="replace",
     )
@@ -142,17 +152,3 @@ def _joined_hashes(texts: pa.Array, chosen: pa.Array, offsets: Ints) -> npt.NDAr
     some = pc.fill_null(texts.filter(chosen), "").to_pylist()
     digest = xxhash.xxh3_64_intdigest
     return np.array([digest("\x1e".join(some[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
-
-
-def _without_call_ids(calls: pa.Array) -> pa.Array:
-    """Call ids are drawn at random, so two equal answers differ in them."""
-    plain: list[str | None] = []
-    for text in calls.to_pylist():
-        try:
-            parsed = json.loads(text) if text else None
-        except ValueError:
-            parsed = None
-        if isinstance(parsed, list):
-            text = json.dumps([{**c, "id": None} if isinstance(c, dict) else c for c in parsed], sort_keys=True)
-        plain.append(text)
-    return pa.array(plain, pa.string())

@@ -187,7 +187,20 @@ def pairs(
         folder = out.folder if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
-            _write(out, report, pairs_of, sources, scored_by, config, command)
+            for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
+                out.batches(name, made, PAIRS, made.schema, side=side)
+            # The held-out side of an earlier split is removed: its tasks are in the training side now.
+            out.finish(
+                {
+                    "command": list(command),
+                    "config": config.model_dump(mode="json"),
+                    "parents": [parent_of(p) for p in [*sources, *scored_by]],
+                    "counts": {key: value for key, value in report.to_dict().items() if key not in ("files", "notes")},
+                    "notes": report.notes,
+                }
+            )
+            report.files.update({side: out.folder / name for side, name in zip(pairs_of, out.names, strict=True)})
+            report._written.update({side: _state(path) for side, path in report.files.items()})
         else:
             report._tables.update({side: one.table() for side, one in pairs_of.items()})
         return report
@@ -379,31 +392,6 @@ def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatche
     held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
     is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
     return {"train": pairs_made.only(~is_held), "heldout": pairs_made.only(is_held)}
-
-
-def _write(
-    out: StageOutput,
-    report: PairsReport,
-    pairs_of: dict[str, PairBatches],
-    sources: Sequence[str | Path],
-    scored_by: Sequence[Path],
-    config: PairsConfig,
-    command: Sequence[str],
-) -> None:
-    for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
-        out.batches(name, made, PAIRS, made.schema, side=side)
-    # The held-out side of an earlier split is removed: its tasks are in the training side now.
-    out.finish(
-        {
-            "command": list(command),
-            "config": config.model_dump(mode="json"),
-            "parents": [parent_of(p) for p in [*sources, *scored_by]],
-            "counts": {key: value for key, value in report.to_dict().items() if key not in ("files", "notes")},
-            "notes": report.notes,
-        }
-    )
-    report.files.update({side: out.folder / name for side, name in zip(pairs_of, out.names, strict=True)})
-    report._written.update({side: _state(path) for side, path in report.files.items()})
 
 
 def _state(path: Path) -> tuple[int, int, int]:

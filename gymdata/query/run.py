@@ -39,21 +39,6 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
         return reader.read_all()
 
 
-def _refuse_unwritable(schema: pa.Schema) -> None:
-    """Raises UsageError for a column whose type Parquet has no form for."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for field in schema:
-        try:
-            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-        except pa.ArrowNotImplementedError as error:
-            raise UsageError(
-                f"column {field.name!r} is {field.type}, which Parquet has no form for",
-                hint=f"cast it in the SELECT: {field.name}::VARCHAR",
-            ) from error
-
-
 def check_target(target: str | Path, *paths: str | Path) -> None:
     """Raises UsageError unless a result of a query over ``paths`` may be written to ``target``."""
     from gymdata.query.views import find_files
@@ -78,7 +63,17 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
 
     path = Path(target)
     if path.suffix == ".parquet":
-        _refuse_unwritable(reader.schema)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for field in reader.schema:
+            try:
+                pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+            except pa.ArrowNotImplementedError as error:
+                raise UsageError(
+                    f"column {field.name!r} is {field.type}, which Parquet has no form for",
+                    hint=f"cast it in the SELECT: {field.name}::VARCHAR",
+                ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         rows = _write(reader, temporary, path.suffix)

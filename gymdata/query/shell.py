@@ -7,15 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.errors import GymdataError, UsageError
 from gymdata.query.run import too_wide
 from gymdata.query.saved import SAVED, saved
 from gymdata.query.views import Views, find_files
-
-if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
 
 _KEYWORDS = (
     "SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "HAVING", "LIMIT", "JOIN", "USING", "UNNEST", "COUNT(*)", "AVG",
@@ -117,18 +114,6 @@ def lines_of_terminal(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> C
     """Lines of the terminal, with history and completion; of a pipe, one after the other."""
     if not sys.stdin.isatty():
         return _piped
-    session = _session(views)
-    return lambda prompt: str(session.prompt(prompt))
-
-
-def _piped(_: str) -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line
-
-
-def _session(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -140,7 +125,15 @@ def _session(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> PromptSess
         history = FileHistory(str(file))
     except OSError:
         pass  # a home that cannot be written has no history
-    return PromptSession(history=history, auto_suggest=AutoSuggestFromHistory(), completer=completer(views()))
+    session = PromptSession(history=history, auto_suggest=AutoSuggestFromHistory(), completer=completer(views()))
+    return lambda prompt: str(session.prompt(prompt))
+
+
+def _piped(_: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
 
 
 def completer(views: Mapping[str, Iterable[str]]) -> Any:

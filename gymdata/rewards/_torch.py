@@ -93,35 +93,31 @@ class RewardModel:
 
     def _loaded(self) -> Any:
         if self._model is None:
-            self._model = _load(self._folder)
+            with needs("train"):
+                import torch
+                import transformers  # noqa: F401 - here, so that a missing package is named
+
+                from gymdata.models._shared_prefixes import share_prefixes
+            has_gpu = torch.cuda.is_available()
+            # The processor is slow and inexact in the half precision that a graphics card is made for.
+            options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
+            try:
+                with quiet_transformers():
+                    loaded, lacking = _weights(self._folder, options)
+                if lacking:
+                    raise DataError(
+                        f"{self._folder}: is no reward model: its weights lack {', '.join(lacking[:3])}",
+                        hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
+                    )
+            except (OSError, ValueError) as error:
+                raise DataError.unreadable(self._folder, f"no reward model ({str(error).splitlines()[0]})") from error
+            model = loaded.eval().to("cuda" if has_gpu else "cpu")
+            share_prefixes(model)
+            self._model = model
             if self._model.config.pad_token_id is None:
                 # Without one, the model refuses batches and scores at the last position.
                 self._batch_tokens = 0
         return self._model
-
-
-def _load(folder: str) -> Any:
-    with needs("train"):
-        import torch
-        import transformers  # noqa: F401 - here, so that a missing package is named
-
-        from gymdata.models._shared_prefixes import share_prefixes
-    has_gpu = torch.cuda.is_available()
-    # The processor is slow and inexact in the half precision that a graphics card is made for.
-    options: dict[str, Any] = {"num_labels": 1, "dtype": "auto" if has_gpu else torch.float32}
-    try:
-        with quiet_transformers():
-            loaded, lacking = _weights(folder, options)
-        if lacking:
-            raise DataError(
-                f"{folder}: is no reward model: its weights lack {', '.join(lacking[:3])}",
-                hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
-            )
-    except (OSError, ValueError) as error:
-        raise DataError.unreadable(folder, f"no reward model ({str(error).splitlines()[0]})") from error
-    model = loaded.eval().to("cuda" if has_gpu else "cpu")
-    share_prefixes(model)
-    return model
 
 
 def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -70,7 +70,18 @@ def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.List
     assistant messages.
     """
     offsets, flat = list_parts(messages)
-    cut = np.minimum(_first_generated(flat, offsets, np.asarray(n_turns)), offsets[1:])
+    import pyarrow.compute as pc
+
+    generated = np.flatnonzero(flat.field("turn").is_valid().to_numpy(zero_copy_only=False))
+    first = np.append(generated, len(flat))[np.searchsorted(generated, offsets[:-1])]
+    unnumbered = np.flatnonzero(first >= offsets[1:])
+    if len(unnumbered):
+        by_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
+        assistant = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
+        low, high = np.searchsorted(assistant, offsets[unnumbered]), np.searchsorted(assistant, offsets[unnumbered + 1])
+        at = np.maximum(high - np.maximum(np.asarray(n_turns)[unnumbered], 1), low)
+        first[unnumbered] = np.append(assistant, len(flat))[at]
+    cut = np.minimum(first, offsets[1:])
     return _sublists(flat, offsets[:-1], cut), _sublists(flat, cut, offsets[1:])
 
 
@@ -86,21 +97,6 @@ def joined_contents(messages: pa.ListArray, role: str | None = None, separator: 
         chosen = pc.and_(chosen, pc.fill_null(pc.equal(flat.field("role"), role), False))
     bounds = offsets_of(chosen.to_numpy(zero_copy_only=False))[offsets]
     return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), content.filter(chosen)), separator)
-
-
-def _first_generated(flat: pa.StructArray, offsets: Ints, n_turns: np.ndarray) -> Ints:
-    import pyarrow.compute as pc
-
-    generated = np.flatnonzero(flat.field("turn").is_valid().to_numpy(zero_copy_only=False))
-    first = np.append(generated, len(flat))[np.searchsorted(generated, offsets[:-1])]
-    unnumbered = np.flatnonzero(first >= offsets[1:])
-    if len(unnumbered):
-        by_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
-        assistant = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
-        low, high = np.searchsorted(assistant, offsets[unnumbered]), np.searchsorted(assistant, offsets[unnumbered + 1])
-        at = np.maximum(high - np.maximum(n_turns[unnumbered], 1), low)
-        first[unnumbered] = np.append(assistant, len(flat))[at]
-    return first
 
 
 def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:

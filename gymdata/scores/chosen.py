@@ -81,7 +81,14 @@ def scores_of(
         return TOTAL, _known(rollouts["reward"]), []
     if found:
         rows = pa.concat_tables([table for _, table in found])
-        return name, _known(_last_values(rollouts, rows)), [folder for folder, _ in found]
+        # The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts.
+        import polars as pl
+
+        ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
+        given = pl.DataFrame(pl.from_arrow(rows.select(["rollout_id", "value"]))).lazy()
+        last = given.unique("rollout_id", keep="last")
+        mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
+        return name, _known(pa.chunked_array([mine.to_arrow()])), [folder for folder, _ in found]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -106,17 +113,6 @@ def with_score(sources: Sequence[str | Path], rollouts: pa.Table, name: str | No
 
 def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
-
-
-def _last_values(rollouts: pa.Table, scores: pa.Table) -> pa.ChunkedArray:
-    """The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts."""
-    import polars as pl
-
-    ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
-    given = pl.DataFrame(pl.from_arrow(scores.select(["rollout_id", "value"]))).lazy()
-    last = given.unique("rollout_id", keep="last")
-    mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
-    return pa.chunked_array([mine.to_arrow()])
 
 
 def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:

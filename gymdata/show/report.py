@@ -16,7 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from gymdata.checks.violations import CODES, Violation, both_sides
+from gymdata.checks.violations import CODES, both_sides
 from gymdata.errors import counted, printable
 from gymdata.rollouts.messages import object_of
 from gymdata.show.rollout import MessageView, errors_in, messages_of
@@ -163,7 +163,25 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
             out.line()
             out.line((f"turn {number}, {_turn_facts(turn)}: no message", "dim"))
             _turn_tokens(out, turn)
-    _violations(out, shown.violations)
+    explained = set()
+    for v in shown.violations:
+        code = CODES[v.code]
+        severity = v.severity or code.severity
+        place = [f"turn {v.turn}"] * (v.turn is not None) + [f"position {v.position}"] * (v.position is not None)
+        out.line()
+        out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
+        parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
+        details = "\n".join(str(part) for part in parts if part)
+        if details:
+            out.block(Text(printable(details)), "red")
+        if v.evidence is not None:
+            out.block(Text(printable(v.evidence["explanation"])), "red")
+            for side, left, middle, right in both_sides(v.evidence):
+                out.block(Text.assemble((f"{side}  ", "dim"), left, ("⟦" + middle + "⟧", "reverse"), right), "red")
+        if v.code not in explained:
+            explained.add(v.code)
+            meaning = code.meaning[0].upper() + code.meaning[1:]
+            out.block(Text(f"{meaning}. {code.explanation}", "dim"), "red")
 
 
 def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -227,28 +245,6 @@ def _turn_tokens(out: _Page, turn: Mapping[str, Any]) -> None:
     given, ids = turn["prompt_delta_ids"], turn["generation_token_ids"]
     logprobs = [*turn["generation_log_probs"], *([math.nan] * len(ids))][: len(ids)]
     out.tokens([*given, *ids], [None] * len(given) + logprobs, "dim", int(turn["prefix_length"]))
-
-
-def _violations(out: _Page, found: Sequence[Violation]) -> None:
-    explained = set()
-    for v in found:
-        code = CODES[v.code]
-        severity = v.severity or code.severity
-        place = [f"turn {v.turn}"] * (v.turn is not None) + [f"position {v.position}"] * (v.position is not None)
-        out.line()
-        out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
-        parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
-        details = "\n".join(str(part) for part in parts if part)
-        if details:
-            out.block(Text(printable(details)), "red")
-        if v.evidence is not None:
-            out.block(Text(printable(v.evidence["explanation"])), "red")
-            for side, left, middle, right in both_sides(v.evidence):
-                out.block(Text.assemble((f"{side}  ", "dim"), left, ("⟦" + middle + "⟧", "reverse"), right), "red")
-        if v.code not in explained:
-            explained.add(v.code)
-            meaning = code.meaning[0].upper() + code.meaning[1:]
-            out.block(Text(f"{meaning}. {code.explanation}", "dim"), "red")
 
 
 def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:

@@ -281,7 +281,23 @@ def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) ->
     groups = []
     for source in resolve(path, table):
         check_source(source, table)
-        reader = pa.ipc.open_file(pa.memory_map(str(_cache_of(source, table))))
+        stat = source.path.stat()
+        made_from = f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()
+        folder = source.path.parent
+        name = f".{source.path.name}.arrow"
+        if not os.access(folder, os.W_OK):
+            folder = Path(tempfile.gettempdir())
+            name = f"gymdata-{xxhash.xxh3_64_hexdigest(str(source.path.resolve()).encode())}.arrow"
+        cache = folder / name
+        if not (cache.is_file() and _is_made_from(cache, made_from)):
+            # Several processes of one training build it at once: the first builds it for all.
+            lock = Lock(folder, f".{name}.lock", wait=True)
+            try:
+                if not (cache.is_file() and _is_made_from(cache, made_from)):
+                    _build(source, table, cache, made_from)
+            finally:
+                lock.remove()
+        reader = pa.ipc.open_file(pa.memory_map(str(cache)))
         names = [name for name in columns if name in reader.schema.names]
         batches = [reader.get_batch(i).select(names) for i in range(reader.num_record_batches)]
         groups += [RowGroup(b.num_rows, lambda b=b: pa.Table.from_batches([b])) for b in batches]  # type: ignore[misc]  # as in loading: a default
@@ -312,26 +328,6 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
         return _shape(data, table, present, where).combine_chunks()
 
     return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]  # as in loading: a default
-
-
-def _cache_of(source: Source, table: Table) -> Path:
-    stat = source.path.stat()
-    made_from = f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()
-    folder = source.path.parent
-    name = f".{source.path.name}.arrow"
-    if not os.access(folder, os.W_OK):
-        folder = Path(tempfile.gettempdir())
-        name = f"gymdata-{xxhash.xxh3_64_hexdigest(str(source.path.resolve()).encode())}.arrow"
-    cache = folder / name
-    if not (cache.is_file() and _is_made_from(cache, made_from)):
-        # Several processes of one training build it at once: the first builds it for all.
-        lock = Lock(folder, f".{name}.lock", wait=True)
-        try:
-            if not (cache.is_file() and _is_made_from(cache, made_from)):
-                _build(source, table, cache, made_from)
-        finally:
-            lock.remove()
-    return cache
 
 
 def _is_made_from(cache: Path, made_from: bytes) -> bool:

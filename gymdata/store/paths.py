@@ -135,18 +135,7 @@ def parsed_facts(body: bytes, file: str | Path) -> dict[str, Any]:
         raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", _RESTORE)
     if (fault := _fault_in(facts)) is not None:
         raise DataError.unreadable(file, fault, _RESTORE)
-    facts = _renamed(facts)
-    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
-
-    for name, version in (facts.get("schemas") or {}).items():
-        if name in TABLES and isinstance(version, int) and version > TABLES[name].version:
-            raise DataError.newer_schema(file, name, version, TABLES[name].version)
-    return facts
-
-
-def _renamed(facts: dict[str, Any]) -> dict[str, Any]:
-    """A run.json of 0.1.0-dev with the present keys: ``version`` and ``schema`` of stage outputs, a command as one
-    text."""
+    # A run.json of 0.1.0-dev with the present keys: ``version`` and ``schema`` of stage outputs, a command as one text.
     for was, now in (("version", "gymdata"), ("schema", "schemas")):
         if was in facts and now not in facts:
             facts[now] = facts.pop(was)
@@ -159,6 +148,11 @@ def _renamed(facts: dict[str, Any]) -> dict[str, Any]:
             facts["command"] = [typed]
     elif "command" in facts and typed is None:
         facts["command"] = []
+    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
+
+    for name, version in (facts.get("schemas") or {}).items():
+        if name in TABLES and isinstance(version, int) and version > TABLES[name].version:
+            raise DataError.newer_schema(file, name, version, TABLES[name].version)
     return facts
 
 
@@ -355,27 +349,23 @@ def _rows_once(matches: list[Path]) -> list[Path]:
 
 def _resolve_one(path: Path, table: str) -> list[Source]:
     if path.is_dir():
-        return _resolve_folder(path, table)
+        if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
+            return _sealed_by_run_json(path.parent)
+        refuse_unfinished(path / RUN_JSON)
+        if not (path / RUN_JSON).is_file():
+            raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
+        if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
+            return _sealed_by_run_json(path)
+        own = _tables_in(path, table)
+        if own or table == ROLLOUTS_FOLDER:
+            return own
+        return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
     if not path.exists():
         raise DataError.missing_path(path)
     DataError.refuse_pipe(path)
     for described in (beside(path), path.parent / RUN_JSON):
         refuse_unfinished(described, path)
     return [_classify(path)]
-
-
-def _resolve_folder(path: Path, table: str) -> list[Source]:
-    if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
-        return _sealed_by_run_json(path.parent)
-    refuse_unfinished(path / RUN_JSON)
-    if not (path / RUN_JSON).is_file():
-        raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
-    if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
-        return _sealed_by_run_json(path)
-    own = _tables_in(path, table)
-    if own or table == ROLLOUTS_FOLDER:
-        return own
-    return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
 
 
 def _tables_in(folder: Path, table: str) -> list[Source]:

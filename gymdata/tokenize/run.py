@@ -188,7 +188,13 @@ def _batches(
     names, render = _names(table), _rollout if table is ROLLOUTS else _pair
     for source in sources:
         for batch in scan_batches(source, table, None if table is ROLLOUTS else names, _BATCH_ROWS):
-            without_ids = _without_ids(batch, table)
+            # The rows that have no token ids, rising.
+            if table is PAIRS:
+                n_ids = pc.list_value_length(batch.column("chosen_ids")).to_numpy()
+            else:
+                turns = TurnColumns.of(batch.column("turns"))
+                n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
+            without_ids = list(map(int, np.flatnonzero(n_ids == 0)))
             report.sampled += batch.num_rows - len(without_ids)
             start = 0
             for row in without_ids:
@@ -205,16 +211,6 @@ def _batches(
             setattr(report, table.name, getattr(report, table.name) + batch.num_rows)
 
 
-def _without_ids(batch: pa.RecordBatch, table: Table) -> list[int]:
-    """The rows that have no token ids, rising."""
-    if table is PAIRS:
-        n_ids = pc.list_value_length(batch.column("chosen_ids")).to_numpy()
-    else:
-        turns = TurnColumns.of(batch.column("turns"))
-        n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
-    return list(map(int, np.flatnonzero(n_ids == 0)))
-
-
 def _rollout(row: dict[str, Any], chat: TransformersChat, mask: Mask, report: TokenizeReport) -> dict[str, Any] | None:
     try:
         made = rendered_row(row, chat, mask)
@@ -226,7 +222,14 @@ def _rollout(row: dict[str, Any], chat: TransformersChat, mask: Mask, report: To
     report.tokens_generated += made["n_generated_tokens"]
     report.tokens_context += made["n_context_tokens"]
     if made["n_breaks"]:
-        _count_breaks(made, chat, report)
+        # Count the breaks that the template causes, by code.
+        special = frozenset(chat.tokenizer.all_special_ids)
+        found = [r for r in relations(made["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
+        counts = Counter(report.breaks) + Counter(relation.code for relation in found)
+        report.breaks = dict(sorted(counts.items()))
+        if report.first_break is None and found:
+            where = f"rollout {made['rollout_id']}, turn {found[0].turn}"
+            report.first_break = f"{where}: {CODES[found[0].code].meaning.removeprefix('a break: ')}"
     return made
 
 
@@ -241,14 +244,3 @@ def _pair(row: dict[str, Any], chat: TransformersChat, _: Mask, report: Tokenize
     report.tokens_generated += trained
     report.tokens_context += len(made["prompt_ids"]) + len(made["chosen_ids"]) + len(made["rejected_ids"]) - trained
     return made
-
-
-def _count_breaks(made: dict[str, Any], chat: TransformersChat, report: TokenizeReport) -> None:
-    """Count the breaks that the template causes, by code."""
-    special = frozenset(chat.tokenizer.all_special_ids)
-    found = [r for r in relations(made["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
-    counts = Counter(report.breaks) + Counter(relation.code for relation in found)
-    report.breaks = dict(sorted(counts.items()))
-    if report.first_break is None and found:
-        where = f"rollout {made['rollout_id']}, turn {found[0].turn}"
-        report.first_break = f"{where}: {CODES[found[0].code].meaning.removeprefix('a break: ')}"

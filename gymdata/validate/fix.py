@@ -63,7 +63,23 @@ def _fixed(
                 if row not in unreadable:
                     rows.append(row)
                 row += 1
-            yield from _batch(batch, rows, mine, choice, account)
+            account.rollouts_in += len(batch)
+            faulty = [i for i, row in enumerate(rows) if row in mine]
+            start = 0
+            for i in faulty:
+                if i > start:
+                    account.rollouts_out += i - start
+                    yield batch.slice(start, i - start)
+                start = i + 1
+                made = _rollout(batch.slice(i, 1), mine[rows[i]], choice, account)
+                if made:
+                    account.rollouts_out += len(made)
+                    # Through JSON, which is what builds a batch from rows.
+                    lines = [decode(encode(row)) for row in made]
+                    yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(made))))
+            if start < len(batch):
+                account.rollouts_out += len(batch) - start
+                yield batch.slice(start)
 
 
 def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
@@ -80,32 +96,6 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
         if number not in unreadable
     )
     yield from row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
-
-
-def _batch(
-    batch: pa.RecordBatch,
-    rows: list[int],
-    faults: dict[int, list[Violation]],
-    choice: repair.Choice,
-    account: repair.FixReport,
-) -> Iterator[pa.RecordBatch]:
-    account.rollouts_in += len(batch)
-    faulty = [i for i, row in enumerate(rows) if row in faults]
-    start = 0
-    for i in faulty:
-        if i > start:
-            account.rollouts_out += i - start
-            yield batch.slice(start, i - start)
-        start = i + 1
-        made = _rollout(batch.slice(i, 1), faults[rows[i]], choice, account)
-        if made:
-            account.rollouts_out += len(made)
-            # Through JSON, which is what builds a batch from rows.
-            lines = [decode(encode(row)) for row in made]
-            yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(made))))
-    if start < len(batch):
-        account.rollouts_out += len(batch) - start
-        yield batch.slice(start)
 
 
 def _rollout(

@@ -56,7 +56,16 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
             except BadRow as bad:
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
-            _drop_unknown(number, row, unknown)
+            # Take out of ``row`` the keys that the table does not have, and count them.
+            keys = set()
+            for where, items in (("", [row]), ("turns[].", row.get("turns")), ("messages[].", row.get("messages"))):
+                for item in items if isinstance(items, list) else ():
+                    if isinstance(item, dict) and not item.keys() <= _KNOWN_KEYS[where]:
+                        for key in item.keys() - _KNOWN_KEYS[where]:
+                            keys.add(where + key)
+                            del item[key]
+            for key in sorted(keys):
+                unknown.setdefault(key, UnknownKey(number)).rows += 1
             present = [name for name in _FIELDS if name in row or name not in ROLLOUTS.optional]
             if present != columns or size >= PARSE_BYTES or len(rows) >= _BATCH_ROWS:
                 yield from _checked(rows, columns)
@@ -107,19 +116,6 @@ def _row(line: bytes) -> dict[str, Any]:
 
 def _id_of(row: dict[str, Any]) -> str | None:
     return row["rollout_id"] if isinstance(row.get("rollout_id"), str) else None
-
-
-def _drop_unknown(number: int, row: dict[str, Any], unknown: dict[str, UnknownKey]) -> None:
-    """Take out of ``row`` the keys that the table does not have, and count them."""
-    keys = set()
-    for where, items in (("", [row]), ("turns[].", row.get("turns")), ("messages[].", row.get("messages"))):
-        for item in items if isinstance(items, list) else ():
-            if isinstance(item, dict) and not item.keys() <= _KNOWN_KEYS[where]:
-                for key in item.keys() - _KNOWN_KEYS[where]:
-                    keys.add(where + key)
-                    del item[key]
-    for key in sorted(keys):
-        unknown.setdefault(key, UnknownKey(number)).rows += 1
 
 
 def _checked(rows: Sequence[_Row], columns: Sequence[str]) -> Iterator[Evidence | Violation]:

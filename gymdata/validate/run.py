@@ -206,19 +206,14 @@ def _sources(path: Path, text: str) -> list[Source]:
             if held.is_file() and held != source.path:
                 sources.append(Source(held, source.kind, source.compression))
         if not sources:
-            _refuse_other_output(path)
+            from gymdata.store.stage_output import other_than_rows
+
+            if (other := other_than_rows(path)) is not None:
+                raise DataError(
+                    f"{path}: contains {other}, expected rollouts or pairs",
+                    hint="give the run that it was made from, or a folder or file of rollouts or pairs",
+                ).at(path, other, "rollouts or pairs")
     return sources
-
-
-def _refuse_other_output(folder: Path) -> None:
-    """Raises DataError for the output of a command that writes neither rollouts nor pairs."""
-    from gymdata.store.stage_output import other_than_rows
-
-    if (other := other_than_rows(folder)) is not None:
-        raise DataError(
-            f"{folder}: contains {other}, expected rollouts or pairs",
-            hint="give the run that it was made from, or a folder or file of rollouts or pairs",
-        ).at(folder, other, "rollouts or pairs")
 
 
 def kind_of(source: Source) -> Kind:

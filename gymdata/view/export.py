@@ -23,7 +23,6 @@ from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
-from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
@@ -76,7 +75,18 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         evidence.append(
             None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
         )
-    groups = _groups(pages, snapshot, numbers, rows)
+    # The groups of which several rollouts are exported; each row gets the number of its group, or None.
+    members: dict[str, list[int]] = {}
+    for number in numbers:
+        members.setdefault(snapshot.table["group_id"][number].as_py(), []).append(number)
+    several = {group: mine for group, mine in members.items() if len(mine) > 1}
+    at = {group: n for n, group in enumerate(several)}
+    for number, row in zip(numbers, rows, strict=True):
+        row["group"] = at.get(snapshot.table["group_id"][number].as_py())
+    groups = [
+        pages.group_values(snapshot, mine) | {"whole": len(snapshot.where("group_id", group))}
+        for group, mine in several.items()
+    ]
     here = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
     pairs, pairs_left = _pairs(pages, here, config.limit)
     script = "\n".join((HERE / "static" / name).read_text(encoding="utf-8") for name in ("tokens.js", "exported.js"))
@@ -104,23 +114,6 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         )
     )
     return text, len(rows), len(selection.rows)
-
-
-def _groups(
-    pages: Pages, snapshot: Snapshot, numbers: Sequence[int], rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The groups of which several rollouts are exported; each row gets the number of its group, or None."""
-    members: dict[str, list[int]] = {}
-    for number in numbers:
-        members.setdefault(snapshot.table["group_id"][number].as_py(), []).append(number)
-    several = {group: mine for group, mine in members.items() if len(mine) > 1}
-    at = {group: n for n, group in enumerate(several)}
-    for number, row in zip(numbers, rows, strict=True):
-        row["group"] = at.get(snapshot.table["group_id"][number].as_py())
-    return [
-        pages.group_values(snapshot, mine) | {"whole": len(snapshot.where("group_id", group))}
-        for group, mine in several.items()
-    ]
 
 
 def _pairs(pages: Pages, here: Container[str], limit: int) -> tuple[list[dict[str, Any]], int]:

@@ -74,15 +74,6 @@ def _nemo_gym_row(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any],
         return *_made(row, lists), False, False
     kept, rest, plain = found
     rounded = any(ROUNDED in taken for *_, taken in kept["turns"])
-    return _restored(row, lists, kept, rest), 0, rounded, plain and math.isfinite(row["reward"] or 0)
-
-
-def _lists(turns: RowTexts, number: int, lists: Lists) -> dict[str, Any]:
-    made = {PROMPT: lists(turns.prompts[number]), GENERATION: lists(turns.generations[number])}
-    return made | ({RENDERED: True} if turns.rendered[number] else {LOG_PROBS: lists(turns.log_probs[number])})
-
-
-def _restored(row: Mapping[str, Any], lists: Lists, kept: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     response, turns = kept["response"], row["turns"]
     rebuilt = _rebuilt(row)
     for number, (*path, index, taken) in enumerate(kept["turns"]):
@@ -99,7 +90,12 @@ def _restored(row: Mapping[str, Any], lists: Lists, kept: dict[str, Any], rest: 
         whole["reward"] = kept["reward"] if "reward" in kept and _same(kept["reward"], reward) else reward
     # A later score comes last.
     names = [*kept["keys"], *(["reward"] if "reward" not in kept["keys"] else [])]
-    return {key: whole[key] for key in names if key in whole}
+    return {key: whole[key] for key in names if key in whole}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
+
+
+def _lists(turns: RowTexts, number: int, lists: Lists) -> dict[str, Any]:
+    made = {PROMPT: lists(turns.prompts[number]), GENERATION: lists(turns.generations[number])}
+    return made | ({RENDERED: True} if turns.rendered[number] else {LOG_PROBS: lists(turns.log_probs[number])})
 
 
 def _rebuilt(row: Mapping[str, Any]) -> Collection[int]:

@@ -83,31 +83,25 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
             if equal(name_non_finite(ours), name_non_finite(source)):
                 return row
     else:
-        row = _foreign(source, messages, encoder, importing)
+        agent = object_of(source.get("agent"))
+        steps = [step for step in source["steps"] if isinstance(step, dict)]
+        names = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
+        times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
+        tools = agent.get("tool_definitions")
+        row = foreign_row(
+            source,
+            messages,
+            importing,
+            turns=encoder,
+            policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
+            reward=object_of(source.get("extra")).get("reward"),
+            tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
+            started_at=times[0].isoformat() if times else None,
+            duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
+        )
     stripped, taken = _without_lists(source, found.places, row["turns"])
     row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
     return row
-
-
-def _foreign(
-    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, importing: Importing
-) -> dict[str, Any]:
-    agent = object_of(source.get("agent"))
-    steps = [step for step in source["steps"] if isinstance(step, dict)]
-    names = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
-    times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
-    tools = agent.get("tool_definitions")
-    return foreign_row(
-        source,
-        messages,
-        importing,
-        turns=encoder,
-        policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
-        reward=object_of(source.get("extra")).get("reward"),
-        tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
-        started_at=times[0].isoformat() if times else None,
-        duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
-    )
 
 
 def _time(text: Any) -> datetime | None:
@@ -363,10 +357,6 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     lost[NO_MESSAGE] += len(placed) < len(prompts)
     own = own_columns(row)
     steps[0]["timestamp"] = own["started_at"]
-    return _root(row, own, steps)
-
-
-def _root(row: Mapping[str, Any], own: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
     import gymdata
 
     agent = {"name": "gymdata", "version": gymdata.__version__, "model_name": row["policy"]}

@@ -112,7 +112,17 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
         if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
             return row
     else:
-        row = _foreign(source, messages, encoder, importing)
+        example = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
+        model = metadata.get("model")
+        row = foreign_row(
+            source,
+            messages,
+            importing,
+            turns=encoder,
+            group=example if example is None or isinstance(example, str) else json_text(example),
+            policy=model if isinstance(model, str) else "unknown",
+            reward=reward,
+        )
     # The source without the token lists that its turns reproduce exactly; for each turn its item and which were taken.
     episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
     taken: list[list[Any]] = []
@@ -128,23 +138,6 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
         taken.append([index, letters])
     row["extra"] = keep(row["extra"], NAME, {"source": {**source, "episode": episode}, "turns": taken})
     return row
-
-
-def _foreign(
-    source: Mapping[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder, importing: Importing
-) -> dict[str, Any]:
-    metadata = object_of(source.get("metadata"))
-    example = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
-    model = metadata.get("model")
-    return foreign_row(
-        source,
-        messages,
-        importing,
-        turns=encoder,
-        group=example if example is None or isinstance(example, str) else json_text(example),
-        policy=model if isinstance(model, str) else "unknown",
-        reward=_reward(source),
-    )
 
 
 def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:

@@ -66,11 +66,23 @@ def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any
     if "trajectory" in kept:
         return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
+    own: dict[str, Any] = {}
+    for name in _OWN_COLUMNS:
+        value = pair.get(name)
+        if name in _LISTS:
+            value = [int(v) for v in list_of(value)]
+        elif name in _FLOATS:
+            value = [shortest(v) for v in list_of(value)]
+        elif name == "temperature":
+            value = shortest(value)
+        if name in pair:
+            own[name] = name_non_finite(value)
+    sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     return {
         "episode": [item],
         "reward": pair["margin"],
         "shaped_rewards": None,
-        "metadata": about | {OWN: _own(pair)},
+        "metadata": about | {OWN: own | {"messages": sides}},
     }
 
 
@@ -103,22 +115,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
     return object_of(object_of(extra).get(_KEPT))
-
-
-def _own(pair: Mapping[str, Any]) -> dict[str, Any]:
-    own: dict[str, Any] = {}
-    for name in _OWN_COLUMNS:
-        value = pair.get(name)
-        if name in _LISTS:
-            value = [int(v) for v in list_of(value)]
-        elif name in _FLOATS:
-            value = [shortest(v) for v in list_of(value)]
-        elif name == "temperature":
-            value = shortest(value)
-        if name in pair:
-            own[name] = name_non_finite(value)
-    sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
-    return own | {"messages": sides}
 
 
 def row_of(value: Any, importing: Importing) -> dict[str, Any]:

@@ -49,17 +49,7 @@ def from_own(own: Any) -> dict[str, Any] | None:
 def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder) -> dict[str, Any]:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
     row = columns | {"messages": messages, **encoder.columns()}
-    _check_columns(columns)
-    try:
-        parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
-        check_rollout(row | {"rewards": parts, "started_at": datetime.fromisoformat(row["started_at"])})
-    except (DataError, AttributeError, TypeError, ValueError) as error:
-        raise BadItem("S102", str(error)) from error
-    return row
-
-
-def _check_columns(columns: Mapping[str, Any]) -> None:
-    """Raises BadItem for what ``check_rollout`` takes by its type and no column can hold."""
+    # What ``check_rollout`` takes by its type and no column can hold is refused first.
     for name, bits in _INTEGERS.items():
         value = columns[name]
         if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
@@ -81,6 +71,12 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
         kept = None
     if not isinstance(kept, dict):
         raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
+    try:
+        parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
+        check_rollout(row | {"rewards": parts, "started_at": datetime.fromisoformat(row["started_at"])})
+    except (DataError, AttributeError, TypeError, ValueError) as error:
+        raise BadItem("S102", str(error)) from error
+    return row
 
 
 def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
