@@ -23,7 +23,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError, json_kind, option, with_options
-from gymdata.urls import expanded
+from gymdata.urls import expanded, refuse_userinfo
 
 #: Setting → what it requires (or excludes), as text for ``with_options``, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
@@ -431,6 +431,18 @@ def one_or_list(value: list[str]) -> str | list[str] | None:
     return value if len(value) > 1 else next(iter(value), None)
 
 
+def without_userinfo(*fields: str, keys: tuple[str, ...], called: str | None = None) -> Any:
+    """A validator of a settings class: no URL in ``fields`` has a user name or password. ``keys``: environment variables
+    for the API key instead; ``called``: the setting's name in errors, if not that of its flag or keyword."""
+
+    def check(value: Any, info: pydantic.ValidationInfo) -> Any:
+        for url in value if isinstance(value, list) else [value]:
+            refuse_userinfo(url, called or option(str(info.field_name)), keys)
+        return value
+
+    return pydantic.field_validator(*fields)(check)
+
+
 #: Base URLs of servers: a text, texts, comma lists, or ``@FILE`` of them.
 ServerUrls = Annotated[
     list[str],
@@ -440,6 +452,19 @@ ServerUrls = Annotated[
 
 #: Names; in flags and ``--set`` as ``a,b``.
 Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
+
+#: Fields of settings that start replicas.
+RayAddress = Annotated[
+    str | None,
+    pydantic.Field(description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."),
+]
+ReplicaNeeds = Annotated[
+    dict[str, Any],
+    pydantic.Field(
+        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
+        "parts) and resources, Ray's own by name."
+    ),
+]
 
 #: Affects only speed: not compared on a resume.
 Workers = Annotated[

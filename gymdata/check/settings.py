@@ -8,8 +8,8 @@ from typing import ClassVar
 import pydantic
 
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config
-from gymdata.urls import REWARD_KEYS, refuse_userinfo
+from gymdata.settings import Config, without_userinfo
+from gymdata.urls import REWARD_KEYS
 
 
 class CheckConfig(Config):
@@ -29,9 +29,4 @@ class CheckConfig(Config):
     limit: int = pydantic.Field(20, ge=1, description="Rollouts to try --reward on, the first N.")
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
 
-    @pydantic.field_validator("reward")
-    @classmethod
-    def _no_userinfo(cls, value: list[str]) -> list[str]:
-        for url in value:
-            refuse_userinfo(url, "--reward", REWARD_KEYS)
-        return value
+    _no_userinfo = without_userinfo("reward", keys=REWARD_KEYS)

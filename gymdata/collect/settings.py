@@ -16,7 +16,7 @@ from gymdata.errors import UsageError
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.logprobs import BIASES
-from gymdata.settings import Config, OnlyWith, ServerUrls, one_or_list
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, one_or_list
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
@@ -118,9 +118,7 @@ class CollectConfig(Config):
     replicas: int | None = pydantic.Field(
         None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
     )
-    ray: str | None = pydantic.Field(
-        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
-    )
+    ray: RayAddress = None
     workflow_url: str | None = pydantic.Field(
         None, description="Workflow server that runs whole rollouts: it receives tasks and returns messages."
     )
@@ -139,11 +137,7 @@ class CollectConfig(Config):
     )
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
     engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
-    replica: dict[str, Any] = pydantic.Field(
-        default_factory=dict,
-        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
-        "parts) and resources, Ray's own by name.",
-    )
+    replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
     temperature: Annotated[float, SAMPLED] = pydantic.Field(
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature; 0 is greedy."

@@ -8,23 +8,21 @@ early is unreadable, not shorter.
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
-import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
 from gymdata.remote.reading import located
-from gymdata.store.paths import BOM
+from gymdata.store.lines import iter_lines
+from gymdata.store.paths import BOM, Compression, Source
 
 HUB = "hf:"
 #: The accepted inputs, for messages and ``--help``.
@@ -33,6 +31,7 @@ _ROWS = 512
 #: The longest row of a CSV file and of a JSON array, in bytes.
 _LONGEST = 1 << 26
 _ARROW = (".arrow", ".feather", ".ipc")
+_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 Row = dict[str, Any]
@@ -71,21 +70,16 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
         yield from _array_rows(file, bad_line)
     else:
         expected = "one JSON object per line"
-        with _open(file) as stream:
-            for number, line in enumerate(stream, 1):
-                if number == 1:
-                    line = line.removeprefix(BOM)
-                if not line.strip():
-                    continue
-                try:
-                    row = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    bad_line(file, number, f"text that is not JSON ({error})", expected)
-                    continue
-                if not isinstance(row, dict):
-                    bad_line(file, number, short(row), expected)
-                    continue
+        for number, line in iter_lines(Source(file, "jsonl", _COMPRESSIONS.get(file.suffix))):
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                bad_line(file, number, f"text that is not JSON ({error})", expected)
+                continue
+            if isinstance(row, dict):
                 yield number, row
+            else:
+                bad_line(file, number, short(row), expected)
 
 
 def drop_nulls(value: Any) -> Any:
@@ -126,8 +120,13 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _is_array(file: Path) -> bool:
-    with _open(file) as stream:
-        return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
+    import pyarrow as pa
+
+    try:
+        with pa.input_stream(file) as stream:
+            return bool(stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"[")
+    except OSError as error:
+        raise DataError.unreadable(file, str(error)) from error
 
 
 def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
@@ -166,7 +165,7 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
     read = csv.ReadOptions(block_size=_LONGEST, use_threads=False)
     parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
     try:
-        with _open(file) as stream, csv.open_csv(stream, csv.ReadOptions(use_threads=False), parse) as head:
+        with csv.open_csv(file, csv.ReadOptions(use_threads=False), parse) as head:
             names = head.schema.names
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -175,7 +174,7 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
         types = dict.fromkeys(names, pa.string())
         convert = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
         number = 1
-        with _open(file) as stream, csv.open_csv(stream, read, parse, convert) as source:
+        with csv.open_csv(file, read, parse, convert) as source:
             for batch in chain(source, [None]):
                 for row in odd:
                     bad_line(file, row.number or number, f"{row.actual_columns} cells", f"{row.expected_columns} cells")
@@ -222,26 +221,6 @@ def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[Row]:
         for start in range(0, batch.num_rows, _ROWS):
             for row in batch.slice(start, _ROWS).to_pylist():
                 yield {k: drop_nulls(v) for k, v in row.items() if v is not None}
-
-
-@contextmanager
-def _open(file: Path) -> Iterator[IO[bytes]]:
-    try:
-        with file.open("rb") as raw:
-            if file.name.endswith(".gz"):
-                with gzip.open(raw) as stream:
-                    yield stream  # type: ignore[misc]  # GzipFile reads like IO[bytes] but is not typed as one
-            elif file.name.endswith(".zst"):
-                import zstandard
-
-                try:
-                    yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
-                except zstandard.ZstdError as error:
-                    raise DataError.unreadable(file, str(error)) from error
-            else:
-                yield raw
-    except (EOFError, OSError) as error:
-        raise DataError.unreadable(file, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

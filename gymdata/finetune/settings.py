@@ -14,8 +14,8 @@ from gymdata.errors import COMMAND_LINE, UsageError, counted
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
-from gymdata.settings import Config
-from gymdata.urls import ENGINE_KEYS, refuse_userinfo
+from gymdata.settings import Config, without_userinfo
+from gymdata.urls import ENGINE_KEYS
 
 _PARTS = pydantic.ConfigDict(frozen=True, extra="allow", protected_namespaces=(), populate_by_name=True)
 
@@ -53,11 +53,7 @@ class LlmSection(Config):
     top_p: float | None = pydantic.Field(None, gt=0.0, le=1.0)
     max_tokens: int | None = pydantic.Field(None, ge=1)
 
-    @pydantic.field_validator("base_url")
-    @classmethod
-    def _no_userinfo(cls, url: str | None) -> str | None:
-        refuse_userinfo(url, "base_url", ENGINE_KEYS)
-        return url
+    _no_userinfo = without_userinfo("base_url", keys=ENGINE_KEYS, called="base_url")
 
     @pydantic.model_validator(mode="after")
     def _served(self) -> LlmSection:

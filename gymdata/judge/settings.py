@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, OnlyWith, ServerUrls
-from gymdata.urls import JUDGE_KEYS, refuse_userinfo_in
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, without_userinfo
+from gymdata.urls import JUDGE_KEYS
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
 
@@ -37,9 +37,7 @@ class GenrmConfig(Config):
     replicas: int | None = pydantic.Field(
         None, ge=1, description="Engines of --genrm on Ray (default: one engine in process)."
     )
-    ray: str | None = pydantic.Field(
-        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
-    )
+    ray: RayAddress = None
     endpoint: ServerUrls = pydantic.Field(
         default_factory=list,
         description="URL of a judge served at /v1/chat/completions, or @FILE of several; repeatable.",
@@ -75,11 +73,7 @@ class GenrmConfig(Config):
     engine: dict[str, Any] = pydantic.Field(
         default_factory=dict, description="Engine arguments of vLLM for --genrm, as they are."
     )
-    replica: dict[str, Any] = pydantic.Field(
-        default_factory=dict,
-        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
-        "parts) and resources, Ray's own by name.",
-    )
+    replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
     comparison_strategy: Literal["circular", "all_pairs", "both_orders"] = pydantic.Field(
         "circular", description="Pairs of rollouts to compare."
@@ -113,11 +107,7 @@ class GenrmConfig(Config):
         0.0, ge=0.0, allow_inf_nan=False, description="Weight of the style density penalty."
     )
 
-    @pydantic.field_validator("endpoint")
-    @classmethod
-    def _no_userinfo(cls, servers: list[str]) -> list[str]:
-        refuse_userinfo_in(servers, "--endpoint", JUDGE_KEYS)
-        return servers
+    _no_userinfo = without_userinfo("endpoint", keys=JUDGE_KEYS)
 
     def checked(self) -> GenrmConfig:
         """This, or UsageError when it names no judge or two."""

@@ -187,8 +187,8 @@ def pairs(
         folder = out.folder if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
-            for name, (side, made) in zip(out.names, pairs_of.items(), strict=True):
-                out.batches(name, made, PAIRS, made.schema, side=side)
+            for name, (side, batches) in zip(out.names, pairs_of.items(), strict=True):
+                out.batches(name, batches, PAIRS, batches.schema, side=side)
             # The held-out side of an earlier split is removed: its tasks are in the training side now.
             out.finish(
                 {

@@ -125,7 +125,8 @@ def lines_of_terminal(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> C
         history = FileHistory(str(file))
     except OSError:
         pass  # a home that cannot be written has no history
-    session = PromptSession(history=history, auto_suggest=AutoSuggestFromHistory(), completer=completer(views()))
+    suggest = AutoSuggestFromHistory()
+    session: PromptSession[str] = PromptSession(history=history, auto_suggest=suggest, completer=completer(views()))
     return lambda prompt: str(session.prompt(prompt))
 
 

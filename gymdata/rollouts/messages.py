@@ -168,7 +168,7 @@ def walk(
     borders = CallBorders()
     #: Function calls after a message with ids: the next item decides which model call they belong to.
     waiting: list[dict[str, Any]] = []
-    for item in _flat(items):
+    for item in flat_items(items):
         if not written_by_model(item):
             borders.other()
             if waiting:
@@ -188,7 +188,7 @@ def walk(
     yield from ((borders.count - 1, one) for one in waiting)
 
 
-def _flat(items: Iterable[Any]) -> Iterator[Any]:
+def flat_items(items: Iterable[Any]) -> Iterator[Any]:
     """The items of nested lists of any depth, in order."""
     open_lists = [iter(items)]
     while open_lists:

@@ -9,10 +9,10 @@ from typing import ClassVar, Self
 
 import pydantic
 
-from gymdata.errors import option, with_options
+from gymdata.errors import with_options
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config
-from gymdata.urls import REWARD_KEYS, refuse_userinfo
+from gymdata.settings import Config, without_userinfo
+from gymdata.urls import REWARD_KEYS
 
 
 class ScoreConfig(Config):
@@ -63,12 +63,7 @@ class ScoreConfig(Config):
             raise ValueError("different servers: one is given twice")
         return urls
 
-    @pydantic.field_validator("reward_url", "reward")
-    @classmethod
-    def _no_userinfo(cls, value: list[str], info: pydantic.ValidationInfo) -> list[str]:
-        for url in value:
-            refuse_userinfo(url, option(str(info.field_name)), REWARD_KEYS)
-        return value
+    _no_userinfo = without_userinfo("reward_url", "reward", keys=REWARD_KEYS)
 
     @pydantic.model_validator(mode="after")
     def _some_reward(self) -> Self:

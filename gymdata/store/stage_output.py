@@ -50,43 +50,29 @@ if TYPE_CHECKING:
 
     from gymdata.rollouts.schema import Table
 
-#: Stage → what its output is called in a refusal.
-_KINDS = {
-    "collect": "a collected run",
-    "import": "an imported run",
-    "import-pairs": "imported pairs",
-    "pairs": "pairs",
-    "experiences": "experiences",
-    "score": "scores",
-    "judge": "a judge's comparisons",
-    "filter": "filtered rollouts",
-    "select": "selected rollouts",
-    "tokenize": "rollouts rendered from text",
-    "fix": "repaired rollouts",
-    "merge": "merged rollouts",
-    "redact": "redacted rollouts",
-    "mix": "a mixture",
-    "export": "an export",
-    "audit": "an audit",
-    "annotations": "what a training saw",
-    "train": "a training",
-    "finetune": "a finetuning run",
-    "serve-genrm": "what serve-genrm keeps",
+#: Stage → what its output is called in a refusal, and what it holds (a column of the graph of ``view``).
+STAGES = {
+    "collect": ("a collected run", "rollouts"),
+    "import": ("an imported run", "rollouts"),
+    "import-pairs": ("imported pairs", "data"),
+    "pairs": ("pairs", "data"),
+    "experiences": ("experiences", "data"),
+    "score": ("scores", "checks"),
+    "judge": ("a judge's comparisons", "checks"),
+    "filter": ("filtered rollouts", "rollouts"),
+    "select": ("selected rollouts", "rollouts"),
+    "tokenize": ("rollouts rendered from text", "data"),
+    "fix": ("repaired rollouts", "rollouts"),
+    "merge": ("merged rollouts", "rollouts"),
+    "redact": ("redacted rollouts", "rollouts"),
+    "mix": ("a mixture", "data"),
+    "export": ("an export", "data"),
+    "audit": ("an audit", "checks"),
+    "annotations": ("what a training saw", "checks"),
+    "train": ("a training", "models"),
+    "finetune": ("a finetuning run", "models"),
+    "serve-genrm": ("what serve-genrm keeps", "checks"),
 }
-#: Those that hold rollouts or pairs.
-_OF_ROWS = (
-    "collect",
-    "import",
-    "import-pairs",
-    "pairs",
-    "filter",
-    "select",
-    "tokenize",
-    "fix",
-    "merge",
-    "redact",
-    "mix",
-)
 
 
 def described_by(target: Path, *names: str) -> Path:
@@ -140,7 +126,8 @@ def kind_held(folder: Path) -> str | None:
 def other_than_rows(folder: Path) -> str | None:
     """What a folder that can hold neither rollouts nor pairs holds; None for any other folder."""
     held = kind_held(folder)
-    return None if held is None or held in _OF_ROWS else _name(held)
+    has_rows = held in STAGES and STAGES[held][1] in ("rollouts", "data") and held not in ("experiences", "export")
+    return None if held is None or has_rows else _name(held)
 
 
 def kind_of_stage(stage: str) -> str:
@@ -153,7 +140,7 @@ def _kind_of(facts: Mapping[str, Any]) -> str:
 
 
 def _name(kind: str) -> str:
-    return _KINDS.get(kind, f"the output of {kind}")
+    return STAGES[kind][0] if kind in STAGES else f"the output of {kind}"
 
 
 def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

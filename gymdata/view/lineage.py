@@ -11,15 +11,10 @@ from typing import Any
 
 from gymdata.errors import GymdataError, counted
 from gymdata.store.paths import RUN_JSON, find_run_json, read_facts
+from gymdata.store.stage_output import STAGES, kind_of_stage
 
 #: Columns of the graph, left to right.
 KINDS = ("sources", "rollouts", "checks", "data", "models")
-_OF_STAGE = {
-    "collect": "rollouts", "import": "rollouts", "filter": "rollouts", "fix": "rollouts", "merge": "rollouts",
-    "redact": "rollouts", "score": "checks", "judge": "checks", "audit": "checks", "validate": "checks",
-    "serve-genrm": "checks", "annotations": "checks", "mix": "data",
-    "pairs": "data", "experiences": "data", "experience": "data", "export": "data", "tokenize": "data",
-}  # fmt: skip
 #: The main table of a stage that writes several, and the noun for its rows if it differs from the table's name.
 _MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
 _NOUN = {"audit": "rollouts", "scores": "rows", "annotations": "rows"}
@@ -93,9 +88,8 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
     if key in nodes:
         return key
     stage = str(facts.get("stage") or "")
-    kind = _OF_STAGE.get(
-        stage, "models" if stage.startswith(("train", "finetune")) or (base / "config.json").is_file() else "rollouts"
-    )
+    of_model = (base / "config.json").is_file()
+    kind = STAGES.get(kind_of_stage(stage), ("", "models" if of_model else "rollouts"))[1]
     missing = not path.exists()
     title = Path(key).name or key
     nodes[key] = node = Node(
@@ -155,7 +149,8 @@ def _href(stage: str, here: bool) -> str | None:
         return None
     if stage.startswith(("train", "finetune")):
         return "/training"
-    return {"judge": "/comparisons", "pairs": "/pairs"}.get(stage, "/" if _OF_STAGE.get(stage) == "rollouts" else None)
+    of_rollouts = STAGES.get(stage, ("", ""))[1] == "rollouts"
+    return {"judge": "/comparisons", "pairs": "/pairs"}.get(stage, "/" if of_rollouts else None)
 
 
 def _curve(parent: Node, child: Node) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
@@ -57,13 +57,11 @@ class _Resources(Config):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The resources of one replica on its node. ``gpus``: None for ``parts`` where the cluster has GPUs, else none;
-    ``parts``: processes that hold a part of the model (tensor × pipeline parallel)."""
+    """The resources of one replica on its node. ``own``: without ``num_gpus``, it takes ``parts`` where the cluster has
+    GPUs; ``parts``: processes that hold a part of the model (tensor × pipeline parallel)."""
 
-    cpus: float = 1.0
-    gpus: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    parts: int = 1
+    own: _Resources
+    parts: int
 
     @classmethod
     def of(cls, given: Mapping[str, Any], engine: Mapping[str, Any]) -> Needs:
@@ -87,14 +85,14 @@ class Needs:
                 f"{_FLAG}.num_gpus: got {own.num_gpus:g}, and an engine of {parts} parallel parts needs {parts} GPUs",
                 hint="leave it out: it is taken from the engine's arguments",
             )
-        return cls(own.num_cpus, own.num_gpus, own.resources, parts)
+        return cls(own, parts)
 
     def bundle(self, nodes: Sequence[Node]) -> dict[str, float]:
         """Ray's names and amounts, as this cluster needs them. Raises UsageError when there are none."""
-        gpus = self.gpus
+        own, gpus = self.own, self.own.num_gpus
         if gpus is None:
             gpus = float(self.parts) if any(node.resources.get("GPU") for node in nodes) else 0.0
-        wanted = {"CPU": float(self.cpus), "GPU": float(gpus), **{k: float(v) for k, v in self.resources.items()}}
+        wanted = {"CPU": own.num_cpus, "GPU": gpus, **own.resources}
         taken = {name: amount for name, amount in wanted.items() if amount}
         if not taken:
             raise UsageError(

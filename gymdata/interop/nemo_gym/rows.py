@@ -29,6 +29,7 @@ from gymdata.rollouts.messages import (
     PROMPT,
     TOKEN_KEYS,
     TOOL_ERROR,
+    flat_items,
     has_long_number,
     meant_role,
     walk,
@@ -316,21 +317,15 @@ def _keys(bare: bytes) -> int:
 
 def _objects(items: list[Any]) -> Iterable[dict[str, Any]]:
     """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
-    return items if all(type(item) is dict for item in items) else _nested(items)
+    if all(type(item) is dict for item in items):
+        return items
+    return map(_object, flat_items(items))
 
 
-def _nested(items: list[Any]) -> Iterator[dict[str, Any]]:
-    open_lists = [iter(items)]
-    while open_lists:
-        for item in open_lists[-1]:
-            if isinstance(item, list):
-                open_lists.append(iter(item))
-                break
-            if not isinstance(item, dict):
-                raise BadRow("S102", "an item", expected="an object", got=json_value(item))
-            yield item
-        else:
-            open_lists.pop()
+def _object(item: Any) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise BadRow("S102", "an item", expected="an object", got=json_value(item))
+    return item
 
 
 def _row_of(value: dict[str, Any], cut_lists: int | None = None) -> Row:
