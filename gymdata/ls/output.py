@@ -1,16 +1,20 @@
-"""One output as ``gymdata ls`` shows it."""
+"""One output as ``gymdata ls`` shows it, and outputs without a run.json yet: a command is writing them, or was killed before
+they were complete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gymdata.remote.places import is_url
+from gymdata.store.lock import LOCK, holder_of, is_held
+from gymdata.store.paths import RUN_JSON, new_files
 
 #: Rows that an import rejected, in a file beside its output.
 _REJECTED = "rejected.jsonl"
+_LOCK_BESIDE = f".{LOCK}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,52 @@ def parent_path(run_json: Path, path: str) -> Path:
     """The ``path`` of a parent that ``run_json`` names: where it leads to from here, or from there."""
     named = Path(path)
     return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An unfinished output. ``run_json``: its path once complete; ``lock``: the command's lock file; ``files``: all
+    that the command has written, including the lock; ``stage``: the kind of output; ``state``: being written, or
+    interrupted."""
+
+    run_json: Path
+    lock: Path
+    files: tuple[Path, ...]
+    stage: str
+    state: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the output is a folder, not a single file."""
+        return self.run_json.name == RUN_JSON
+
+    @property
+    def place(self) -> Path:
+        folder = self.run_json.parent
+        return folder if self.is_folder else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
+
+
+def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
+    """The unfinished outputs whose locks are among ``names``, the files of ``folder``."""
+    there = set(names)
+    for name in sorted(there):
+        is_folder = name == LOCK
+        if not is_folder and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
+            continue
+        described = RUN_JSON if is_folder else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
+        holder = {} if described in there else holder_of(folder / name)
+        files, stage = holder.get("files"), holder.get("stage")
+        if isinstance(files, list) and isinstance(stage, str):
+            named = [str(file) for file in files if Path(str(file)).name == file]
+            run_json = folder / described
+            mine = [new_files(run_json) / file for file in named]
+            found = tuple(f for f in [*mine, folder / name] if f.is_file() and not f.is_symlink())
+            state = "being written" if is_held(folder, name) else "interrupted"
+            yield Unfinished(run_json, folder / name, found, stage, state)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the folder itself is an unfinished output."""
+    if not (folder / LOCK).is_file() or (folder / RUN_JSON).is_file():
+        return False
+    return any(unfinished_in(folder, [LOCK]))

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output, parent_path, row_counts
+from gymdata.ls.output import Output, Unfinished, is_unfinished, parent_path, row_counts, unfinished_in
 from gymdata.ls.remote import listed
-from gymdata.ls.unfinished import Unfinished, is_unfinished, unfinished_in
 from gymdata.ls.unused import removal
 from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
@@ -140,7 +139,7 @@ def output_of(top: Path, run_json: Path) -> Output:
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
-        rows=(sum(counts) if counts else None),
+        rows=sum(counts) if counts else None,
         bytes=sum(file.st_size for file in files),
         changed=_latest(files or [run_json.lstat()]),
         parents=tuple(below_top(top, parent) for parent in parents),

@@ -268,14 +268,12 @@ class Pages:
         return evidence
 
     def tokens(self, request: Request) -> dict[str, Any]:
-        snapshot, number = self.row_of(request)
-        row = self.index.row(snapshot, number)
+        row = self.index.row(*self.row_of(request))
         return Tokens(row, self.stages).data(self.vocabulary(row))
 
     def token(self, request: Request) -> dict[str, Any]:
         """The alternatives of one sampled token."""
-        snapshot, number = self.row_of(request)
-        row = self.index.row(snapshot, number)
+        row = self.index.row(*self.row_of(request))
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn, k = _whole(request, "turn", len(tokens.turns)), _whole(request, "k", 1 << 30)
         listed = tokens.alternatives(turn, k)
@@ -308,8 +306,7 @@ class Pages:
     # -- a break -------------------------------------------------------------------------------------------------
 
     def break_(self, request: Request) -> Page:
-        snapshot, number = self.row_of(request)
-        row = self.index.row(snapshot, number)
+        row = self.index.row(*self.row_of(request))
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn = _whole(request, "turn", len(tokens.turns))
         relation = next((r for r in tokens.relations(vocabulary) if r.turn == turn and r.code != "T211"), None)

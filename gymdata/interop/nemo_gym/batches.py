@@ -67,7 +67,10 @@ def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
     rows = [row for *_, row in numbered]
     calls = [call for row in rows for call in row.calls]
     offsets = offsets_of([len(row.calls) for row in rows])
-    parents, prefixes, deltas = (list(column) for column in _columns([encoded(row.calls) for row in rows]))
+    of_rows = [encoded(row.calls) for row in rows]
+    parents = [parent for columns in of_rows for parent in columns[0]]
+    prefixes = [prefix for columns in of_rows for prefix in columns[1]]
+    deltas = [delta for columns in of_rows for delta in columns[2]]
     empty = np.empty(0, np.int64)
     generations = [empty if call is None else call.generation.values for call in calls]
     # Without a generation the missing ids are the fault, not the numbers beside them.
@@ -103,11 +106,6 @@ def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
         settings=[row.settings for row in rows],
         foreign=True,
     )
-
-
-def _columns(of_rows: Sequence[tuple[list[Any], list[Any], list[Any]]]) -> Iterator[Iterator[Any]]:
-    for column in range(3):
-        yield (value for of_row in of_rows for value in of_row[column])
 
 
 def _ids(arrays: Sequence[npt.NDArray[Any]]) -> Ragged:

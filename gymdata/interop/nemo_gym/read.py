@@ -126,7 +126,8 @@ def _read(line: bytes, rebuild: PromptRebuilder | None, columns: bool) -> _Parse
     held = {id(item) for _, item in items}
     turns = _turns(row, [item for _, item in items])
     # An item whose lists were taken out still ends its call.
-    messages = list(messages_of(_given(row.value), walk(output, lambda item: id(item) in held), turns.of_call))
+    given = object_of(row.value.get("responses_create_params")).get("input")
+    messages = list(messages_of(given, walk(output, lambda item: id(item) in held), turns.of_call))
     marked = {turns.of_call[call] for call in outcome.prompts}
     places: list[list[Any]] = []
     for (path, item), taken in zip(items, turns.taken, strict=True):
@@ -178,10 +179,6 @@ class _Turns:
     n_generated_tokens: int = 0
 
 
-def _given(value: Mapping[str, Any]) -> Any:
-    return object_of(value.get("responses_create_params")).get("input")
-
-
 def _turns(row: nemo_rows.Row, items: Sequence[Mapping[str, Any]]) -> _Turns:
     """The calls with a prompt and a generation as turns. Raises BadRow for ids beyond 32 bits."""
     turns = _Turns()
@@ -211,7 +208,8 @@ def _turns(row: nemo_rows.Row, items: Sequence[Mapping[str, Any]]) -> _Turns:
     numbers = list(turns.of_call)
     parents, prefixes, deltas = encoded(calls)
     generations = [_int32(call.generation.values, number) for call, number in zip(calls, numbers, strict=True)]
-    if parents == list(range(-1, len(calls) - 1)) and all(map(_continued, prefixes[1:], prefixes, deltas, generations)):
+    ends = [before + len(new) + len(said) for before, new, said in zip(prefixes, deltas, generations, strict=True)]
+    if parents == list(range(-1, len(calls) - 1)) and prefixes[1:] == ends[:-1]:
         new = [_int32(*of_call) for of_call in zip(deltas, numbers, prefixes, strict=True)]
         flat = np.concatenate(log_probs)
         if not np.isnan(flat).any():
@@ -228,10 +226,6 @@ def _turns(row: nemo_rows.Row, items: Sequence[Mapping[str, Any]]) -> _Turns:
     turns.rows, turns.n_breaks = encoder.turns, encoder.n_breaks
     turns.n_context_tokens, turns.n_generated_tokens = encoder.n_context_tokens, encoder.n_generated_tokens
     return turns
-
-
-def _continued(prefix: int, before: int, delta: Any, generation: Any) -> bool:
-    return prefix == before + len(delta) + len(generation)
 
 
 def more_than_float32(given: Any, kept: Any) -> bool:
