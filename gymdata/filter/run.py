@@ -28,7 +28,7 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parent_of, refuse_other_settings
-from gymdata.store.paths import RUN_JSON, output_files
+from gymdata.store.paths import RUN_JSON, files_apart
 from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
@@ -93,8 +93,11 @@ def filter(
     for source in sources:
         files_of(source)
     with contextlib.ExitStack() as stack:
-        out, targets = None, _targets(sources, output, config) if write and not dry_run else {}
-        if targets:
+        out, targets = None, dict[str, Path]()
+        if write and not dry_run:
+            targets = files_apart(
+                output, "rollouts.parquet", sources, ROLLOUTS, "filtered", split=config.share is not None
+            )
             names = [target.name for target in targets.values()]
             described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
             out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
@@ -216,17 +219,6 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
         of = np.array([place[name] for name in names] + [-1], np.int32)
         funnel.balance(plan.balance, *(of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)), config.seed)
     return funnel
-
-
-def _targets(sources: Sequence[str | Path], output: str | Path | None, config: FilterConfig) -> dict[str, Path]:
-    if output is None:
-        raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder; --dry-run only counts")
-    targets = output_files(output, "rollouts.parquet", split=config.share is not None)
-    read = {path.resolve() for path in _read_by(sources)}
-    for target in targets.values():
-        if target.resolve() in read:
-            raise UsageError(f"-o {target}: is one of the files that are filtered", hint="give another name")
-    return targets
 
 
 def _write(

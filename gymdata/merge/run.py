@@ -27,7 +27,7 @@ from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, sc
 from gymdata.store.journal import FAILURES
 from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
-from gymdata.store.paths import matches, output_file
+from gymdata.store.paths import files_apart, matches
 from gymdata.store.reading import warn
 from gymdata.store.run import derived
 from gymdata.store.run_json import differences, state_left
@@ -113,7 +113,9 @@ def merge(
     facts = [_facts(source) for source in sources]
     _refuse_other_identity(sources, facts)
     _refuse_other_tasks(sources, facts)
-    target = _target(sources, output) if write and not dry_run else None
+    target = None
+    if write and not dry_run:
+        target = files_apart(output, _NAME, sources, ROLLOUTS, "merged")["kept"]
     twice = _duplicates(sources)
     total = sum(n for _, n in _ids(sources))
     report = MergeReport(
@@ -208,15 +210,6 @@ def _refuse_other_tasks(sources: Sequence[Path], facts: Sequence[Mapping[str, An
                 f"xxh3 {', '.join(expected)} and {', '.join(hashes)}",
                 hint="collect both shards from the same task files",
             )
-
-
-def _target(sources: Sequence[Path], output: str | Path | None) -> Path:
-    if output is None:
-        raise UsageError("-o is missing", hint="-o FOLDER, FILE.parquet or FILE.jsonl; --dry-run only counts")
-    target = output_file(output, _NAME)
-    if any(target.resolve() == found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)):
-        raise UsageError(f"-o {output}: is one of the runs that are merged", hint="give another name")
-    return target
 
 
 def _ids(sources: Sequence[Path]) -> Iterator[tuple[pa.Array, int]]:

@@ -23,9 +23,9 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.messages import joined_contents, split_messages, split_tasks
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
-from gymdata.store import StageOutput, resolve, scan_batches
+from gymdata.store import StageOutput, scan_batches
 from gymdata.store.lineage import chosen_rows, common_identity, parent_of, refuse_duplicates
-from gymdata.store.paths import output_files
+from gymdata.store.paths import files_apart
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import holds_pairs
 
@@ -120,24 +120,16 @@ def mix(
             f"{first} and {other} have the token IDs of different tokenizers",
             hint="one file holds the IDs of one tokenizer: mix runs of models that share it",
         )
-    targets = _targets(sources, output, table, config) if not dry_run else {}
+    targets = (
+        files_apart(output, f"{table.name}.parquet", sources, table, "mixed", split=config.test_share is not None)
+        if not dry_run
+        else {}
+    )
     rows = _Rows(sources, table, config)
     report, sides = _mixed(rows, weights, config)
     if targets:
         _write(report, rows, sides, targets, weights, config, overwrite, command, progress or NullProgress())
     return report
-
-
-def _targets(
-    sources: Sequence[str | Path], output: str | Path | None, table: Table, config: MixConfig
-) -> dict[str, Path]:
-    if output is None:
-        raise UsageError(f"{option('output')} is missing", hint="give a folder, FILE.parquet or FILE.jsonl")
-    targets = output_files(output, f"{table.name}.parquet", split=config.test_share is not None)
-    read = {file.path.resolve() for source in sources for file in resolve(source, table)}
-    if same := next((target for target in targets.values() if target.resolve() in read), None):
-        raise UsageError(f"{option('output')} {same}: is one of the files that are mixed", hint="give another name")
-    return targets
 
 
 class _Rows:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, option
 from gymdata.remote.places import is_url, is_view, mirrored, url_of
 
 if TYPE_CHECKING:
@@ -267,6 +267,28 @@ def output_files(output: str | Path, name: str, *, split: bool) -> dict[str, Pat
     if target.name == name:
         return {side: target.with_name(f"{side}.parquet") for side in ("train", "test")}
     return {"train": target, "test": target.with_name(f"{target.stem}.test{target.suffix}")}
+
+
+def files_apart(
+    output: str | Path | None,
+    name: str,
+    sources: Iterable[str | Path],
+    table: Table,
+    done: str,
+    *,
+    split: bool = False,
+    dry_run: bool = True,
+) -> dict[str, Path]:
+    """``output_files`` of a command whose output has to be given. Raises UsageError without one (``dry_run``: whether the
+    command can do without) and for one of the files of ``sources``, which are ``done``, such as "merged"."""
+    if output is None:
+        without = f"; {option('dry_run', True)} only counts" if dry_run else ""
+        raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
+    targets = output_files(output, name, split=split)
+    read = {file.path.resolve() for source in sources for file in resolve(source, table)}
+    if same := next((target for target in targets.values() if target.resolve() in read), None):
+        raise UsageError(f"-o {same}: is one of the files that are {done}", hint="give another name")
+    return targets
 
 
 def segments(folder: Path) -> list[Source]:

@@ -24,11 +24,11 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
-from gymdata.store import StageOutput, resolve, scan_batches
+from gymdata.store import StageOutput, scan_batches
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lineage import Paths, common_identity, parent_of
 from gymdata.store.lines import decode, encode
-from gymdata.store.paths import output_file
+from gymdata.store.paths import files_apart
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import holds_pairs
 from gymdata.tokenize.rendering import rendered_pair, rendered_row
@@ -109,7 +109,7 @@ def tokenize(
     config = TokenizeConfig.called_with(tokenize, config, settings)
     sources = paths_of(path, "tokenize")
     table = PAIRS if all(map(holds_pairs, sources)) else ROLLOUTS
-    target = _target(sources, output, table)
+    target = files_apart(output, f"{table.name}.parquet", sources, table, "rendered", dry_run=False)["kept"]
     template = str(config.chat_template) if config.chat_template is not None else None
     chat = TransformersChat.load(
         config.tokenizer, chat_template=template, tool_parser="none", keep_reasoning=config.keep_reasoning
@@ -162,15 +162,6 @@ def tokenize(
 
 def _names(table: Table) -> list[str]:
     return table.schema.names if table is ROLLOUTS else [*table.required(), "tools", "rendered"]
-
-
-def _target(sources: Sequence[str | Path], output: str | Path | None, table: Table) -> Path:
-    if output is None:
-        raise UsageError("-o is missing", hint="-o FILE.parquet, FILE.jsonl or a folder")
-    target = output_file(output, f"{table.name}.parquet")
-    if any(found.path.resolve() == target.resolve() for source in sources for found in resolve(source, table)):
-        raise UsageError(f"-o {target}: is one of the files that are rendered", hint="give another name")
-    return target
 
 
 def _reported(
