@@ -219,6 +219,16 @@ def test_a_truncated_file_is_an_error_that_names_it(tmp_path: Path, name: str) -
         list(TaskFile(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["t.jsonl.zst", "t.csv.zst"])
+def test_a_zstd_file_that_ends_between_two_blocks_is_not_a_shorter_one(tmp_path: Path, name: str) -> None:
+    """Every line before the cut can be read, and the file's end is missing."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    lines = b"prompt\nq1\nq2\n" if name == "t.csv.zst" else b'{"prompt": "q1"}\n{"prompt": "q2"}\n'
+    (tmp_path / name).write_bytes(compressor.compress(lines) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    with pytest.raises(DataError, match=name):
+        list(TaskFile(tmp_path / name))
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     """A missing file, a glob without matches and a folder are told apart."""
     for path in (tmp_path / "no.jsonl", f"{tmp_path}/*.jsonl"):
