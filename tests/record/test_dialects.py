@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.request import AgentRequest, CompletionDelta, Dialect, RequestError
@@ -103,6 +105,62 @@ def test_keys_of_clients_are_not_in_the_request(name: str) -> None:
         body = {**body, "tools": [*body["tools"], {"type": "mcp", "authorization": "secret-4"}]}
         body["tools"][-1]["type"] = {"responses": "mcp", "messages": "mcp_toolset"}[dialect.name]
     assert "secret" not in repr(dialect.parse(body, headers))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(["", "text", "function", "user", "system", "tool"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),
+    max_leaves=4,
+)
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from(
+        [
+            "response_format",
+            "text",
+            "output_config",
+            "tool_choice",
+            "tools",
+            "metadata",
+            "stream_options",
+            "prompt",
+            "stop",
+        ]
+    ),
+    st.dictionaries(st.sampled_from(["type", "format", "json_schema", "function", "name", "schema", "user_id"]), JSON)
+    | st.lists(JSON, max_size=2),
+    max_size=1,
+)
+
+
+@settings(max_examples=400)
+@given(name=st.sampled_from(sorted(CLIENTS)), path=st.lists(st.integers(0, 40), max_size=8), value=JSON, more=FIELDS)
+def test_a_body_with_anything_anywhere_is_read_or_refused(
+    name: str, path: list[int], value: Any, more: dict[str, Any]
+) -> None:
+    """No other error than a request's leaves the reader, whatever JSON stands in the place of a part of a real request."""
+    dialect, body, headers = fixture(name)
+    body = {**body, **more}
+    at: Any = body
+    for step, index in enumerate(path):
+        if not isinstance(at, (dict, list)) or not at:
+            break
+        key: Any = sorted(at)[index % len(at)] if isinstance(at, dict) else index % len(at)
+        if step == len(path) - 1 or not isinstance(at[key], (dict, list)):
+            at[key] = value
+            break
+        at = at[key]
+    try:
+        request = dialect.parse(body, headers)
+    except RequestError as error:
+        assert error.message
+    else:
+        assert all(isinstance(message["content"], str) for message in request.messages)
+        dialect.response(request, [completion(request, Reply("x"))])
 
 
 def test_claude_codes_note_to_billing_is_no_prompt() -> None:

@@ -178,6 +178,8 @@ def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mappin
         return "auto" if tools else "none"
     if isinstance(choice, dict) and choice.get("type") == "function":
         return named_tool(field_at(choice, name), tools, f"tool_choice.{name}")
+    if choice == "required" and not tools:
+        raise RequestError("invalid", "tool_choice: 'required' needs tools", where="tool_choice")
     if choice not in ("auto", "none", "required"):
         expected = "auto, none, required or a function"
         where = "tool_choice"

@@ -21,6 +21,7 @@ from gymdata.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
+from gymdata.rollouts.messages import field_at
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -73,7 +74,7 @@ class ChatCompletions(OpenAI):
             stream=fields.flag("stream"),
             stream_usage=options.flag("include_usage"),
             response_format=response_format(
-                format.get("type"), (format.get("json_schema") or {}).get("schema"), "response_format"
+                format.get("type"), field_at(format, "json_schema.schema"), "response_format"
             ),
             logprobs=(top or 0) if wants_logprobs else None,
             return_token_ids=fields.flag("return_token_ids"),
@@ -194,7 +195,7 @@ def _call(call: Body) -> Json:
 def _choice_of(request: AgentRequest, completion: AgentCompletion) -> Json:
     calls = [_call(call) for call in completion.tool_calls]
     message = {"role": "assistant", "content": completion.content or (None if calls else ""), "refusal": None}
-    if completion.reasoning is not None:
+    if completion.reasoning:
         message["reasoning_content"] = completion.reasoning
     logprobs = None
     if request.logprobs is not None and completion.logprobs is not None:

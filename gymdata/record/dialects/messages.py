@@ -69,7 +69,7 @@ class Messages:
         format = output.section("format") or fields.section("output_format")
         output.refuse_rest()
         read = stored_messages(lambda: _chat(messages, system))
-        if read[-1]["role"] == "assistant":
+        if read and read[-1]["role"] == "assistant":
             where = f"messages[{len(messages) - 1}]"
             raise RequestError(
                 "unsupported", f"{where}: got a begun answer, expected a message of the user last", where=where
@@ -220,7 +220,7 @@ def _tools(given: Sequence[Any]) -> list[Json]:
         where = f"tools[{n}]"
         if not isinstance(tool, dict):
             raise RequestError("invalid", f"{where}: got {tool!r:.80}, expected a tool", where=where)
-        kind = tool.get("type") or "custom"
+        kind = str(tool.get("type") or "custom")
         if kind == "custom":
             tools.append(function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where))
         elif kind.startswith(_HOSTED) and not hosted:
@@ -233,9 +233,11 @@ def _tools(given: Sequence[Any]) -> list[Json]:
 
 
 def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
-    kind = choice.get("type", "auto" if tools else "none")
+    kind = str(choice.get("type", "auto" if tools else "none"))
     if kind == "tool":
         return named_tool(choice.get("name"), tools, "tool_choice.name")
+    if kind == "any" and not tools:
+        raise RequestError("invalid", "tool_choice.type: 'any' needs tools", where="tool_choice.type")
     if kind not in _CHOICES:
         where = "tool_choice.type"
         raise RequestError(

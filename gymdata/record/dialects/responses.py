@@ -23,6 +23,7 @@ from gymdata.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
+from gymdata.rollouts.messages import object_of
 
 _WITHOUT_EFFECT = (
     *("user", "service_tier", "safety_identifier", "client_metadata", "max_tool_calls", "stream_options"),
@@ -269,16 +270,14 @@ def _tools(given: Sequence[Any]) -> list[Json]:
     hosted = None
     for n, tool in enumerate(given):
         where = f"tools[{n}]"
-        kind = tool.get("type") if isinstance(tool, dict) else tool
+        kind = object_of(tool).get("type")
         if kind == "namespace":
-            inner = [function for function in tool.get("tools") or () if function.get("type") == "function"]
+            inner = Fields(tool, f"{where}.").listed("tools")
             tools += [_function(function, f"{where}.tools[{i}]") for i, function in enumerate(inner)]
-        elif kind == "function":
-            tools.append(_function(tool, where))
         elif kind in _HOSTED:
             hosted = hosted or f"{where}.type: {kind!r}"
         else:
-            raise RequestError("unsupported", f"{where}.type: {kind!r} is not supported", where=f"{where}.type")
+            tools.append(_function(tool, where))
     if hosted and not tools:
         raise RequestError("unsupported", f"{hosted} needs OpenAI's servers", where=hosted.partition(":")[0])
     names = [tool["function"]["name"] for tool in tools]
@@ -287,5 +286,7 @@ def _tools(given: Sequence[Any]) -> list[Json]:
     return tools
 
 
-def _function(tool: Body, where: str) -> Json:
+def _function(tool: Any, where: str) -> Json:
+    if (kind := object_of(tool).get("type")) != "function":
+        raise RequestError("unsupported", f"{where}.type: {kind!r} is not supported", where=f"{where}.type")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), where)
