@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_501,
     "pairs": 1_497,
     "query": 1_421,
-    "record": 1_346,
+    "record": 1_352,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_902,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 74_197, 595
+TOTAL, FILE_LINES = 74_203, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 571, 1_127, 103
 
 
