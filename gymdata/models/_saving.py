@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gymdata.models._transformers import local_folder
-from gymdata.models.model_identity import base_of
+from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.models.model_identity import base_of, policy_facts
 
 #: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
 _COMPANIONS = (
@@ -44,6 +45,34 @@ def copy_companions(model: str, out: Path) -> None:
                 shutil.copytree(folder / name, out / name, dirs_exist_ok=True)
             elif (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
+
+
+def merge_adapter(adapter: str, out: Path) -> None:
+    """Write the model that a LoRA folder and its base are together to ``out``, in the base's number format, with its
+    tokenizer. The folder appears when it is complete."""
+    from peft import AutoPeftModelForCausalLM
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        with quiet_transformers():
+            model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype="auto", local_files_only=True)
+            model.merge_and_unload().save_pretrained(made)
+        copy_companions(adapter, made)
+        os.replace(made, out)  # noqa: PTH105 - atomic
+
+
+def merged_in_cache(adapter: str) -> Path:
+    """The folder of what ``merge_adapter`` makes, kept under the hash of both weights and made where it is not there."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "gymdata" / "merged" / str(policy_facts(adapter)["policy_hash"]).replace(":", "-")
+    if not folder.is_dir():
+        try:
+            merge_adapter(adapter, folder)
+        except OSError:
+            if not folder.is_dir():  # another process was faster
+                raise
+    return folder
 
 
 def round_weights(out: Path, dtype: str | None) -> float:

@@ -105,6 +105,8 @@ class ForwardPolicy:
         if sharing != "off":
             share_prefixes(self._model)
         self._temperature: tuple[float, bool] | None = None
+        #: The sequences that were scored at several temperatures last, and the states of their tokens.
+        self._scored: tuple[ToScore, list[_Scored]] | None = None
         self.facts: Mapping[str, Any] = facts(self._model)
 
     def log_probs(
@@ -134,8 +136,10 @@ class ForwardPolicy:
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
         _check(self._model, given, self._place.name)
         found = np.empty((len(temperatures), given.n_scored), np.float32)
-        for batch in _passes(self._model, given, self._batch_tokens):
-            tokens = batch.scored()
+        if self._scored is None or self._scored[0] is not given:
+            # A search for a temperature asks for the same ones again: the states are all that it takes.
+            self._scored = given, [batch.scored() for batch in _passes(self._model, given, self._batch_tokens)]
+        for tokens in self._scored[1]:
             for line, temperature in enumerate(temperatures):
                 found[line, tokens.scores] = self._head(tokens.states, tokens.targets, temperature, False)[0]
         return found

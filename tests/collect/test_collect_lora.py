@@ -49,9 +49,10 @@ def log_probs(model: Any, prompt: np.ndarray, generated: np.ndarray) -> np.ndarr
 
 @pytest.mark.engine
 @pytest.mark.full
-def test_an_adapter_is_sampled_from_and_hashed(policy: str, tmp_path: Path) -> None:
-    """The log-probs are those of base and adapter together, not of the base; the run's policy_hash covers both, so another
-    adapter is another run, and its tokenizer is the base's."""
+def test_an_adapter_is_sampled_from_and_hashed(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it is merged once, in the cache. The log-probs are those of base and adapter together, not of the base; the
+    run's policy_hash covers both, so another adapter is another run, and its tokenizer is the base's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pytest.importorskip("vllm")
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
@@ -64,7 +65,8 @@ def test_an_adapter_is_sampled_from_and_hashed(policy: str, tmp_path: Path) -> N
     assert (summary.rollouts, summary.exit_code) == (12, 0)
     assert validate(tmp_path / "run").errors == 0
     run = read_run_json(tmp_path / "run")
-    assert run["engine"]["lora"] == "lora"
+    assert run["engine"]["lora"] is None
+    assert Path(run["engine"]["merged"]).parent == tmp_path / "cache" / "gymdata" / "merged"
     assert run["identity"]["policy_hash"] == policy_facts(str(adapter))["policy_hash"]
     assert run["identity"]["policy_hash"] != policy_facts(policy)["policy_hash"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,33 @@ def test_tokenizer_template_and_generation_config_go_along(tmp_path: Path) -> No
         "chat_template.jinja": "adapter",
         "additional_chat_templates/rag.jinja": "base",
     }
+
+
+def test_a_merged_adapter_is_a_model_that_computes_the_same(policy: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """In the base's number format, with its tokenizer; it is made once, and found by the hash of both weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft")
+    from gymdata.models._saving import merged_in_cache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    both = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), config).eval()
+    both.save_pretrained(tmp_path / "adapter")
+    merged = merged_in_cache(str(tmp_path / "adapter"))
+    assert merged.parent == tmp_path / "cache" / "gymdata" / "merged"
+    written = (merged / "model.safetensors").stat().st_mtime_ns
+    assert merged_in_cache(str(tmp_path / "adapter")) == merged
+    assert (merged / "model.safetensors").stat().st_mtime_ns == written
+    assert [path.name for path in merged.parent.iterdir()] == [merged.name]
+    assert (merged / "tokenizer.json").read_bytes() == Path(policy, "tokenizer.json").read_bytes()
+    assert stored_dtype(str(merged)) == stored_dtype(policy)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        expected = both(input_ids=ids).logits
+        found = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()(input_ids=ids).logits
+        alone = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()(input_ids=ids).logits
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert not torch.allclose(alone, expected, atol=1e-4)
