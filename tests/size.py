@@ -26,7 +26,7 @@ BUDGETS: dict[str, int] = {
     "credit": 1_332,
     "demo": 386,
     "doctor": 339,
-    "engines": 3_203,
+    "engines": 3_213,
     "environments": 1_598,
     "experience": 1_989,
     "filter": 943,
@@ -37,7 +37,7 @@ BUDGETS: dict[str, int] = {
     "ls": 450,
     "merge": 335,
     "mix": 368,
-    "models": 1_501,
+    "models": 1_534,
     "pairs": 1_497,
     "query": 1_421,
     "record": 1_352,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 395,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 74_203, 595
+TOTAL, FILE_LINES = 74_246, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 571, 1_127, 103
 
 
