@@ -132,7 +132,9 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
-        return await self._sample(request, self._params, self.sampling, log_probs=self.log_probs)
+        return await self._sample(
+            request, self._params, self.sampling.changed(request.sampling), log_probs=self.log_probs
+        )
 
     async def fingerprint(self) -> Fingerprint:
         """The fingerprint of this engine's policy; after ``start``. Hashes the weights."""
@@ -273,18 +275,21 @@ class VllmSampler:
         self.default_concurrency = max_num_seqs + (max_num_seqs + 1) // 2
 
     def _params(self, request: SampleRequest) -> Any:
-        return self._params_of(request, self.sampling, self.log_probs)
+        return self._params_of(request, self.sampling.changed(request.sampling), self.log_probs)
 
     def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         # Most requests differ only in their seeds, and a copy takes a twentieth of the time of validated new
         # parameters.
         shape = (sampling, request.n, request.max_tokens, log_probs)
         seed = request.seed if self._facts["request_seeds"] else None
         if self._last_made is None or self._last_made[0] != shape:
+            given = sampling.request_fields()
+            if isinstance(grammar := given.get("structured_outputs"), Mapping):  # as requests over HTTP have it
+                given["structured_outputs"] = StructuredOutputsParams(**grammar)
             made = SamplingParams(
-                **sampling.request_fields(),
+                **given,
                 n=request.n,
                 max_tokens=request.max_tokens,
                 seed=seed,
@@ -292,8 +297,8 @@ class VllmSampler:
                 flat_logprobs=log_probs,
                 detokenize=sampling.reads_text,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                # These are never changed, so vLLM need not copy them deeply.
-                skip_clone=True,
+                # These are never changed, so vLLM need not copy them deeply; it does change those of a grammar.
+                skip_clone="structured_outputs" not in given,
             )
             self._last_made = shape, made
         params = copy.copy(self._last_made[1])

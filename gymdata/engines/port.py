@@ -28,7 +28,8 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One prompt to continue. ``n`` > 1 requests that many independent continuations, seeded ``seed + i``. ``group``:
-    requests with the same one begin alike, so the server that had the last of them has their beginning in its cache."""
+    requests with the same one begin alike, so the server that had the last of them has their beginning in its cache.
+    ``sampling``: what a client chooses, by vLLM's names, in place of the sampler's settings of these names."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -37,6 +38,7 @@ class SampleRequest:
     n: int = 1
     conversation: Conversation | None = None
     group: str = ""
+    sampling: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

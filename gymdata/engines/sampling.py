@@ -58,6 +58,12 @@ class Sampling:
             own["top_k"] = 0
         return cls(**own, more=given)
 
+    def changed(self, settings: Mapping[str, Any] | None) -> Sampling:
+        """These settings with those of a request."""
+        if not settings:
+            return self
+        return Sampling.of({**self.request_fields(), "top_logprobs": self.top_logprobs, **settings})
+
     @property
     def processing_matters(self) -> bool:
         """True when the distribution that is sampled differs from the model's own softmax."""

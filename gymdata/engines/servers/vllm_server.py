@@ -270,7 +270,13 @@ class ServerSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt ``request.n`` times. Cancelling the task drops the connection, and the server aborts."""
-        body = self._body(request.prompt_token_ids, self._room(request), request.n, request.seed)
+        body = self._body(
+            request.prompt_token_ids,
+            self._room(request),
+            request.n,
+            request.seed,
+            self.sampling.changed(request.sampling),
+        )
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
 
     async def score(self, ids: Sequence[int]) -> list[float]:
@@ -448,7 +454,7 @@ class ServerSampler:
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
         """The largest sensible answer to a request."""
-        generated = body["n"] * body["max_tokens"] * (2 + self.sampling.top_logprobs)
+        generated = body["n"] * body["max_tokens"] * (2 + int(body.get("top_logprobs", body["logprobs"])))
         prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
         return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
 

@@ -21,14 +21,16 @@ from gymdata.errors import plural
 from gymdata.judge.groups import response_transcript
 from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
-from gymdata.judge.serve.requests import Bodies, Refused, refused_fields
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
+from gymdata.serving import Bodies, BodyLimits, Refused, refused_fields
 from gymdata.urls import OnlyHosts
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
 #: Time for judging in progress when the server stops; requests that wait for members are answered at once.
 _GRACE_S = 1.0
+#: Lists and objects in a body for each response that is allowed: a response of 100 items with their parts has some 500.
+OBJECTS_PER_RESPONSE = 2_000
 Id = str | int | None
 M = TypeVar("M", bound=pydantic.BaseModel)
 
@@ -87,7 +89,10 @@ class Service:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config, self.queue, self.run_id = config, queue, run_id
-        self.bodies = Bodies.of(config)
+        most = OBJECTS_PER_RESPONSE * config.max_responses
+        named = f"lists and objects in a request ({OBJECTS_PER_RESPONSE:,} for each response that is allowed)"
+        limits = BodyLimits(config.max_body_bytes, config.max_depth, most, "--max-responses", "responses", named)
+        self.bodies = Bodies.of(limits)
         size = max(2, config.num_rollouts_per_prompt)
         self.cohorts = Cohorts(size, config.cohort_timeout, queue.decide, answers, config.max_waiting)
         self.requests: dict[tuple[str, int], int] = {}

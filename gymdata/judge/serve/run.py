@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
+from gymdata.serving import server_of
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON
@@ -50,8 +50,6 @@ def serve_genrm(
             "start several servers on their own ports and folders, and send each group to one",
         )
     with needs("serve"):
-        import uvicorn
-
         from gymdata.judge.serve.app import Service, create_app
         from gymdata.judge.serve.cohorts import RequestQueue
     judge = judge or load_judge(config)
@@ -94,29 +92,7 @@ def serve_genrm(
                 trouble.append(error)
                 raise
 
-        # Every waiting member holds a connection; the default limit of 1,024 files is soon reached.
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
-        # How long a stopped server may keep the address to finish its answers.
-        options = uvicorn.Config(
-            create_app(service, start, stop),
-            host=config.host,
-            port=config.port,
-            log_level="error",
-            access_log=False,
-            backlog=8192,
-            timeout_graceful_shutdown=2,
-            workers=1,
-        )
-
-        class Server(uvicorn.Server):
-            """Answers waiting requests before it waits for connections to close."""
-
-            async def shutdown(self, sockets: list[Any] | None = None) -> None:
-                await service.stop("the server is stopping")
-                await super().shutdown(sockets)
-
+        server = server_of(create_app(service, start, stop), lambda: service.stop("the server is stopping"))
         socket = listening_socket(config.host, config.port)
         stack.callback(socket.close)
         stack.enter_context(sigterm_interrupts())
@@ -127,6 +103,6 @@ def serve_genrm(
         )
         say(f"serving on {address_of(socket)}, {where}")
         with contextlib.suppress(SystemExit):
-            Server(options).run(sockets=[socket])
+            server.run(sockets=[socket])
         if trouble:
             raise trouble[0]

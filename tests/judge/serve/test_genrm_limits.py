@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.judge.serve.requests import shape
+from gymdata.serving import shape
 from gymdata.urls import host_name
 from tests.judge.serve.conftest import Server
 from tests.judge.serve.requests import (

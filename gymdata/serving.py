@@ -1,4 +1,5 @@
-"""Checks of requests before they are handled: for this host, JSON, and within the server's limits.
+"""What our HTTP servers share: checks of requests before they are handled (JSON, within the server's limits), and serving
+until a signal comes.
 
 Invariants: a request that is refused is answered with a JSON object that says what was got, what the limit is, and
 which flag raises it; a body over the limit is never kept, and a hostile one is refused by its size and its brackets,
@@ -11,22 +12,23 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import orjson
 import pydantic
-from fastapi import Request
-from starlette.responses import JSONResponse
 
-from gymdata.judge.settings import ServeConfig
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
 
 T = TypeVar("T")
-#: Lists and objects in a body for each response that is allowed: a response of 100 items with their parts has some 500.
-OBJECTS_PER_RESPONSE = 2_000
 #: A smaller body is parsed sooner than a thread takes it.
 _SMALL = 64 * 1024
 #: A body over the limit is still read to its end if it is not much longer, so that its sender reads the answer.
@@ -51,6 +53,8 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
         return cls(status, {"detail": detail, "kind": kind, "got": got, "limit": limit, "hint": f"{flag} N"})
 
     def response(self) -> JSONResponse:
+        from starlette.responses import JSONResponse
+
         headers = {"Retry-After": "1"} if self.status == 429 else {}
         return JSONResponse(
             self.body, self.status, {**headers, "Connection": "close"} if self.status == 413 else headers
@@ -58,16 +62,29 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
-    """Reads and parses request bodies within the limits of ``config``."""
+class BodyLimits:
+    """Bytes, levels of nesting, and lists and objects of a body. ``objects_flag``: the flag that raises the last, of
+    requests that have ``objects_kind``."""
 
-    config: ServeConfig
+    max_bytes: int
+    max_depth: int
+    max_objects: int
+    objects_flag: str = "--max-body-bytes"
+    objects_kind: str = "objects"
+    objects_named: str = "lists and objects in a request"
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Reads and parses request bodies within ``limits``."""
+
+    limits: BodyLimits
     threads: ThreadPoolExecutor
 
     @classmethod
-    def of(cls, config: ServeConfig) -> Bodies:
+    def of(cls, limits: BodyLimits) -> Bodies:
         # A body is parsed while holding the interpreter, so more threads would only hold up the others.
-        return cls(config, ThreadPoolExecutor(1, "gymdata-bodies"))
+        return cls(limits, ThreadPoolExecutor(1, "gymdata-bodies"))
 
     async def read(self, request: Request) -> bytes:
         """The body. Raises Refused (413, 415)."""
@@ -76,7 +93,7 @@ class Bodies:
             # This also keeps web pages from posting here: a browser sends a preflight request before this type.
             detail = f"content-type: got {kind or 'none'!r}, expected application/json"
             raise Refused(415, {"detail": detail, "kind": "content_type"})
-        limit = self.config.max_body_bytes
+        limit = self.limits.max_bytes
         declared = request.headers.get("content-length", "")
         length = int(declared) if declared.isascii() and declared.isdigit() else 0
         if length > _READ_ON * limit:
@@ -102,12 +119,12 @@ class Bodies:
     def parse(self, body: bytes) -> Any:
         """The JSON of a body. Raises Refused (422)."""
         depth, objects = shape(body)
-        if depth > self.config.max_depth:
-            raise Refused.over(422, "depth", "levels of nesting", depth, self.config.max_depth, "--max-depth")
-        most = OBJECTS_PER_RESPONSE * self.config.max_responses
-        if objects > most:
-            what = f"lists and objects in a request ({OBJECTS_PER_RESPONSE:,} for each response that is allowed)"
-            raise Refused.over(422, "responses", what, objects, most, "--max-responses")
+        limits = self.limits
+        if depth > limits.max_depth:
+            raise Refused.over(422, "depth", "levels of nesting", depth, limits.max_depth, "--max-depth")
+        if objects > limits.max_objects:
+            what, flag = limits.objects_named, limits.objects_flag
+            raise Refused.over(422, limits.objects_kind, what, objects, limits.max_objects, flag)
         with contextlib.suppress(orjson.JSONDecodeError):
             return orjson.loads(body)
         # Python's own parser takes NaN, numbers of any size and lone surrogates, which clients in Python write.
@@ -118,7 +135,7 @@ class Bodies:
             raise Refused(422, {"detail": detail, "kind": "not_json"}) from error
 
     def _too_long(self, got: int) -> Refused:
-        return Refused.over(413, "body", "bytes of a request", got, self.config.max_body_bytes, "--max-body-bytes")
+        return Refused.over(413, "body", "bytes of a request", got, self.limits.max_bytes, "--max-body-bytes")
 
 
 async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:
@@ -146,3 +163,27 @@ def refused_fields(error: pydantic.ValidationError) -> Refused:
     """What a body lacks or has wrong, in the shape that FastAPI answers with."""
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     return Refused(422, {"detail": [{**one, "loc": ["body", *one["loc"]]} for one in listed], "kind": "fields"})
+
+
+def server_of(app: Starlette, stop: Callable[[], Awaitable[None]]) -> uvicorn.Server:
+    """A server of ``app``: ``run(sockets=[…])`` serves until a signal, or ``should_exit``, ends it. ``stop`` is awaited
+    before the server waits for connections to close, so that it answers the requests that wait."""
+    import uvicorn
+
+    # Every request that waits holds a connection; the default limit of 1,024 files is soon reached.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
+
+    class Server(uvicorn.Server):
+        """Answers waiting requests before it waits for connections to close."""
+
+        async def shutdown(self, sockets: list[Any] | None = None) -> None:
+            await stop()
+            await super().shutdown(sockets)
+
+    # The last: how long a stopped server may keep the address to finish its answers.
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, backlog=8192, workers=1, timeout_graceful_shutdown=2
+    )
+    return Server(config)
