@@ -19,6 +19,11 @@ gymdata collect sample_data/tasks/tutor.jsonl -m sample_data/student \\
 gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     --endpoint http://localhost:8000 --tokenizer sample_data/policy -r 4""",
     ),
+    "record": (
+        "gymdata record -m sample_data/policy -o runs/agent -- python agent.py",
+        "gymdata record -m MODEL -o runs/agent --port 8100 --reward numeric",
+        "gymdata record --endpoint http://localhost:8000 -m MODEL -o runs/agent",
+    ),
     "serve": (
         "gymdata serve -m sample_data/policy --port 8000",
         "gymdata serve -m MODEL --set engine.max_model_len=8192 --dry-run",

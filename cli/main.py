@@ -43,6 +43,7 @@ _LOG = logging.getLogger("gymdata")
 GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Collect": {
         "collect": ("collect", "collect", "Sample rollouts with a policy, with token IDs and logprobs."),
+        "record": ("record", "record", "Record agents that call OpenAI's or Anthropic's API."),
         "serve": ("serve", "serve", "Serve a model with vLLM, set up for collecting."),
         "check": ("check", "check", "Probe a chat template, a server, or a reward, before it is used."),
     },

@@ -16,6 +16,7 @@ TOPICS = (
     "your-reward",
     "your-environment",
     "your-server",
+    "record-your-agent",
     "validate-codes",
     "audit",
     "filter-and-score",

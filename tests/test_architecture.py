@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
     "rollouts", "checks", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http",
-    "user_code", "public", "workers", "registry", "texts", "serving",
+    "user_code", "public", "workers", "registry", "texts",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.
 MATHS = {"credit", "genrm", "curriculum", "tokens"}
@@ -37,6 +37,7 @@ EDGES = {
     },
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
+    ("record", "collect"): {"*"},
     ("score", "collect"): {"tasks", "task_files"},
     ("pairs", "judge"): {"groups"},
     ("finetune", "collect"): {"*"},

@@ -65,7 +65,9 @@ def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata
 
 
 def _identities(runs: Runs) -> list[Facts]:
-    return [identity for run in runs if (identity := identity_of(run)) and run.get("stage") in (None, "collect")]
+    return [
+        identity for run in runs if (identity := identity_of(run)) and run.get("stage") in (None, "collect", "record")
+    ]
 
 
 def _cuts(runs: Runs) -> list[str]:

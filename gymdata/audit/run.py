@@ -153,7 +153,7 @@ def _compare(
 
 
 def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
-    found = {str(run["policy"]) for run in runs if run.get("stage") == "collect" and run.get("policy")}
+    found = {str(run["policy"]) for run in runs if run.get("stage") in ("collect", "record") and run.get("policy")}
     if len(found) == 1 and Path(policy := found.pop()).is_dir():
         return policy
     raise UsageError("which model? the rollouts do not name one that is a folder here", hint="-m MODEL")

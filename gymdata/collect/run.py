@@ -43,7 +43,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.lock import Lock
 from gymdata.store.paths import placed_output, refuse_unwritable
-from gymdata.store.run import derived, holds_nothing, wipe
+from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
 from gymdata.workers.signals import Cancelled, Stop, cancellable, ctrl_c, run_async

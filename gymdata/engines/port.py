@@ -113,6 +113,10 @@ class Chat(Protocol):
         wrote: text that does not parse is content."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as it stands, without a conversation around it."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
         ...

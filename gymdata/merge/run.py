@@ -29,9 +29,8 @@ from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
 from gymdata.store.paths import files_apart, matches
 from gymdata.store.reading import warn
-from gymdata.store.run import derived
 from gymdata.store.run_json import differences, state_left
-from gymdata.store.stage_output import described_by
+from gymdata.store.stage_output import derived, described_by
 
 __all__ = ["MergeReport", "merge"]
 

@@ -27,6 +27,8 @@ Compression = Literal["gzip", "zstd"]
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
+#: Calls of sessions that are being recorded.
+SESSIONS_FOLDER = "sessions"
 #: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
 DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-", "annotations-")
 #: On an object store, a part's name has a hash of its content.

@@ -15,7 +15,6 @@ import os
 import queue
 import re
 import secrets
-import shutil
 import threading
 import time
 import types
@@ -45,10 +44,16 @@ from gymdata.store.journal import (
 )
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
-from gymdata.store.paths import DERIVED, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, new_files, refuse_unwritable
+from gymdata.store.paths import (
+    DERIVED,
+    JOURNAL,
+    ROLLOUTS_FOLDER,
+    RUN_JSON,
+    refuse_unwritable,
+)
 from gymdata.store.reading import reading, warn
 from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync, write_run_json
-from gymdata.store.stage_output import refuse_other_kind
+from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
 from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
@@ -167,54 +172,6 @@ def refuse_foreign(folder: Path) -> None:
             f"{folder}: is not empty and not a run: it has no run.json (it holds {', '.join(foreign[:6])})",
             hint="give another output folder; gymdata does not write into, or remove, what it did not make",
         )
-
-
-def wipe(folder: Path) -> None:
-    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
-    has the attempts before."""
-    rollouts = folder / ROLLOUTS_FOLDER
-    if not (folder / RUN_JSON).exists():
-        return
-    # run.json goes last: until then a crash leaves a run that can be overwritten again.
-    for file in _ours(rollouts):
-        file.unlink()
-    for stage in derived(folder):
-        # Here, too, the describing file is removed last.
-        shutil.rmtree(new_files(stage / RUN_JSON), ignore_errors=True)
-        for file in stage.iterdir():
-            if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
-                file.unlink()
-        (stage / RUN_JSON).unlink()
-        _remove_if_empty(stage)
-    for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
-        (folder / name).unlink(missing_ok=True)
-    _remove_if_empty(rollouts)
-    sync(folder)
-
-
-def derived(folder: Path) -> list[Path]:
-    """The folders in a run that were made from its rollouts, and are removed with them."""
-    stages = folder.iterdir() if folder.is_dir() else ()
-    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
-
-
-def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
-    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
-    rollouts = folder / ROLLOUTS_FOLDER
-    # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
-    kept = [*_ours(rollouts), folder / FAILURES, folder / (FAILURES + ".torn")]
-    return not files and not any(file.is_file() and file.stat().st_size for file in kept)
-
-
-def _ours(rollouts: Path) -> list[Path]:
-    """The parts and journals of a run, and what was put aside of them or left by a killed process."""
-    bare = {p: p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".") for p in rollouts.glob("*")}
-    return [p for p, name in bare.items() if PART.fullmatch(name) or JOURNAL.fullmatch(name)]
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 #: What an overwritten run has on an object store, besides the files that its run.json names.
@@ -415,6 +372,15 @@ class Run:
         with self._facts_lock:
             self._facts = merged(self._facts, plain(facts))
             self._write()
+
+    def sampled_with(self, **parameters: Any) -> None:
+        """Parameters that change the distribution and were chosen while the run was written: they are part of what it is,
+        as ``sampling`` of its identity."""
+        with self._facts_lock:
+            given = {**(self._facts["identity"].get("sampling") or {}), **plain(parameters)}
+            if given != self._facts["identity"].get("sampling"):
+                self._facts["identity"]["sampling"] = given
+                self._write()
 
     def seal(self, *, wait: bool = True) -> None:
         """Seal the open segment, and ``wait`` until all rows are in sealed files."""

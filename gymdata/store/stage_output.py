@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, option
-from gymdata.progress import leave_log, log_to
+from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.remote.places import mirrored
 from gymdata.remote.upload import Upload
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
 from gymdata.store.paths import (
+    DERIVED,
     JOURNAL,
     PART,
     ROLLOUTS_FOLDER,
     RUN_JSON,
+    SESSIONS_FOLDER,
     being_replaced,
     beside,
     local_output,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 #: Stage → what its output is called in a refusal, and what it holds (a column of the graph of ``view``).
 STAGES = {
     "collect": ("a collected run", "rollouts"),
+    "record": ("a recorded run", "rollouts"),
     "import": ("an imported run", "rollouts"),
     "import-pairs": ("imported pairs", "data"),
     "pairs": ("pairs", "data"),
@@ -369,3 +372,55 @@ class StageOutput:
                 refuse_other_kind(beside(file), self._kind)
             elif file.exists() and name not in ours and not self.overwrite:
                 raise StoreError.not_described(file)
+
+
+def wipe(folder: Path) -> None:
+    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
+    has the attempts before."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    if not (folder / RUN_JSON).exists():
+        return
+    # run.json goes last: until then a crash leaves a run that can be overwritten again.
+    for file in _ours(rollouts):
+        file.unlink()
+    for stage in derived(folder):
+        # Here, too, the describing file is removed last.
+        shutil.rmtree(new_files(stage / RUN_JSON), ignore_errors=True)
+        for file in stage.iterdir():
+            if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
+                file.unlink()
+        (stage / RUN_JSON).unlink()
+        _remove_if_empty(stage)
+    for file in (folder / SESSIONS_FOLDER).glob("*.journal*"):
+        file.unlink()
+    _remove_if_empty(folder / SESSIONS_FOLDER)
+    for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
+        (folder / name).unlink(missing_ok=True)
+    _remove_if_empty(rollouts)
+    sync(folder)
+
+
+def derived(folder: Path) -> list[Path]:
+    """The folders in a run that were made from its rollouts, and are removed with them."""
+    stages = folder.iterdir() if folder.is_dir() else ()
+    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
+
+
+def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
+    rollouts = folder / ROLLOUTS_FOLDER
+    # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
+    sessions = (folder / SESSIONS_FOLDER).glob("*.journal*")
+    kept = [*_ours(rollouts), *sessions, folder / FAILURES, folder / (FAILURES + ".torn")]
+    return not files and not any(file.is_file() and file.stat().st_size for file in kept)
+
+
+def _ours(rollouts: Path) -> list[Path]:
+    """The parts and journals of a run, and what was put aside of them or left by a killed process."""
+    bare = {p: p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".") for p in rollouts.glob("*")}
+    return [p for p, name in bare.items() if PART.fullmatch(name) or JOURNAL.fullmatch(name)]
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

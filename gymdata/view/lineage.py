@@ -16,7 +16,7 @@ from gymdata.store.stage_output import STAGES, kind_of_stage
 #: Columns of the graph, left to right.
 KINDS = ("sources", "rollouts", "checks", "data", "models")
 #: The main table of a stage that writes several, and the noun for its rows if it differs from the table's name.
-_MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts"}
+_MAIN = {"judge": "comparisons", "audit": "audit", "score": "scores", "collect": "rollouts", "record": "rollouts"}
 _NOUN = {"audit": "rollouts", "scores": "rows", "annotations": "rows"}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
 
@@ -106,7 +106,7 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
         nodes.setdefault(leaf, Node(leaf, "sources", source.name, detail, missing=not source.exists()))
         node.parents.append(leaf)
     model = (facts.get("identity") or {}).get("model") or (facts.get("config") or {}).get("model")
-    if isinstance(model, str) and stage.startswith(("collect", "finetune", "train")):
+    if isinstance(model, str) and stage.startswith(("collect", "record", "finetune", "train")):
         # The policy that rollouts were sampled with, or that a training began from.
         if Path(model).is_dir():
             node.parents.append(_add(nodes, Path(model), here=False))

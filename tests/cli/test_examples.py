@@ -26,7 +26,9 @@ def words_of(line: str) -> list[str]:
 
 
 def serves(line: str) -> bool:
-    return "--endpoint" in line or (line.startswith(("gymdata serve", "gymdata view")) and "--export" not in line)
+    return "--endpoint" in line or (
+        line.startswith(("gymdata serve", "gymdata record", "gymdata view")) and "--export" not in line
+    )
 
 
 def run(lines: list[list[str]]) -> None:

@@ -25,6 +25,7 @@ from gymdata.interop.formats import exported, imported
 from gymdata.interop.settings import ExportConfig, ImportConfig
 from gymdata.judge.settings import JudgeConfig, ServeConfig
 from gymdata.pairs.settings import PairsConfig
+from gymdata.record.settings import RecordConfig
 from gymdata.score.settings import ScoreConfig
 from gymdata.settings import Config
 from gymdata.train.settings import TRAINERS
@@ -35,7 +36,7 @@ Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, type[Config]] = {
     "check": CheckConfig, "collect": CollectConfig, "demo": DemoConfig, "experience": ExperienceConfig,
     "export": ExportConfig, "filter": FilterConfig, "finetune": FinetuneFlags, "import": ImportConfig,
-    "judge": JudgeConfig, "pairs": PairsConfig, "score": ScoreConfig, "serve-genrm": ServeConfig,
+    "judge": JudgeConfig, "pairs": PairsConfig, "record": RecordConfig, "score": ScoreConfig, "serve-genrm": ServeConfig,
     "validate": ValidateConfig, **{f"train-{name}": kind for name, kind in TRAINERS.items()},
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from gymdata.cli.main import COMMANDS, main
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import COMMAND_LINE, DataError, UsageError, option, with_options
 from gymdata.judge.settings import JudgeConfig, ServeConfig
+from gymdata.record.settings import RecordConfig
 from gymdata.score.settings import ScoreConfig
 from gymdata.settings import Config
 from gymdata.train.settings import TRAINERS
@@ -133,6 +134,7 @@ SETTINGS: dict[str, type[Config]] = {
     "collect": CollectConfig,
     "score": ScoreConfig,
     "judge": JudgeConfig,
+    "record": RecordConfig,
     "serve-genrm": ServeConfig,
     **{f"train-{name}": kind for name, kind in TRAINERS.items()},
 }

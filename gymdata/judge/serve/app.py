@@ -23,8 +23,8 @@ from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
-from gymdata.serving import Bodies, BodyLimits, Refused, refused_fields
 from gymdata.urls import OnlyHosts
+from gymdata.workers.serving import Bodies, BodyLimits, Refused, refused_fields
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
 #: Time for judging in progress when the server stops; requests that wait for members are answered at once.

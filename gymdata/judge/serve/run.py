@@ -17,12 +17,12 @@ from gymdata.judge.pairwise import PairwiseJudge
 from gymdata.judge.port import Judge, Served
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
-from gymdata.serving import server_of
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.urls import address_of, listening_socket
+from gymdata.workers.serving import server_of
 from gymdata.workers.signals import sigterm_interrupts
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.serving import shape
 from gymdata.urls import host_name
+from gymdata.workers.serving import shape
 from tests.judge.serve.conftest import Server
 from tests.judge.serve.requests import (
     QUESTION,

@@ -116,8 +116,8 @@ class Bodies:
             return read(body)
         return await asyncio.get_running_loop().run_in_executor(self.threads, read, body)
 
-    def parse(self, body: bytes) -> Any:
-        """The JSON of a body. Raises Refused (422)."""
+    def parse(self, body: bytes, *, strict: bool = False) -> Any:
+        """The JSON of a body; not ``strict``: also as Python writes it. Raises Refused (422)."""
         depth, objects = shape(body)
         limits = self.limits
         if depth > limits.max_depth:
@@ -125,8 +125,11 @@ class Bodies:
         if objects > limits.max_objects:
             what, flag = limits.objects_named, limits.objects_flag
             raise Refused.over(422, limits.objects_kind, what, objects, limits.max_objects, flag)
-        with contextlib.suppress(orjson.JSONDecodeError):
+        try:
             return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            if strict:
+                raise Refused(422, {"detail": f"the body is not JSON: {error}", "kind": "not_json"}) from error
         # Python's own parser takes NaN, numbers of any size and lone surrogates, which clients in Python write.
         try:
             return json.loads(body.decode())

@@ -1,0 +1,95 @@
+"""The calls of sessions that are open, on disk: RUN/sessions/NAME.journal, one session each, until its row is written.
+
+Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session's
+journal is removed after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
+aside and reported. No key of a client is in a file's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymdata.record.sessions import Event, Session
+from gymdata.store.journal import Journal, Repair, frame, repair, scan
+from gymdata.store.lines import encode_any
+from gymdata.store.paths import SESSIONS_FOLDER
+from gymdata.store.run_json import sync
+
+
+class SessionLog:
+    """The folder of one run. ``repairs``: what a crash had torn."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / SESSIONS_FOLDER
+        self._folder.mkdir(exist_ok=True)
+        sync(run)
+        self._journals: dict[str, Journal] = {}
+        self.repairs: list[Repair] = []
+
+    def read(self) -> Iterator[Session]:
+        """Every session that is there, with its calls."""
+        for path in sorted(self._folder.glob("*.journal")):
+            _, repairs = repair(path)
+            self.repairs += repairs
+            lines = [orjson.loads(line.body) for line in scan(path) if line.body is not None]
+            if not lines:
+                path.unlink()
+                continue
+            session = Session(**lines[0])
+            for event in lines[1:]:
+                session.add(event)
+            yield session
+
+    def append(self, session: Session, event: Event) -> None:
+        """Journal one call. Raises StoreError.from_os."""
+        journal = self._journals.get(session.key)
+        if journal is None:
+            path = self._path(session)
+            new = not path.exists()
+            journal = self._journals[session.key] = Journal(path)
+            if new:
+                names = ("key", "rollout_id", "named", "started_at")
+                journal.append(frame(encode_any({name: getattr(session, name) for name in names})))
+        journal.append(frame(encode_any(event)))
+
+    def sync(self) -> None:
+        """Bring every journal to the disk."""
+        for journal in list(self._journals.values()):
+            journal.sync()
+
+    def drop(self, session: Session) -> None:
+        """The session's row is written."""
+        journal = self._journals.pop(session.key, None)
+        if journal is not None:
+            journal.close()
+        self._path(session).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for journal in self._journals.values():
+            journal.close()
+        self._journals.clear()
+        if not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    def _path(self, session: Session) -> Path:
+        name = hashlib.blake2b(session.rollout_id.encode(), digest_size=12).hexdigest()
+        return self._folder / f"{name}.journal"
+
+
+def facts_of(session: Session) -> dict[str, Any]:
+    """What GET /rollouts/KEY tells of an open session."""
+    return {
+        "key": session.key,
+        "status": "open",
+        "rollout_id": session.rollout_id,
+        "turns": len(session.steps),
+        "tokens_generated": session.encoder.n_generated_tokens,
+        "conversations": len(session.threads),
+        "in_flight": session.in_flight,
+        "ended_by": session.spent,
+    }

@@ -1,0 +1,124 @@
+"""When a message that a client sends is one that its session holds already: the same message in other words.
+
+Clients send the whole conversation with each request, and rewrite what the model said on the way. A message is the same when
+it is equal after this:
+
+- white space at the ends of any message is left out, line ends are ``\\n``; in the model's own messages every run of white
+  space counts as one space;
+- no content, empty content and null are the same;
+- reasoning that a client leaves out was left out by the client; reasoning that it sends must be the model's;
+- arguments of calls are compared as values, so neither the order of keys nor white space in their JSON counts;
+- ids of calls are compared by the call that they name: the first call of a conversation is the first one, whatever its id;
+- the name of the tool on its result, and every other key, does not count.
+
+Content in parts is text before it comes here (``gymdata.record.request``). Anything else is another message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gymdata.rollouts.messages import SPELLED_CALL, Message
+
+_SPACE = re.compile(r"\s+")
+_SPELLED = re.compile(SPELLED_CALL)
+
+
+class Calls:
+    """The calls of one conversation in order, by the ids that its messages have."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self._by_id: dict[str, int] = {}
+
+    def add(self, call_id: str) -> None:
+        """One more call."""
+        self._by_id[call_id] = len(self.ids)
+        self.ids.append(call_id)
+
+    def number(self, call_id: object) -> int | None:
+        """Which call an id names (the latest that has it); None for an id of none."""
+        return self._by_id.get(str(call_id))
+
+
+def digests(messages: Sequence[Message], start: bytes) -> Iterator[bytes]:
+    """A digest of ``start`` and the messages up to and with each one: equal where all of them are the same messages.
+    Reasoning is left out."""
+    calls, digest = Calls(), start
+    for message in messages:
+        digest = hashlib.blake2b(digest + orjson.dumps(_canonical(message, calls)), digest_size=16).digest()
+        yield digest
+
+
+def digest_of(message: Message) -> bytes:
+    """The digest of a message alone."""
+    return next(digests([message], b""))
+
+
+def same_reasoning(sent: Message, recorded: Message) -> bool:
+    """Whether a client's version of a message leaves the reasoning out, or has the model's."""
+    reasoning = _SPACE.sub(" ", sent.get("reasoning") or "").strip()
+    return not reasoning or reasoning == _SPACE.sub(" ", recorded.get("reasoning") or "").strip()
+
+
+def with_recorded_ids(new: Sequence[Message], sent: Sequence[Message], recorded: Sequence[Message]) -> list[Message]:
+    """``new`` messages with the ids that the recorded calls have in place of those that the client gave them. ``sent``: what
+    the client sent of the conversation that is ``recorded``."""
+    theirs, ours = Calls(), Calls()
+    for messages, calls in ((sent, theirs), (recorded, ours)):
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                calls.add(str(call.get("id")))
+    result = []
+    for message in new:
+        number = theirs.number(message.get("tool_call_id"))
+        if number is not None and number < len(ours.ids):
+            message = {**message, "tool_call_id": ours.ids[number]}
+        for call in message.get("tool_calls") or ():
+            theirs.add(str(call.get("id")))
+            ours.add(str(call.get("id")))
+        result.append(message)
+    return result
+
+
+def spells_call(message: Message) -> bool:
+    """Whether the text has the markup of a call that did not parse."""
+    return not message.get("tool_calls") and _SPELLED.search(message.get("content") or "") is not None
+
+
+def fingerprint(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """Six hex digits for the system prompt and the tool set of an agent."""
+    system = [_plain(m.get("content")) for m in messages if m["role"] == "system"]
+    return hashlib.blake2b(orjson.dumps(system) + tools_digest(tools), digest_size=3).hexdigest()
+
+
+def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Equal for equal definitions in the same order, which is how a template writes them."""
+    text = orjson.dumps([dict(tool) for tool in tools or ()], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _canonical(message: Message, calls: Calls) -> list[object]:
+    made = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        calls.add(str(call.get("id")))
+        made.append([function["name"], orjson.dumps(function.get("arguments"), option=orjson.OPT_SORT_KEYS).decode()])
+    content = _plain(message.get("content"))
+    if message["role"] == "assistant":
+        content = _SPACE.sub(" ", content)
+    return [
+        message["role"],
+        content,
+        made,
+        calls.number(message["tool_call_id"]) if message.get("tool_call_id") else None,
+    ]
+
+
+def _plain(content: object) -> str:
+    return str(content or "").replace("\r\n", "\n").strip()

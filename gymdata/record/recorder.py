@@ -1,0 +1,541 @@
+"""Sessions, engine and run folder together: a request in, completions out, and a row when a session ends.
+
+Invariants: a call is journaled before it is answered, and answered as it is journaled; a request that the engine failed is a
+failure and an error, never a turn; a budget ends a session as truncated and never gives it a reward; a session that ended
+gets no more calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from gymdata.collect.episode import turns_as_json
+from gymdata.collect.resume import RunKey, request_seed
+from gymdata.collect.rows import table_message, to_json
+from gymdata.collect.setup import Parts
+from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
+from gymdata.errors import DataError, GymdataError, OutsideError
+from gymdata.record.log import SessionLog, facts_of
+from gymdata.record.messages import digests, spells_call, tools_digest
+from gymdata.record.request import AgentCompletion, AgentRequest, RequestError, TokenLogprob
+from gymdata.record.rows import label_turns, main_messages, session_row
+from gymdata.record.sessions import Event, Plan, Session
+from gymdata.record.settings import RecordConfig
+from gymdata.rewards.port import RewardPart
+from gymdata.rewards.scheduler import RewardScheduler, total, view_of
+from gymdata.rollouts.logprobs import truncations
+from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.turns import expand_prompts
+from gymdata.store import Run
+
+COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
+#: The reward that a client reports, among the parts.
+REPORTED = "reported"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a session ends, as POST /rollouts/KEY/finish says."""
+
+    status: str = COMPLETED
+    stop_reason: str | None = None
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    task: Mapping[str, Any] | None = None
+    task_id: str | None = None
+
+    @classmethod
+    def of(cls, body: Any) -> Ending:
+        """From the body of a request. Raises RequestError."""
+        if not isinstance(body, dict):
+            raise RequestError("invalid", "the body is not an object")
+        allowed = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
+        for name in body.keys() - set(allowed):
+            raise RequestError("invalid", f"{name}: expected one of {', '.join(allowed)}", where=name)
+        given = {name: value for name, value in body.items() if value is not None}
+        if (status := given.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
+            raise RequestError(
+                "invalid", f"status: got {status!r}, expected completed, truncated or failed", where="status"
+            )
+        rewards = given.get("rewards", {})
+        if not isinstance(rewards, dict):
+            raise RequestError("invalid", "rewards: expected an object of numbers by name", where="rewards")
+        for name, value in [("reward", given.get("reward", 0)), *rewards.items()]:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise RequestError("invalid", f"{name}: got {value!r}, expected a finite number", where=name)
+        if not isinstance(given.get("task", {}), dict):
+            raise RequestError("invalid", "task: expected an object", where="task")
+        for name in ("task_id", "stop_reason"):
+            if not isinstance(given.get(name, ""), (str, int)):
+                raise RequestError("invalid", f"{name}: expected text", where=name)
+        texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
+        return cls(**{**given, **texts})
+
+
+class Recorder:
+    """Everything behind the server. ``died`` is called with the error that ends it: an engine that is gone, a full disk."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        parts: Parts,
+        run: Run,
+        seed: int,
+        say: Callable[[str], None] = lambda _: None,
+        died: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        assert parts.sampler is not None
+        assert parts.chat is not None
+        self.config, self.run, self._seed, self._say, self._died = config, run, seed, say, died
+        self.sampler: Sampler = parts.sampler
+        self.chat: Chat = parts.chat
+        self.model = str(parts.model["policy"])
+        self.key = RunKey(run.run_id, self.model, str(parts.model["policy_hash"]), config.policy_version)
+        self.scheduler = RewardScheduler(parts.rewards, timeout_s=config.reward_timeout)
+        self.log = SessionLog(run.folder)
+        self.context: int | None = config.max_context
+        existing = run.existing(("rollout_id", "task_id"))
+        #: Rollouts that are written, and how many there are of each task.
+        self._ended: dict[str, dict[str, Any]] = {i: {} for i in existing["rollout_id"].to_pylist()}
+        self._of_task = Counter(existing["task_id"].to_pylist())
+        self.sessions: dict[str, Session] = {}
+        for session in self.log.read():
+            if session.rollout_id in self._ended:
+                self.log.drop(session)
+            else:
+                self.sessions[session.key] = session
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.counts: Counter[str] = Counter()
+        self._forced = config.forced()
+        self._base = config.as_collect().sampling_parameters()
+
+    async def start(self) -> Mapping[str, Any]:
+        """Start the engine. Raises UsageError, OutsideError("engine")."""
+        facts = dict(await self.sampler.start())
+        limits = [n for n in (facts.get("max_model_len"), self.config.max_context) if n]
+        self.context = min(limits, default=None)
+        return facts
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def session_for(self, key: str | None, request: AgentRequest) -> Session:
+        """The session of a request. Raises RequestError when it has ended, or there are too many."""
+        key = key or request.session_key or self.config.session
+        if key is None:
+            found = self._by_conversation(request)
+            if found is not None:
+                return found
+        elif key in self.sessions:
+            return self.sessions[key]
+        name = key or f"conversation-{secrets.token_hex(8)}"
+        rollout_id = self._rollout_id(name)
+        if rollout_id in self._ended:
+            raise RequestError("not_found", f"session {name} has ended: its rollout is {rollout_id}", status=409)
+        if len(self.sessions) >= self.config.max_sessions:
+            raise RequestError(
+                "busy", f"{len(self.sessions):,} sessions are open, at most {self.config.max_sessions:,}: finish some "
+                "with POST /rollouts/KEY/finish, or start the recorder with a higher --max-sessions", retry_after=5.0,
+            )  # fmt: skip
+        return Session(name, rollout_id, named=key is not None)
+
+    def state_of(self, key: str) -> dict[str, Any]:
+        """What GET /rollouts/KEY answers. Raises RequestError for a key that no request had."""
+        if key in self.sessions:
+            return facts_of(self.sessions[key])
+        rollout_id = self._rollout_id(key)
+        if rollout_id not in self._ended:
+            raise RequestError("not_found", f"no session {key}")
+        return {"key": key, "status": "ended", "rollout_id": rollout_id, **self._ended[rollout_id]}
+
+    def _rollout_id(self, key: str) -> str:
+        return self.key.rollout_id(Task(key, [], None, {}, "session"), 0)
+
+    def _by_conversation(self, request: AgentRequest) -> Session | None:
+        """The session without a name that holds the longest beginning of these messages; of several, one that nothing
+        continues yet."""
+        unnamed = [session for session in self.sessions.values() if not session.named]
+        if request.previous_id is not None:
+            return next((s for s in unnamed if any(step.id == request.previous_id for step in s.steps)), None)
+        if request.prompt is not None:
+            return None
+        chain = list(digests(request.messages, tools_digest(request.tools)))
+        found = []
+        for session in unnamed:
+            if (match := session.continued(request.messages, chain)) is not None:
+                turn, at = match
+                found.append((at, turn in session.last_turns(), session.last_at, session))
+        return max(found, key=lambda one: one[:3])[3] if found else None
+
+    # --- a request --------------------------------------------------------------------------------------------------
+
+    def prompt_of(self, session: Session, request: AgentRequest) -> Plan:
+        """Where the request goes on. Raises RequestError for messages that cannot be rendered."""
+        try:
+            orjson.dumps([request.messages, request.tools])
+            return session.plan(request, self.chat)
+        except TypeError as error:
+            raise RequestError("invalid", f"the messages cannot be stored: {error}", where="messages") from error
+        except (DataError, GymdataError) as error:
+            raise RequestError("invalid", error.message, where="messages") from error
+
+    async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
+        """Sample, journal and return the completions of a request. Raises RequestError."""
+        self._refuse_spent(session)
+        self._refuse_unsupported(request)
+        plan = self.prompt_of(session, request)
+        room = None if self.context is None else self.context - len(plan.prompt)
+        if room is not None and room < 1:
+            raise RequestError(
+                "invalid",
+                f"this model's maximum context length is {self.context:,} tokens, and the prompt has {len(plan.prompt):,}: "
+                "prompt is too long (context_length_exceeded)",
+                where="messages",
+            )
+        asked = request.max_tokens if request.max_tokens is not None else room
+        max_tokens = min(n for n in (asked, room, _MOST_TOKENS) if n is not None)
+        left = self.config.max_tokens_total
+        if left is not None:
+            max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
+        clamped = {"max_tokens": asked, "used": max_tokens} if asked is not None and max_tokens < asked else None
+        chosen = self._chosen(request)
+        self.sessions[session.key] = session
+        session.in_flight += 1
+        try:
+            generations = await self._sample(session, request, plan, max_tokens, chosen)
+            return self._record(session, request, plan, generations, chosen, clamped if request.max_tokens else None)
+        finally:
+            session.in_flight -= 1
+            session.last_at = time.time()
+            if not session.steps and not session.in_flight:
+                # Nothing was sampled: there is no rollout to end.
+                self.sessions.pop(session.key, None)
+
+    def _refuse_spent(self, session: Session) -> None:
+        config, turns, tokens = self.config, len(session.steps) + session.in_flight, session.encoder.n_generated_tokens
+        limits = (
+            ("max_turns", config.max_turns, turns, "model calls"),
+            ("max_tokens_total", config.max_tokens_total, tokens, "generated tokens"),
+            ("timeout", config.timeout, time.time() - session.started_at, "seconds"),
+        )
+        for name, limit, used, what in limits:
+            if limit is not None and used >= limit:
+                session.spent = session.spent or name
+                flag = f"--{name.replace('_', '-')}"
+                raise RequestError(
+                    "budget", f"session {session.key} used {used:,.0f} {what}, at most {limit:,g} ({flag})", where=name
+                )
+
+    def _refuse_unsupported(self, request: AgentRequest) -> None:
+        if request.tool_choice not in ("auto", "none"):
+            raise RequestError(
+                "unsupported",
+                f"tool_choice: got {request.tool_choice!r}, expected auto or none: the model is sampled as it is",
+                where="tool_choice",
+            )
+
+    def _chosen(self, request: AgentRequest) -> dict[str, Any]:
+        """What the client, or --force, chooses besides the run's own settings, by vLLM's names."""
+        chosen: dict[str, Any] = {k: v for k, v in request.sampling.items() if v is not None and k != "seed"}
+        if request.stop:
+            chosen["stop"] = list(request.stop)
+        if request.logprobs:
+            chosen["top_logprobs"] = request.logprobs
+        if request.response_format is not None:
+            schema = request.response_format.get("schema")
+            chosen["structured_outputs"] = {"json_object": True} if schema is None else {"json": schema}
+        chosen |= self._forced
+        return {k: v for k, v in chosen.items() if self._base.get(k) != v}
+
+    async def _sample(
+        self, session: Session, request: AgentRequest, plan: Plan, max_tokens: int, chosen: Mapping[str, Any]
+    ) -> list[Generation]:
+        turn = len(session.steps) + session.in_flight - 1
+        place = f"turn {len(session.steps)}"
+        seed = request.sampling.get("seed")
+        if not isinstance(seed, int):
+            seed = request_seed(self._seed, Task(session.key, [], None, {}, "session"), turn, 0)
+        sample = SampleRequest(
+            request_id=f"{session.rollout_id}-{turn}-{secrets.token_hex(4)}",
+            prompt_token_ids=list(plan.prompt),
+            max_tokens=max_tokens,
+            seed=seed,
+            n=request.n,
+            group=session.key,
+            sampling=chosen or None,
+        )
+        left = None if self.config.timeout is None else session.started_at + self.config.timeout - time.time()
+        try:
+            async with asyncio.timeout(left):
+                generations = await self.sampler.sample(sample)
+            for generation in generations:
+                if generation.finish_reason not in ("stop", "length"):
+                    raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
+                if list(generation.prompt_token_ids) != sample.prompt_token_ids:
+                    raise OutsideError("engine", "another prompt was read than was sent")
+            return generations
+        except TimeoutError:
+            session.spent = session.spent or "timeout"
+            raise RequestError(
+                "budget", f"session {session.key} took {self.config.timeout:g} seconds (--timeout)", where="timeout"
+            ) from None
+        except OutsideError as error:
+            self._fail(session, "engine", place, error.message)
+            self.counts["upstream_failures_total"] += 1
+            if error.fatal:
+                self._died(error)
+            if error.status == 400:
+                raise RequestError("invalid", error.message) from error
+            status = error.status if error.status in (429, 503, 504) else None
+            raise RequestError("upstream", error.message, status=status, retry_after=1.0) from error
+
+    def _record(
+        self,
+        session: Session,
+        request: AgentRequest,
+        plan: Plan,
+        generations: Sequence[Generation],
+        chosen: Mapping[str, Any],
+        clamped: Mapping[str, Any] | None,
+    ) -> list[AgentCompletion]:
+        request_id, created = secrets.token_hex(12), int(time.time())
+        temperature = float(chosen.get("temperature", self._base["temperature"]))
+        biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
+        if biases:
+            self.run.sampled_with(**biases)
+        completions = []
+        for index, generation in enumerate(generations):
+            message, completion = self._read(session, request, plan, generation, index, request_id, created)
+            event: Event = session.event(
+                request,
+                plan,
+                generation,
+                message,
+                id=request_id,
+                finish_reason=completion.finish_reason,
+                temperature=temperature,
+                sampling=dict(chosen) or None,
+                clamped=clamped,
+            )
+            self.log.append(session, event)
+            session.add(event)
+            self.counts["turns_total"] += 1
+            self.counts["tokens_generated_total"] += len(generation.token_ids)
+            completions.append(completion)
+        return completions
+
+    def _read(
+        self,
+        session: Session,
+        request: AgentRequest,
+        plan: Plan,
+        generation: Generation,
+        index: int,
+        request_id: str,
+        created: int,
+    ) -> tuple[Message, AgentCompletion]:
+        """What the model wrote as the message that is stored, and as the client gets it."""
+        chat, ids = self.chat, [int(i) for i in generation.token_ids]
+        ended = ids[:-1] if ids and ids[-1] in self._stop_ids() else ids
+        text = chat.decode(ended)
+        stop = generation.stop_reason if isinstance(generation.stop_reason, str) else None
+        if stop is not None and stop in text:
+            text = text[: text.index(stop)]
+        message = dict(chat.parse(ids, request.tools))
+        calls = message.pop("tool_calls", None) or []
+        if request.prompt is not None or (calls and request.tool_choice == "none"):
+            message, calls = {"role": "assistant", "content": text}, []
+        elif stop is not None and stop in (message.get("content") or ""):
+            message["content"] = message["content"].partition(stop)[0]
+        made = []
+        for number, call in enumerate(calls):
+            # The same call twice in a conversation has two ids.
+            seed = orjson.dumps([session.rollout_id, len(session.steps), index, number])
+            made.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
+        if made and not request.parallel_tool_calls:
+            made, left_out = made[:1], made[1:]
+            if left_out:
+                message["calls_left_out"] = left_out
+        if made:
+            message["tool_calls"] = made
+        elif request.tools and spells_call(message):
+            message["unparsed_call"] = True
+        finish = "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+        completion = AgentCompletion(
+            id=request_id,
+            created=created,
+            text=text,
+            content=message.get("content") or "",
+            reasoning=message.get("reasoning"),
+            tool_calls=made,
+            finish_reason="length" if finish == "length" else "tool_calls" if finish == "tool_calls" else "stop",
+            n_prompt_tokens=len(plan.prompt),
+            n_generated_tokens=len(ids),
+            logprobs=None if request.logprobs is None else self._logprobs(generation, ids),
+            stop_sequence=stop,
+            prompt_token_ids=list(plan.prompt),
+            token_ids=ids,
+            index=index,
+        )
+        return message, completion
+
+    def _stop_ids(self) -> Sequence[int]:
+        return getattr(self.chat, "stop_token_ids", self.chat.end_of_turn_ids)
+
+    def _logprobs(self, generation: Generation, ids: Sequence[int]) -> list[TokenLogprob]:
+        decode, top = self.chat.decode, generation.top_log_probs or [()] * len(ids)
+        return [
+            TokenLogprob(decode([i]), i, float(p), [(decode([j]), int(j), float(q)) for j, q in row])
+            for i, p, row in zip(ids, generation.log_probs, top, strict=True)
+        ]
+
+    # --- the end of a session ---------------------------------------------------------------------------------------
+
+    async def finish(self, key: str, ending: Ending) -> dict[str, Any]:
+        """Write the session's row, or its failure. Raises RequestError for a key that no request had."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self.sessions:
+                return self.state_of(key)
+            session = self.sessions[key]
+            while session.in_flight:  # what was asked is answered first
+                await asyncio.sleep(0.01)
+            try:
+                if ending.status == FAILED:
+                    self._fail(session, "environment", "agent", ending.stop_reason or "the client reported a failure")
+                    self.log.drop(session)
+                    self.sessions.pop(key, None)
+                    return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
+                await self._write(session, ending)
+            finally:
+                self._locks.pop(key, None)
+            return self.state_of(key)
+
+    async def _write(self, session: Session, ending: Ending) -> None:
+        labels = label_turns(session)
+        shown = main_messages(session, labels)
+        status, stop_reason = ending.status, ending.stop_reason
+        if session.spent is not None:
+            status, stop_reason = TRUNCATED, session.spent
+        first = next((m.get("content") for m, _ in shown if m["role"] == "user"), None)
+        task_id = ending.task_id or str((ending.task or {}).get("task_id") or session.key)
+        task = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
+        main = session.threads[labels.index("main")]
+        duration = session.last_at - session.started_at
+        parts, faults = [], {}
+        if ending.reward is not None or ending.rewards:
+            parts = [RewardPart(name, float(value)) for name, value in ending.rewards.items()]
+            if not parts and ending.reward is not None:
+                parts = [RewardPart(REPORTED, float(ending.reward))]
+        if self.scheduler.rewards:
+            view = view_of(
+                messages=[message for message, _ in shown],
+                produced_by=[turn for _, turn in shown],
+                task=task,
+                tools=main.tools,
+                turns=session.encoder.turns,
+                status=status,
+            )
+            scored = await self.scheduler.score(view)
+            parts, faults = [*parts, *scored.parts], scored.faults
+        reward = None if faults else total(parts)
+        if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
+            reward = float(ending.reward)
+        # expand(encode(x)) == x, or nothing is written.
+        for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
+            step = session.steps[turn]
+            before = session.held(step.parent).tolist() if step.parent >= 0 else []
+            if prompt.tolist() != [*before, *step.tail.tolist()]:
+                raise GymdataError(
+                    f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
+                    hint="this is a defect in gymdata: the session stays in RUN/sessions",
+                )
+        content = hashlib.blake2b(to_json(task).encode(), digest_size=16).hexdigest()
+        group_id = self.key.group_id(Task(task_id, [], None, {}, content))
+        row = session_row(
+            session,
+            key=self.key,
+            group_id=group_id,
+            task_id=task_id,
+            rollout_index=self._of_task[task_id],
+            task=task,
+            labels=labels,
+            status=status,
+            stop_reason=stop_reason,
+            reward=reward,
+            parts=parts,
+            faults=faults,
+            duration_s=duration,
+        )
+        used = {session.temperatures[t] for t in range(len(session.steps))}
+        if len(used) > 1:
+            self.run.sampled_with(mixed_temperatures=sorted(used))
+        try:
+            self.run.append(row)
+        except GymdataError as error:
+            self._died(error)
+            raise
+        self._of_task[task_id] += 1
+        for name, message in faults.items():
+            self._fail(session, "reward", f"reward {name}", message, task_id)
+        self.log.drop(session)
+        self.sessions.pop(session.key, None)
+        self.counts["rollouts_total"] += 1
+        self._ended[session.rollout_id] = {
+            "status": status,
+            "stop_reason": stop_reason,
+            "reward": reward,
+            "task_id": task_id,
+            "rollout_index": row["rollout_index"],
+            "turns": row["n_turns"],
+            "tokens_generated": row["n_generated_tokens"],
+            "agents": labels,
+        }
+
+    async def end_idle(self) -> None:
+        """End every session that no request came to for too long."""
+        now = time.time()
+        for session in list(self.sessions.values()):
+            if not session.in_flight and now - session.last_at >= self.config.idle_timeout:
+                await self.finish(session.key, Ending(TRUNCATED, "idle_timeout"))
+
+    async def end_all(self, ending: Ending) -> None:
+        """End every open session."""
+        for key in list(self.sessions):
+            await self.finish(key, ending)
+
+    def _fail(self, session: Session, kind: str, place: str, message: str, task_id: str | None = None) -> None:
+        self.run.fail(
+            {
+                "kind": kind,
+                "place": place,
+                "message": message if kind == "reward" else f"{kind}: {message.removeprefix(f'{kind}: ')}",
+                "attempt": None,
+                "counts": False,
+                "final": False,
+                "rollout_id": session.rollout_id,
+                "run_id": self.key.run_id,
+                "group_id": None,
+                "task_id": task_id or session.key,
+                "rollout_index": 0,
+                "at": datetime.now(UTC).isoformat(),
+                "turns": turns_as_json(session.encoder.turns) if kind == "environment" else [],
+                "messages": [table_message(m, t) for m, t in session.numbered(len(session.steps) - 1)]
+                if kind == "environment" and session.steps
+                else [],
+                "duration_s": session.last_at - session.started_at,
+            }
+        )
+
+
+#: As good as no limit, where neither client nor engine names one.
+_MOST_TOKENS = 1 << 20

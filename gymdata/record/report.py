@@ -1,0 +1,55 @@
+"""What a recording amounts to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
+from gymdata.public import Report, Row
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordSummary(Report):
+    """The whole run (``rollouts`` … ``tokens_generated``) and this call: ``new_rollouts``, ``failures`` of the engine,
+    ``command_exit``: of the command that was run, ``interrupted``: by a signal. ``open``: sessions that are not ended; the
+    same command goes on with them."""
+
+    path: str
+    run_id: str
+    rollouts: int
+    completed: int
+    truncated: int
+    turns: int
+    tokens_generated: int
+    reward: dict[str, Any]
+    new_rollouts: int
+    failures: int
+    open: int
+    command_exit: int | None
+    interrupted: bool
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted; 1 when the command failed; else 0."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return EXIT_FAULTS if self.command_exit else EXIT_OK
+
+    def rows(self) -> list[Row]:
+        mean = self.reward["mean"]
+        optional: list[Row] = [
+            ("failed requests", self.failures),
+            ("open sessions", self.open and f"{counted(self.open, 'session')}: rerun to resume"),
+            ("exit code of the command", self.command_exit),
+        ]
+        return [
+            ("rollouts", f"{self.rollouts:,} ({self.new_rollouts:,} new)"),
+            ("turns", self.turns),
+            ("tokens generated", self.tokens_generated),
+            ("reward", "not scored" if mean is None else f"{mean:.3f}"),
+            *(row for row in optional if row[1]),
+            ("time", f"{self.seconds:.1f} s"),
+            ("written to", self.path),
+        ]

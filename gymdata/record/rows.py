@@ -1,0 +1,141 @@
+"""A session that ended as a row of the rollouts table: who made each call, and the conversations side by side.
+
+``main`` is the first conversation that has tools, or without any the one with the most turns. Its later versions, begun when
+the client rewrote history, are ``main.2``, ``main.3``; another conversation is called what the client calls it, else
+``side-`` and the fingerprint of its system prompt and tools, with a number where several share it. No two conversations
+have one label, so a conversation that is not the other's continuation is a branch, and no break.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gymdata.collect.resume import RunKey
+from gymdata.collect.rows import table_message, to_json
+from gymdata.record.sessions import Session
+from gymdata.rewards.port import RewardPart
+from gymdata.rollouts.turns import kinds
+
+MAIN = "main"
+_NAME = re.compile(r"[^\w.-]+")
+
+
+def agents(session: Session) -> list[str]:
+    """The label of each conversation."""
+    threads = session.threads
+    turns = Counter(step.thread for step in session.steps)
+    with_tools = [k for k, thread in enumerate(threads) if thread.tools]
+    main = with_tools[0] if with_tools else max(range(len(threads)), key=lambda k: (turns[k], -k))
+    labels: list[str] = []
+    used: Counter[str] = Counter()
+    for k, thread in enumerate(threads):
+        origin = k
+        while (edits := threads[origin].edits) is not None:
+            origin = edits
+        if k == main:
+            label = MAIN
+        elif origin != k:
+            base = labels[origin]
+            used[base] += 1
+            label = f"{base}.{used[base] + 1}"
+        else:
+            base = _NAME.sub("-", thread.hint)[:60] if thread.hint else f"side-{thread.fingerprint}"
+            base = f"side-{base}" if base.startswith(MAIN) else base
+            used[base] += 1
+            label = base if used[base] == 1 else f"{base}-{used[base]}"
+        labels.append(label)
+    return labels
+
+
+def label_turns(session: Session) -> list[str]:
+    """Give every turn its agent; returns the label of each conversation. A branch within a conversation whose new messages
+    happen to repeat what was sampled after the fork has a label of its own, too."""
+    labels, turns = agents(session), session.encoder.turns
+    for turn, step in zip(turns, session.steps, strict=True):
+        turn["agent"] = labels[step.thread]
+    for _ in turns:
+        broken = next((k for k, kind in enumerate(kinds(turns)) if kind == "break"), None)
+        if broken is None:
+            break
+        label, below = f"{turns[broken]['agent']}.fork-{broken}", {broken}
+        for k in range(broken, len(turns)):
+            if k in below or session.steps[k].parent in below:
+                below.add(k)
+                turns[k]["agent"] = label
+    return labels
+
+
+def main_messages(session: Session, labels: Sequence[str]) -> list[tuple[dict[str, Any], int | None]]:
+    """The conversation that the row shows: the last turn of ``main`` or its latest version, with all before it."""
+    ours = [k for k, label in enumerate(labels) if label == MAIN or label.startswith(f"{MAIN}.")]
+    leaf = max(turn for turn in session.last_turns() if session.steps[turn].thread in ours)
+    return session.numbered(leaf)
+
+
+def session_row(
+    session: Session,
+    *,
+    key: RunKey,
+    group_id: str,
+    task_id: str,
+    rollout_index: int,
+    task: Mapping[str, Any],
+    labels: Sequence[str],
+    status: str,
+    stop_reason: str | None,
+    reward: float | None,
+    parts: Sequence[RewardPart],
+    faults: Mapping[str, str],
+    duration_s: float,
+) -> dict[str, Any]:
+    """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name."""
+    shown = main_messages(session, labels)
+    last = next(turn for _, turn in reversed(shown) if turn is not None)
+    main = session.threads[labels.index(MAIN)]
+    shown_turns = {turn for _, turn in shown}
+    others = [
+        {
+            "agent": labels[session.steps[leaf].thread],
+            "messages": [table_message(message, turn) for message, turn in session.numbered(leaf)],
+        }
+        for leaf in session.last_turns()
+        if leaf not in shown_turns
+    ]
+    began = [
+        {"agent": label, "turn": thread.first_turn, "fingerprint": thread.fingerprint}
+        | ({"cause": thread.cause} if thread.cause else {})
+        for label, thread in zip(labels, session.threads, strict=True)
+    ]
+    extra: dict[str, object] = {"session": session.key, "conversations": began}
+    if others:
+        extra["other_messages"] = others
+    extra |= {"reward_faults": dict(faults)} if faults else {}
+    extra |= {"sampling": session.sampling} if session.sampling else {}
+    extra |= {"clamped": session.clamped} if session.clamped else {}
+    return {
+        "rollout_id": session.rollout_id,
+        "run_id": key.run_id,
+        "task_id": task_id,
+        "group_id": group_id,
+        "rollout_index": rollout_index,
+        "policy": key.policy,
+        "policy_hash": key.policy_hash,
+        "policy_version": key.policy_version,
+        "status": status,
+        "stop_reason": stop_reason,
+        "finish_reason": session.encoder.turns[last]["finish_reason"],
+        "reward": reward,
+        "rewards": [{"name": part.name, "value": part.value} for part in parts],
+        "temperature": session.temperatures[last],
+        **session.encoder.columns(),
+        "messages": [table_message(message, turn) for message, turn in shown],
+        "tools": to_json(list(main.tools or ())),
+        "task": to_json(dict(task)),
+        "extra": to_json(extra),
+        "started_at": datetime.fromtimestamp(session.started_at, UTC),
+        "duration_s": duration_s,
+    }

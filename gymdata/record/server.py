@@ -1,0 +1,277 @@
+"""The HTTP side of ``gymdata record``: paths, sessions by key, streams, and errors in each client's own dialect.
+
+A session is named by the path (``/s/KEY/v1/…``), the API key (``gymdata-KEY``), a header (``x-rollout-id``, ``session-id``,
+``x-session-id``) or the body, in this order; a request that names none belongs to the session whose conversation it
+continues, else it begins one.
+
+Invariants: every request is answered, with completions or with an error of its dialect; no key or token that a client sends
+is written; a stream that began ends with the answer or with an error; requests in flight are answered when the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gymdata.errors import GymdataError
+from gymdata.record.dialects import DIALECTS
+from gymdata.record.recorder import Ending, Recorder
+from gymdata.record.request import AgentCompletion, CompletionDelta, Dialect, ErrorKind, RequestError
+from gymdata.record.settings import RecordConfig
+from gymdata.urls import OnlyHosts
+from gymdata.workers.serving import Bodies, BodyLimits, Refused
+
+KEY = re.compile(r"[\w.:-]{1,200}")
+_API_KEY = "gymdata-"
+_HEADERS = ("x-rollout-id", "session-id", "x-session-id")
+#: Seconds after which a stream begins although the model still writes, and between two signs of life.
+_BEGIN_S, _ALIVE_S = 1.0, 10.0
+_OBJECTS = 1_000_000
+
+
+class Service:
+    """The endpoints' work."""
+
+    def __init__(self, config: RecordConfig, recorder: Recorder) -> None:
+        self.config, self.recorder = config, recorder
+        self.bodies = Bodies.of(BodyLimits(config.max_body_bytes, config.max_depth, _OBJECTS))
+        self.requests: dict[tuple[str, int], int] = {}
+        self._stopping = False
+        self._working: set[asyncio.Task[Any]] = set()
+
+    # --- completions ------------------------------------------------------------------------------------------------
+
+    async def complete(self, request: Request, *, dialect: Dialect, count: bool) -> Response:
+        """Answer a request of ``dialect``; ``count``: only the number of its tokens."""
+        try:
+            key = self._key(request)
+            body = await self._body(request)
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            asked = dialect.parse(body, headers)
+            session = self.recorder.session_for(key, asked)
+            if count:
+                return _json(200, dialect.counted(asked, len(self.recorder.prompt_of(session, asked).prompt)))
+            # It goes on when the client hangs up: what was sampled is recorded.
+            work = asyncio.ensure_future(self.recorder.complete(session, asked))
+            self._working.add(work)
+            work.add_done_callback(self._done)
+            if not asked.stream:
+                return _json(200, dialect.response(asked, await asyncio.shield(work)))
+            await asyncio.wait([work], timeout=_BEGIN_S)
+            if work.done():
+                work.result()
+            frames = _alive(dialect.events(asked, _deltas(work)))
+            return StreamingResponse(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
+        except RequestError as error:
+            return _error(dialect, error)
+        except GymdataError as error:
+            return _error(dialect, RequestError("internal", error.message))
+
+    def _done(self, work: asyncio.Task[Any]) -> None:
+        self._working.discard(work)
+        if not work.cancelled():
+            work.exception()  # it was answered
+
+    def _key(self, request: Request) -> str | None:
+        """The session that the request names. Raises RequestError for a wrong token or an invalid name."""
+        given = request.headers.get("x-api-key") or request.headers.get("authorization", "")
+        given = given.removeprefix("Bearer ").strip()
+        named, token = None, given
+        if given.startswith(_API_KEY):
+            named, _, token = given.removeprefix(_API_KEY).partition(":")
+        if self.config.token is not None and not hmac.compare_digest(token.encode(), self.config.token.encode()):
+            raise RequestError(
+                "authentication", "the API key is not this recorder's token: send TOKEN, or gymdata-KEY:TOKEN"
+            )
+        named = request.path_params.get("key") or named
+        named = named or next((request.headers[name] for name in _HEADERS if request.headers.get(name)), None)
+        if named is not None and KEY.fullmatch(named) is None:
+            raise RequestError(
+                "invalid", f"session {named[:40]!r}: expected at most 200 letters, digits, and . : _ -", where="session"
+            )
+        return named
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        if self._stopping:
+            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0)
+        try:
+            body = await self.bodies.read(request)
+            parsed = await self.bodies.read_as(body, lambda text: self.bodies.parse(text, strict=True))
+        except Refused as refused:
+            kind: ErrorKind = "too_large" if refused.status == 413 else "invalid"
+            raise RequestError(kind, str(refused.body["detail"]), status=refused.status) from refused
+        if not isinstance(parsed, dict):
+            raise RequestError("invalid", f"the body: expected an object, got {type(parsed).__name__}")
+        return parsed
+
+    # --- rollouts ---------------------------------------------------------------------------------------------------
+
+    async def finish(self, request: Request) -> Response:
+        """POST /rollouts/KEY/finish."""
+
+        async def work() -> dict[str, Any]:
+            empty = request.headers.get("content-length", "0") == "0"
+            ending = Ending.of({} if empty else await self._body(request))
+            return await self.recorder.finish(request.path_params["key"], ending)
+
+        return await self._plain(request, work)
+
+    async def state(self, request: Request) -> Response:
+        """GET /rollouts/KEY."""
+
+        async def work() -> dict[str, Any]:
+            return self.recorder.state_of(request.path_params["key"])
+
+        return await self._plain(request, work)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models and /v1/models/ID, in the words of both OpenAI and Anthropic."""
+
+        async def work() -> dict[str, Any]:
+            name, recorder = self.recorder.model, self.recorder
+            card = {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "gymdata",
+                    "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+                    "max_model_len": recorder.context}  # fmt: skip
+            if "model" in request.path_params:
+                return {**card, "id": request.path_params["model"]}
+            return {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
+
+        return await self._plain(request, work)
+
+    async def _plain(self, request: Request, work: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
+        try:
+            self._key(request)
+            return _json(200, await work())
+        except RequestError as error:
+            body = {"type": error.kind, "message": error.message, "param": error.where, "code": error.kind}
+            return _json(error.status, {"error": body})
+        except GymdataError as error:
+            return _json(500, {"error": {"type": "internal", "message": error.message}})
+
+    def health(self) -> dict[str, Any]:
+        """The server's status."""
+        return {"status": "ok", "model": self.recorder.model, "sessions_open": len(self.recorder.sessions)}
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        figures: dict[str, float] = {
+            **{f'requests_total{{path="{p}",status="{s}"}}': n for (p, s), n in sorted(self.requests.items())},
+            "sessions_open": len(self.recorder.sessions),
+            "requests_in_flight": sum(session.in_flight for session in self.recorder.sessions.values()),
+            **dict.fromkeys(("turns_total", "tokens_generated_total", "rollouts_total", "upstream_failures_total"), 0),
+            **self.recorder.counts,
+        }
+        return "".join(f"gymdata_record_{name} {value:g}\n" for name, value in figures.items())
+
+    async def stop(self) -> None:
+        """Take no more requests, and answer those in flight."""
+        self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ALIVE_S):
+                await asyncio.gather(*self._working, return_exceptions=True)
+        for work in list(self._working):
+            work.cancel()
+
+
+def create_app(
+    service: Service, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+) -> Starlette:
+    """The application; ``start`` and ``stop`` are awaited around its life."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await start()
+        try:
+            yield
+        finally:
+            await service.stop()
+            service.bodies.threads.shutdown(wait=False)
+            await stop()
+
+    def counted(path: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            response = await work(request)
+            at = path.removeprefix("/s/{key}"), response.status_code
+            service.requests[at] = service.requests.get(at, 0) + 1
+            return response
+
+        return answer
+
+    routes = []
+
+    def add(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> None:
+        routes.append(Route(path, counted(path, work), methods=[method]))
+        if path.startswith("/v1/"):
+            routes.append(Route(f"/s/{{key}}{path}", counted(path, work), methods=[method]))
+
+    for entry in DIALECTS:
+        spoken = entry.object()
+        for path in (*spoken.paths, *spoken.count_paths):
+            count = path in spoken.count_paths
+            add(path, "POST", partial(service.complete, dialect=spoken, count=count))
+    add("/v1/models", "GET", service.models)
+    add("/v1/models/{model:path}", "GET", service.models)
+    add("/rollouts/{key}/finish", "POST", service.finish)
+    add("/rollouts/{key}", "GET", service.state)
+
+    async def health(_: Request) -> Response:
+        return _json(200, service.health())
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+
+    # Some clients look whether anything is there.
+    routes += [Route("/health", health), Route("/", health), Route("/metrics", metrics)]
+    hosts = [service.config.host, *service.config.allow_host]
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(OnlyHosts, hosts=hosts)])
+
+
+async def _deltas(work: asyncio.Task[list[AgentCompletion]]) -> AsyncIterator[CompletionDelta]:
+    """The parts of a streamed answer."""
+    for completion in await asyncio.shield(work):
+        begun = CompletionDelta(completion.id, completion.created, completion.n_prompt_tokens, completion.index)
+        yield begun
+        if completion.reasoning:
+            yield replace(begun, reasoning=completion.reasoning)
+        if completion.content:
+            yield replace(begun, content=completion.content)
+        yield replace(begun, tool_calls=completion.tool_calls, end=completion)
+
+
+async def _alive(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The frames, and a comment, which clients pass over, whenever there is none for a while."""
+    following = asyncio.ensure_future(anext(frames, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait([following], timeout=_ALIVE_S)
+            if not done:
+                yield b": the model is writing\n\n"
+                continue
+            if (frame := following.result()) is None:
+                return
+            yield frame
+            following = asyncio.ensure_future(anext(frames, None))
+    finally:
+        following.cancel()
+
+
+def _error(dialect: Dialect, error: RequestError) -> Response:
+    status, headers, body = dialect.error(error.status, error.kind, error.message, error.retry_after, error.where)
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
+def _json(status: int, body: Mapping[str, Any] | Sequence[Any]) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -1,0 +1,296 @@
+"""The conversations of one session, and where a request continues them.
+
+Invariants: a request whose messages extend what was recorded (by the rules of ``gymdata.record.messages``) gets the ids that
+were read and sampled, and the bridge to its new messages, so nothing sampled is rendered again; everything else is rendered
+once, as a conversation of its own, with the cause where it repeats something that this session sampled. A session is the
+list of its events: what is added to it while it runs is what a restart reads back, so both give the same turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gymdata.engines.port import Chat, Generation
+from gymdata.errors import RefusedError
+from gymdata.record.messages import (
+    digest_of,
+    digests,
+    fingerprint,
+    same_reasoning,
+    tools_digest,
+    with_recorded_ids,
+)
+from gymdata.record.request import AgentRequest, RequestError
+from gymdata.rollouts.messages import Message
+from gymdata.rollouts.next_prompt import next_prompt
+from gymdata.rollouts.turns import Call, Ids, TurnEncoder
+
+#: One model call as the session's journal has it.
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompt of a request. ``parent``: the turn that it continues, -1 where it was rendered; ``new``: the messages after
+    that turn's; ``edits``: the conversation that it is another version of; ``cause``: why it does not continue."""
+
+    prompt: Sequence[int]
+    parent: int
+    new: list[Message]
+    edits: int | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One conversation: what was rendered once, and every turn that continues it. ``fingerprint``: of system prompt and
+    tools; ``hint``: what the client calls it; ``edits``: the conversation that it is another version of."""
+
+    first_turn: int
+    fingerprint: str
+    hint: str | None
+    tools: Sequence[Mapping[str, Any]] | None
+    edits: int | None
+    cause: str | None
+
+
+@dataclass(slots=True)
+class Step:
+    """One recorded call: ``tail`` are the ids of its prompt after those of its parent, ``message`` what the client got."""
+
+    parent: int
+    thread: int
+    new: list[Message]
+    message: Message
+    tail: Ids
+    id: str
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Session:
+    """One rollout while it is recorded. Times are seconds since 1970."""
+
+    key: str
+    rollout_id: str
+    #: Whether a client named it; else its requests are found by their conversation.
+    named: bool = True
+    started_at: float = field(default_factory=time.time)
+    last_at: float = field(default_factory=time.time)
+    encoder: TurnEncoder = field(default_factory=TurnEncoder)
+    steps: list[Step] = field(default_factory=list)
+    threads: list[Thread] = field(default_factory=list)
+    #: What clients chose per turn, where it differs from the run's settings, and lengths that were cut to the context.
+    sampling: list[dict[str, Any]] = field(default_factory=list)
+    clamped: list[dict[str, int]] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    in_flight: int = 0
+    #: The budget that ended it.
+    spent: str | None = None
+    _ends: dict[bytes, list[int]] = field(default_factory=dict)
+    _begins: dict[bytes, int] = field(default_factory=dict)
+    _loose: set[bytes] = field(default_factory=set)
+    _said: dict[bytes, int] = field(default_factory=dict)
+
+    # --- a request --------------------------------------------------------------------------------------------------
+
+    def plan(self, request: AgentRequest, chat: Chat) -> Plan:
+        """Where ``request`` goes on. Raises RequestError for messages that the model's template refuses."""
+        if request.prompt is not None:
+            return self._plan_text(request.prompt, chat)
+        messages = self._with_previous(request)
+        if not messages:
+            raise RequestError("invalid", "there are no messages", where="messages")
+        start = tools_digest(request.tools)
+        chain = list(digests(messages, start))
+        refusal = None
+        if found := self.continued(messages, chain):
+            turn, at = found
+            recorded = self.messages_of(turn)
+            new = with_recorded_ids(messages[at:], messages[:at], recorded)
+            if not new:
+                raise RequestError(
+                    "invalid", "the last message is the model's own: nothing follows it", where="messages"
+                )
+            try:
+                bridge = chat.bridge(recorded, new, request.tools)
+                return Plan(next_prompt(self.held(turn).tolist(), bridge, chat.end_of_turn_ids), turn, new)
+            except RefusedError as error:
+                refusal = str(error.message)
+        if refusal is None and (same := self._begins.get(chain[-1])) is not None:
+            step = self.steps[same]
+            before = self.held(step.parent) if step.parent >= 0 else np.empty(0, np.int32)
+            return Plan([*before.tolist(), *step.tail.tolist()], step.parent, step.new)
+        edits, cause = self._edited(messages, request.tools)
+        return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
+
+    def continued(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[int, int] | None:
+        """The turn after which these messages go on, and how many of them come before; the longest such."""
+        for at in range(len(messages), 0, -1):
+            if messages[at - 1]["role"] != "assistant":
+                continue
+            for turn in reversed(self._ends.get(chain[at - 1], ())):
+                pairs = zip(messages[:at], self.messages_of(turn), strict=True)
+                if all(same_reasoning(sent, recorded) for sent, recorded in pairs if sent["role"] == "assistant"):
+                    return turn, at
+        return None
+
+    def held(self, turn: int) -> Ids:
+        """The ids that were read and sampled up to and with a turn."""
+        parts: list[Ids] = []
+        while turn >= 0:
+            step = self.steps[turn]
+            parts += [np.asarray(self.encoder.turns[turn]["generation_token_ids"], np.int32), step.tail]
+            turn = step.parent
+        return np.concatenate(parts[::-1])
+
+    def messages_of(self, turn: int) -> list[Message]:
+        """The conversation up to and with what the model said at a turn."""
+        return [message for message, _ in self.numbered(turn)]
+
+    def numbered(self, turn: int) -> list[tuple[Message, int | None]]:
+        """The same, each message with the turn that sampled it."""
+        parts: list[list[tuple[Message, int | None]]] = []
+        while turn >= 0:
+            step = self.steps[turn]
+            parts.append([*((message, None) for message in step.new), (step.message, turn)])
+            turn = step.parent
+        return [pair for part in reversed(parts) for pair in part]
+
+    # --- what was sampled -------------------------------------------------------------------------------------------
+
+    def event(self, request: AgentRequest, plan: Plan, generation: Generation, message: Message, **facts: Any) -> Event:
+        """The journal's record of one call. ``facts``: id, finish_reason, sampling and the like."""
+        before = len(self.held(plan.parent)) if plan.parent >= 0 else 0
+        top = generation.top_log_probs
+        weights = generation.weight_versions
+        return {
+            "parent": plan.parent,
+            "new": plan.new,
+            "message": message,
+            "tail": [int(i) for i in plan.prompt[before:]],
+            "ids": [int(i) for i in generation.token_ids],
+            "log_probs": [float(p) for p in generation.log_probs],
+            "ended": generation.finish_reason,
+            "top": None if top is None else [[{"id": int(i), "log_prob": float(p)} for i, p in row] for row in top],
+            "server": generation.server,
+            "weights": None if weights is None else [{"version": v, "start": a, "end": b} for v, a, b in weights],
+            "tools": request.tools if plan.parent < 0 else None,
+            "hint": request.conversation_hint,
+            "edits": plan.edits,
+            "cause": plan.cause,
+            "at": time.time(),
+            **facts,
+        }
+
+    def add(self, event: Event) -> int:
+        """Take a call in; returns its turn."""
+        parent, turn, tail = event["parent"], len(self.steps), np.array(event["tail"], np.int32)
+        prompt = tail if parent < 0 else np.concatenate((self.held(parent), tail))
+        ids, log_probs = np.array(event["ids"], np.int32), np.array(event["log_probs"], np.float32)
+        self.encoder.add(
+            Call(
+                prompt,
+                ids,
+                log_probs,
+                event["ended"],
+                top_log_probs=event["top"],
+                server=event["server"],
+                weight_versions=event["weights"],
+            )
+        )
+        new, message = event["new"], event["message"]
+        if parent < 0:
+            same = next((k for k, t in enumerate(self.threads) if self._is_retry(t, event, prompt)), None)
+            thread = len(self.threads) if same is None else same
+            if same is None:
+                marks = fingerprint(new, event["tools"]), event["hint"], event["tools"], event["edits"], event["cause"]
+                self.threads.append(Thread(turn, *marks))
+        else:
+            thread = self.steps[parent].thread
+        self.steps.append(Step(parent, thread, new, message, tail, event["id"], event["finish_reason"]))
+        messages = self.messages_of(turn)
+        chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+        self._ends.setdefault(chain[-1], []).append(turn)
+        self._begins[chain[-2] if len(chain) > 1 else b""] = turn
+        self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
+        self._said[digest_of(message)] = turn
+        self.temperatures.append(event["temperature"])
+        if event["sampling"]:
+            self.sampling.append({"turn": turn, **event["sampling"]})
+        if event["clamped"]:
+            self.clamped.append({"turn": turn, **event["clamped"]})
+        self.last_at = event["at"]
+        return turn
+
+    def last_turns(self) -> list[int]:
+        """The turns that no other continues, in order."""
+        continued = {step.parent for step in self.steps}
+        return [turn for turn in range(len(self.steps)) if turn not in continued]
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _is_retry(self, thread: Thread, event: Event, prompt: Ids) -> bool:
+        first = self.steps[thread.first_turn]
+        return first.new == event["new"] and np.array_equal(first.tail, prompt) and thread.tools == event["tools"]
+
+    def _with_previous(self, request: AgentRequest) -> list[Message]:
+        messages = list(request.messages)
+        if request.previous_id is None:
+            return messages
+        turn = next((k for k, step in enumerate(self.steps) if step.id == request.previous_id), None)
+        if turn is None:
+            raise RequestError(
+                "not_found", f"no response {request.previous_id} in session {self.key}", where="previous_response_id"
+            )
+        # New instructions replace the old ones.
+        system = [m for m in messages if m["role"] == "system"]
+        before = self.messages_of(turn)
+        if system:
+            before = [m for m in before if m["role"] != "system"]
+        return [*system, *before, *(m for m in messages if m["role"] != "system")]
+
+    def _plan_text(self, prompt: str | Sequence[int], chat: Chat) -> Plan:
+        """A text, or ids, without messages: it goes on where it begins with all of what was read and sampled."""
+        for turn in reversed(range(len(self.steps))):
+            held = self.held(turn).tolist()
+            if isinstance(prompt, str):
+                text = chat.decode(held)
+                if prompt.startswith(text) and len(prompt) > len(text):
+                    rest = prompt[len(text) :]
+                    return Plan([*held, *chat.encode(rest)], turn, [{"role": "user", "content": rest}])
+            elif len(prompt) > len(held) and list(prompt[: len(held)]) == held:
+                rest = chat.decode(prompt[len(held) :])
+                return Plan(list(prompt), turn, [{"role": "user", "content": rest}])
+        ids = chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        text = prompt if isinstance(prompt, str) else chat.decode(ids)
+        return Plan(ids, -1, [{"role": "user", "content": text}])
+
+    def _edited(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int | None, str | None]:
+        """The conversation that the messages are another version of, and what was changed; (None, None) for messages that
+        repeat nothing that was sampled."""
+        said = [self._said[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._said]
+        if not said:
+            return None, None
+        thread = self.steps[said[-1]].thread
+        before = self.threads[thread]
+        other_tools = tools_digest(before.tools) != tools_digest(tools)
+        first = self.steps[before.first_turn].new
+        other_system = fingerprint(messages, None) != fingerprint(first, None)
+        if other_tools and other_system:  # another agent that reads this conversation
+            return None, f"repeats what conversation {thread} said, with another system prompt and other tools"
+        if other_tools or other_system:
+            return thread, "the tools changed" if other_tools else "the system prompt changed"
+        plain = [(at, m) for at, m in enumerate(messages) if m["role"] != "system"]
+        loose = list(digests([m for _, m in plain], b"loose"))
+        at = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
+        if at is None:
+            return thread, "earlier messages changed"
+        return thread, f"message {plain[at][0]} ({plain[at][1]['role']}) changed"

@@ -1,0 +1,126 @@
+"""A recorder over an engine that says what a test scripts, in letters that are their own ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from gymdata.collect.setup import Parts
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.errors import OutsideError
+from gymdata.record.recorder import Recorder
+from gymdata.record.server import Service, create_app
+from gymdata.record.settings import RecordConfig
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
+from gymdata.store import Run
+from tests.collect.fake_parts import END, FakeSampler, LetterChat
+
+#: Stands for the tools of a conversation.
+TOOL_SET = 305
+
+
+class Letters(LetterChat):
+    """Letters that are also encoded alone; what follows ``THINK …|`` is content, before it is reasoning."""
+
+    stop_token_ids = (END,)
+
+    def render(self, messages: Sequence[Any], tools: Any) -> list[int]:
+        return [*([TOOL_SET] if tools else []), *super().render(messages, tools)]
+
+    def bridge(self, messages: Sequence[Any], new: Sequence[Any], tools: Any) -> list[int]:
+        return super().render(new, tools)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def parse(self, token_ids: Sequence[int], tools: Any) -> dict[str, Any]:
+        message = super().parse(token_ids, tools)
+        if (message.get("content") or "").startswith("THINK "):
+            reasoning, _, content = message["content"].removeprefix("THINK ").partition("|")
+            message |= {"reasoning": reasoning, "content": content}
+        return message
+
+
+class Scripted(FakeSampler):
+    """Says the next text of the script; an error in it is raised."""
+
+    def __init__(self, *script: str | OutsideError, max_model_len: int | None = None) -> None:
+        super().__init__(max_model_len=max_model_len)
+        self.script = list(script)
+        self.sampled: list[Generation] = []
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        self.requests.append(request)
+        made = []
+        for _ in range(request.n):
+            said = self.script.pop(0)
+            if isinstance(said, OutsideError):
+                raise said
+            ids = [*said.encode(), END][: request.max_tokens]
+            reason = "stop" if ids[-1] == END else "length"
+            made.append(Generation(list(request.prompt_token_ids), ids, [-0.25] * len(ids), reason))
+        self.sampled += made
+        return made
+
+
+@dataclass
+class Recording:
+    """A client of the recorder, and what is behind it."""
+
+    client: TestClient
+    recorder: Recorder
+    sampler: Scripted
+    folder: Path
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def chat(self, *messages: dict[str, Any] | str, key: str = "k", **more: Any) -> Any:
+        """POST /v1/chat/completions in session ``key``; texts are a user's."""
+        given = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
+        path = f"/s/{key}/v1/chat/completions" if key else "/v1/chat/completions"
+        return self.client.post(path, json={"model": "m", "messages": given, **more}, headers=self.headers)
+
+    def said(self, *messages: dict[str, Any] | str, **more: Any) -> dict[str, Any]:
+        """The message of the first choice."""
+        response = self.chat(*messages, **more)
+        assert response.status_code == 200, response.text
+        return dict(response.json()["choices"][0]["message"])
+
+    def finish(self, key: str = "k", **body: Any) -> dict[str, Any]:
+        response = self.client.post(f"/rollouts/{key}/finish", json=body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    def prompts(self) -> list[str]:
+        """The prompts that the engine read, with role marks as /."""
+        return ["".join(chr(i) if i < 256 else "/" for i in r.prompt_token_ids) for r in self.sampler.requests]
+
+
+Record = Callable[..., contextlib.AbstractContextManager[Recording]]
+
+
+@contextlib.contextmanager
+def recording(folder: Path, *script: str | OutsideError, rewards: Sequence[str] = (), context: int | None = None,
+              **settings: Any) -> Iterator[Recording]:  # fmt: skip
+    """A recorder on ``folder``, which is sealed at the end."""
+    config = RecordConfig.of({"output": folder, "allow_host": ["testserver"], **settings}, "test")
+    sampler = Scripted(*script, max_model_len=context)
+    weighted = [Weighted(function, weight) for function, weight in load_rewards(rewards)]
+    parts = Parts(sampler, Letters(), None, weighted, {"policy": "fake", "policy_hash": "fake-0"})
+    identity = {"temperature": 1.0}
+    with Run.open(folder, identity=identity, extent={}, operation={}, facts={"stage": "record"}) as run:
+        recorder = Recorder(config, parts, run, 7)
+
+        async def start() -> None:
+            await recorder.start()
+
+        async def stop() -> None:
+            recorder.log.close()
+
+        with TestClient(create_app(Service(config, recorder), start, stop)) as client:
+            yield Recording(client, recorder, sampler, folder)

@@ -1,0 +1,249 @@
+"""What the recorder answers and writes: endings, budgets, faults of the engine, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.errors import OutsideError, UsageError
+from gymdata.record.settings import RecordConfig
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_failures, read_run_json, read_table
+from gymdata.validate.run import validate
+from tests.record.scripted_engine import recording
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return read_table(folder, ROLLOUTS).to_pylist()
+
+
+def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
+    """Two rollouts of one task have one group and two indexes; a second finish changes nothing."""
+    task = {"task_id": "t", "prompt": "x", "answer": "4"}
+    with recording(tmp_path / "run", "3", "4") as r:
+        for key, reward in (("one", 0.0), ("two", 1.0)):
+            r.said("x", key=key)
+            ended = r.finish(key, reward=reward, rewards={"exact": reward, "style": 0.5}, task=task, status="truncated",
+                             stop_reason="steps")  # fmt: skip
+            assert r.finish(key, reward=9) == ended
+            assert r.client.get(f"/rollouts/{key}").json() == ended
+        assert r.chat("x", key="one").status_code == 409
+        assert r.client.get("/rollouts/nobody").status_code == 404
+    one, two = rows_of(tmp_path / "run")
+    assert (one["group_id"], one["task_id"]) == (two["group_id"], "t")
+    assert [row["rollout_index"] for row in (one, two)] == [0, 1]
+    assert [row["reward"] for row in (one, two)] == [0.0, 1.0]
+    assert one["rewards"] == [{"name": "exact", "value": 0.0}, {"name": "style", "value": 0.5}]
+    assert (one["status"], one["stop_reason"]) == ("truncated", "steps")
+    assert json.loads(one["task"]) == task
+    assert validate(tmp_path / "run").ok
+
+
+@pytest.mark.parametrize(
+    "body", [{"reward": "1"}, {"reward": True}, {"status": "done"}, {"rewards": [1]}, {"score": 1}]
+)
+def test_a_finish_that_is_no_ending_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+    """By the name of the field, and the session stays open."""
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x")
+        answer = r.client.post("/rollouts/k/finish", json=body)
+        assert answer.status_code == 400
+        assert next(iter(body)) in answer.json()["error"]["message"]
+        assert "k" in r.recorder.sessions
+
+
+def test_rewards_are_those_of_collect(tmp_path: Path) -> None:
+    """A named reward scores what the model said last, with the task that the client gave."""
+    with recording(tmp_path / "run", "so 4", rewards=["numeric"]) as r:
+        r.said("x")
+        assert r.finish(task={"answer": "4"})["reward"] == 1.0
+
+
+def test_a_failed_attempt_is_a_failure_with_its_turns_and_no_row(tmp_path: Path) -> None:
+    """And its key is free again."""
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.said("x")
+        assert r.finish(status="failed", stop_reason="exit 1")["status"] == "failed"
+        r.said("x")
+        r.finish()
+    (failure,) = read_failures(tmp_path / "run")
+    assert (failure["kind"], len(failure["turns"]), "exit 1" in failure["message"]) == ("environment", 1, True)
+    assert [row["messages"][-1]["content"] for row in rows_of(tmp_path / "run")] == ["b"]
+
+
+def test_an_engine_that_fails_is_an_error_and_a_failure_and_no_turn(tmp_path: Path) -> None:
+    """In the words of each dialect, with when to come again; the client goes on where it was."""
+    fault = OutsideError("engine", "out of luck")
+    with recording(tmp_path / "run", fault, fault, "a") as r:
+        answer = r.chat("x")
+        assert (answer.status_code, answer.headers["retry-after"]) == (502, "1")
+        assert "out of luck" in answer.json()["error"]["message"]
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        answer = r.client.post("/s/k/v1/messages", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (502, "error")
+        assert r.said("x")["content"] == "a"
+        assert r.finish()["turns"] == 1
+        assert "upstream_failures_total 2" in r.client.get("/metrics").text
+    assert [f["kind"] for f in read_failures(tmp_path / "run")] == ["engine", "engine"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop_reason"),
+    [({"max_turns": 1}, "max_turns"), ({"max_tokens_total": 2}, "max_tokens_total"), ({"timeout": 1e-9}, "timeout")],
+)
+def test_a_budget_ends_a_session_as_truncated(tmp_path: Path, settings: dict[str, Any], stop_reason: str) -> None:
+    """The next request gets an error that names the flag; the row has no reward."""
+    with recording(tmp_path / "run", "a", "b", **({} if "timeout" in settings else settings)) as r:
+        first = r.said("x")
+        if "timeout" in settings:
+            r.recorder.config = r.recorder.config.model_copy(update=settings)
+        answer = r.chat("x", first, "y")
+        assert answer.status_code == 403
+        assert f"--{stop_reason.replace('_', '-')}" in answer.json()["error"]["message"]
+        r.finish()
+    (row,) = rows_of(tmp_path / "run")
+    assert (row["status"], row["stop_reason"], row["reward"], row["n_turns"]) == ("truncated", stop_reason, None, 1)
+
+
+def test_a_session_without_requests_ends_as_truncated(tmp_path: Path) -> None:
+    """After --idle-timeout, without a reward."""
+    with recording(tmp_path / "run", "a", idle_timeout=1e-9) as r:
+        r.said("x")
+        assert r.client.portal is not None
+        r.client.portal.call(r.recorder.end_idle)
+        assert not r.recorder.sessions
+    (row,) = rows_of(tmp_path / "run")
+    assert (row["status"], row["stop_reason"], row["reward"]) == ("truncated", "idle_timeout", None)
+
+
+def test_max_tokens_beyond_the_context_is_clamped_and_recorded(tmp_path: Path) -> None:
+    """As coding agents ask for 32,000; a prompt without room is refused as too long."""
+    with recording(tmp_path / "run", "abcdefgh", context=8) as r:
+        response = r.chat("x", max_tokens=32_000)
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        assert r.sampler.requests[0].max_tokens == 4
+        assert r.chat("xxxxxxxx", key="other").status_code == 400
+        r.finish()
+    (row,) = rows_of(tmp_path / "run")
+    assert json.loads(row["extra"])["clamped"] == [{"turn": 0, "max_tokens": 32_000, "used": 4}]
+
+
+def test_what_a_client_chooses_is_sampled_and_recorded(tmp_path: Path) -> None:
+    """The temperature is the row's; what biases log-probabilities is in the run's identity, where training looks."""
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.said("x", temperature=0.5, top_p=0.9)
+        assert r.sampler.requests[0].sampling == {"temperature": 0.5, "top_p": 0.9}
+        r.finish()
+    (row,) = rows_of(tmp_path / "run")
+    assert row["temperature"] == 0.5
+    assert json.loads(row["extra"])["sampling"] == [{"turn": 0, "temperature": 0.5, "top_p": 0.9}]
+    assert read_run_json(tmp_path / "run")["identity"]["sampling"] == {"top_p": 0.9}
+    assert "L304" in {v.code for v in validate(tmp_path / "run").violations}
+
+
+def test_force_overrides_clients(tmp_path: Path) -> None:
+    """--force temperature=1 top_p=1: the policy itself is sampled."""
+    with recording(tmp_path / "run", "a", force=["temperature=1", "top_p=1.0"]) as r:
+        r.said("x", temperature=0.5, top_p=0.9)
+        assert r.sampler.requests[0].sampling is None
+
+
+def test_a_call_that_does_not_parse_is_text_and_marked(tmp_path: Path) -> None:
+    """The client sees what the model wrote."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    with recording(tmp_path / "run", "<tool_call>{") as r:
+        assert r.said("x", tools=tools)["content"] == "<tool_call>{"
+        r.finish()
+    (row,) = rows_of(tmp_path / "run")
+    assert json.loads(row["messages"][-1]["extra"]) == {"unparsed_call": True}
+
+
+def test_a_killed_recorder_goes_on_with_the_same_keys(tmp_path: Path) -> None:
+    """Every state of the files between two calls resumes: nothing lost, nothing doubled, and the held ids continue."""
+    killed = tmp_path / "killed"
+    with recording(tmp_path / "run", "a", "b", "c") as r:
+        first = r.said("x", key="one")
+        r.said("y", key="two")
+        r.finish("two", reward=1.0)
+        shutil.copytree(tmp_path / "run", killed)
+        # The row is written and the session's journal is still there.
+        r.said("z", key="three")
+        sessions = {path.name: path.read_bytes() for path in (tmp_path / "run" / "sessions").iterdir()}
+        r.finish("three")
+    for name, content in sessions.items():
+        (tmp_path / "run" / "sessions").mkdir(exist_ok=True)
+        (tmp_path / "run" / "sessions" / name).write_bytes(content)
+    with recording(tmp_path / "run") as r:
+        assert list(r.recorder.sessions) == ["one"]
+    (journal,) = (killed / "sessions").glob("*.journal")
+    with journal.open("ab") as file:
+        file.write(b'{"torn')
+    with recording(killed, "d") as r:
+        assert r.chat("y", key="two").status_code == 409
+        r.said("x", first, "w", key="one")
+        assert r.prompts() == ["/x//a//w//"]
+        r.finish("one", reward=0.0)
+    assert sorted(row["n_turns"] for row in rows_of(killed)) == [1, 2]
+    assert not list((killed / "sessions").glob("*.journal"))
+    assert validate(killed).ok
+
+
+def test_streams_are_the_answers_in_parts(tmp_path: Path) -> None:
+    """Server-sent events of each dialect end with the same text and are recorded as one turn."""
+    with recording(tmp_path / "run", "abc", "abc", "abc") as r:
+        text = r.chat("x", stream=True).text
+        assert [line for line in text.splitlines() if "abc" in line]
+        assert text.rstrip().endswith("data: [DONE]")
+        body = {"model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "y"}]}
+        assert "event: message_stop" in r.client.post("/s/k/v1/messages", json=body).text
+        body = {"model": "m", "stream": True, "input": "z"}
+        assert "response.completed" in r.client.post("/s/k/v1/responses", json=body).text
+        assert r.finish()["turns"] == 3
+
+
+def test_sessions_are_named_by_path_key_or_header(tmp_path: Path) -> None:
+    """And a request that only counts tokens begins none."""
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    with recording(tmp_path / "run", *"abcd") as r:
+        assert r.client.post("/v1/messages/count_tokens", json=body).json() == {"input_tokens": 4}
+        assert not r.recorder.sessions
+        r.client.post("/v1/messages", json=body, headers={"x-api-key": "gymdata-one"})
+        r.client.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer gymdata-two"})
+        r.client.post("/v1/chat/completions", json=body, headers={"session-id": "three"})
+        assert list(r.recorder.sessions) == ["one", "two", "three"]
+        assert r.client.post("/s/a%20b/v1/messages", json=body).status_code == 400
+        assert r.client.get("/v1/models").json()["data"][0]["id"] == "fake"
+        assert r.client.get("/health").json()["sessions_open"] == 3
+
+
+def test_a_token_is_asked_for_and_never_written(tmp_path: Path) -> None:
+    """TOKEN, or gymdata-KEY:TOKEN; no other machine is served without one."""
+    with recording(tmp_path / "run", "a", token="secret-token") as r:
+        assert r.chat("x").status_code == 401
+        assert r.client.get("/rollouts/k").status_code == 401
+        r.headers["authorization"] = "Bearer gymdata-k:secret-token"
+        assert r.said("x", key="")["content"] == "a"
+        assert list(r.recorder.sessions) == ["k"]
+    for root, _, files in os.walk(tmp_path):
+        for file in files:
+            assert b"secret-token" not in Path(root, file).read_bytes()
+    with pytest.raises(UsageError, match="--token"):
+        RecordConfig.of({"output": "runs/x", "host": "0.0.0.0"}, "test").checked()
+
+
+def test_limits_of_bodies_and_sessions(tmp_path: Path) -> None:
+    """Each is refused with the flag that raises it."""
+    with recording(tmp_path / "run", "a", max_sessions=1, max_body_bytes=500) as r:
+        r.said("x")
+        busy = r.chat("x", key="other")
+        assert (busy.status_code, "--max-sessions" in busy.text) == (429, True)
+        long = r.chat("x" * 600)
+        assert (long.status_code, "--max-body-bytes" in long.text) == (413, True)
+        assert (
+            r.client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"}).status_code == 422
+        )
