@@ -92,6 +92,7 @@ gymdata train-value runs/x/experiences-gae -m sample_data/policy \\
 gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
     -o runs/rl --config sample_data/rl.yaml""",
     ),
+    "merge-adapter": ("gymdata merge-adapter runs/sft-lora -o runs/sft-merged",),
     "finetune": (
         "gymdata finetune sample_data/finetune.yaml",
         "gymdata finetune sample_data/finetune.yaml -o num_epochs 2",

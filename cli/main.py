@@ -68,6 +68,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "train-reward": ("train", "train_reward", "Train a reward model on saved pairs, and measure it."),
         "train-value": ("train", "train_value", "Train a critic on the returns of saved experiences."),
         "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
+        "merge-adapter": ("merge_adapter", "merge_adapter", "Merge a LoRA adapter with its base into one model."),
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
     },
     "Look": {

@@ -6,7 +6,8 @@ Make rollouts: collect, Step (what environments return), serve, import_rollouts,
 Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
-Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, finetune, demo.
+Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
+demo.
 This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
 
@@ -74,6 +75,7 @@ _HOME = {
     "load_rollouts": "query.opened",
     "ls": "ls.run",
     "merge": "merge.run",
+    "merge_adapter": "merge.adapter",
     "mix": "mix.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",

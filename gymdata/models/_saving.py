@@ -47,30 +47,30 @@ def copy_companions(model: str, out: Path) -> None:
                 shutil.copyfile(folder / name, out / name)
 
 
-def merge_adapter(adapter: str, out: Path) -> None:
+def write_merged(adapter: str, out: Path) -> None:
     """Write the model that a LoRA folder and its base are together to ``out``, in the base's number format, with its
-    tokenizer. The folder appears when it is complete."""
+    tokenizer, chat template and generation config."""
     from peft import AutoPeftModelForCausalLM
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        made = Path(folder) / out.name
-        with quiet_transformers():
-            model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype="auto", local_files_only=True)
-            model.merge_and_unload().save_pretrained(made)
-        copy_companions(adapter, made)
-        os.replace(made, out)  # noqa: PTH105 - atomic
+    with quiet_transformers():
+        model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype="auto", local_files_only=True)
+        model.merge_and_unload().save_pretrained(out)
+    copy_companions(adapter, out)
 
 
 def merged_in_cache(adapter: str) -> Path:
-    """The folder of what ``merge_adapter`` makes, kept under the hash of both weights and made where it is not there."""
+    """The folder of what ``write_merged`` makes, kept under the hash of both weights and made where it is not there."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "gymdata" / "merged" / str(policy_facts(adapter)["policy_hash"]).replace(":", "-")
-    if not folder.is_dir():
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        write_merged(adapter, made := Path(temporary) / folder.name)
         try:
-            merge_adapter(adapter, folder)
+            os.replace(made, folder)  # noqa: PTH105 - it appears when it is complete
         except OSError:
-            if not folder.is_dir():  # another process was faster
+            if not folder.is_dir():  # else another process was faster
                 raise
     return folder
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gymdata.models.model_identity import stored_dtype
+from tests.lora_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
 
@@ -72,8 +72,8 @@ def test_tokenizer_template_and_generation_config_go_along(tmp_path: Path) -> No
     }
 
 
-def test_a_merged_adapter_is_a_model_that_computes_the_same(policy: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """In the base's number format, with its tokenizer; it is made once, and found by the hash of both weights."""
+def test_a_merged_adapter_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made once, and found by the hash of base and adapter; it computes what both do together, in the base's format."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -81,22 +81,19 @@ def test_a_merged_adapter_is_a_model_that_computes_the_same(policy: str, tmp_pat
     from gymdata.models._saving import merged_in_cache
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    torch.manual_seed(0)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    both = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), config).eval()
-    both.save_pretrained(tmp_path / "adapter")
-    merged = merged_in_cache(str(tmp_path / "adapter"))
+    adapter = write_adapter(tmp_path / "adapter")
+    merged = merged_in_cache(str(adapter))
     assert merged.parent == tmp_path / "cache" / "gymdata" / "merged"
     written = (merged / "model.safetensors").stat().st_mtime_ns
-    assert merged_in_cache(str(tmp_path / "adapter")) == merged
+    assert merged_in_cache(str(adapter)) == merged
     assert (merged / "model.safetensors").stat().st_mtime_ns == written
     assert [path.name for path in merged.parent.iterdir()] == [merged.name]
-    assert (merged / "tokenizer.json").read_bytes() == Path(policy, "tokenizer.json").read_bytes()
-    assert stored_dtype(str(merged)) == stored_dtype(policy)
+    assert stored_dtype(str(merged)) == stored_dtype(str(POLICY))
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        expected = both(input_ids=ids).logits
+        alone = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()(input_ids=ids).logits
+        base = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
+        expected = peft.PeftModel.from_pretrained(base, adapter).eval()(input_ids=ids).logits
         found = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()(input_ids=ids).logits
-        alone = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()(input_ids=ids).logits
     assert torch.allclose(found, expected, atol=1e-4)
     assert not torch.allclose(alone, expected, atol=1e-4)

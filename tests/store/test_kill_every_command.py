@@ -19,6 +19,7 @@ from gymdata.interop.formats import exported, format_named
 from tests.forks import Forks, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.kills import differences, tell
+from tests.lora_files import write_adapter
 from tests.rollout_files import rollout, write_run
 from tests.spares import Spares
 
@@ -32,7 +33,7 @@ def steps(completion):
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Of what a command's words may name: {run}, {nemo}, {dpo}, {pairs},
-#: {experiences}, {text}: inputs; {turns}: a reward function; {judge}:
+#: {experiences}, {text}, {adapter}: inputs; {turns}: a reward function; {judge}:
 #: an address; {out}: its output.
 COMMANDS = {
     "pairs": "pairs {run} -o {out} --split 0.5 --seed 1",
@@ -66,6 +67,7 @@ SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
     "tokenize": "tokenize {text} -o {out} --tokenizer {policy}",
     "tokenize, a file": "tokenize {text} -o {out}/t.jsonl --tokenizer {policy}",
+    "merge-adapter": "merge-adapter {adapter} -o {out}",
     "tour": "tour -o {out} --no-view",
     "report, charts": "report {run} -o {out}/r.html --png {out}/charts",
 }
@@ -180,6 +182,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with judge_server(Behaviour()) as url:
         files = {name: str(folder / f"{name}.jsonl") for name in words}
         files |= {"clean": str(CLEAN), "policy": str(SAMPLE / "policy")}
+        files["adapter"] = str(write_adapter(folder / "adapter"))
         files["text"], files["turns"] = text_of(CLEAN, folder), str(folder / "turns.py")
         Path(files["turns"]).write_text(TURNS)
         yield {

@@ -1,0 +1,70 @@
+"""``gymdata merge-adapter``: a LoRA folder and its base as one model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import UsageError, require
+from gymdata.models.model_identity import policy_facts, stored_dtype
+from gymdata.public import Report, Row
+from gymdata.store import StageOutput
+from gymdata.store.lineage import parent_of
+from gymdata.store.paths import RUN_JSON, placed_output
+
+__all__ = ["MergedAdapter", "merge_adapter"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MergedAdapter(Report):
+    """What ``gymdata.merge_adapter`` wrote to ``path``: a model with the weights of ``adapter`` over ``base``, in ``dtype``,
+    whose own ``policy_hash`` differs from the adapter's."""
+
+    path: Path
+    adapter: str
+    base: str
+    dtype: str | None
+    policy_hash: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+    def rows(self) -> list[Row]:
+        return [("base", self.base), ("number format", self.dtype), ("written to", self.path)]
+
+
+def merge_adapter(
+    adapter: str | Path, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
+) -> MergedAdapter:
+    """Merge the LoRA folder ``adapter`` with the base that it names into a model folder, in the base's number format, with
+    tokenizer, chat template and generation config.
+
+    Raises UsageError for a model that is no LoRA folder, DataError where its base is not on this machine, and StoreError
+    when ``output`` holds something else.
+    """
+    facts = policy_facts(str(adapter))
+    if facts["adapter"] is None:
+        raise UsageError(
+            f"{adapter}: holds no adapter_config.json, expected a LoRA folder",
+            hint="give the folder that a training with --lora wrote; a model without an adapter needs no merging",
+        )
+    require("train", "torch", "transformers", "peft")
+    from gymdata.models._saving import write_merged
+
+    out = placed_output(output)
+    parents = [parent_of(adapter), parent_of(facts["base"])]
+    identity = {"policy_hash": facts["policy_hash"]}
+    with StageOutput(out / RUN_JSON, "merge-adapter", ["config.json"], overwrite=overwrite) as stage:
+        stage.refuse_other("identity", identity, "a merged adapter that was made")
+        with tempfile.TemporaryDirectory() as folder:
+            write_merged(str(adapter), Path(folder))
+            for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
+                shutil.move(file, stage.part(file.name).path)
+        config = {"adapter": str(adapter), "output": str(output)}
+        stage.finish({"command": list(command), "config": config, "identity": identity, "parents": parents})
+    merged = policy_facts(str(out))["policy_hash"]
+    return MergedAdapter(out, str(adapter), facts["base"], stored_dtype(str(out)), merged)
