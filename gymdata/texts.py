@@ -120,6 +120,16 @@ def json_value(value: object) -> str:
     return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
 
 
+def squeezed(text: str) -> str:
+    """Without white space, which servers strip and JSON writers add."""
+    return "".join(text.split())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, without what follows; its type where it says nothing."""
+    return str(error).strip().partition("\n")[0].rstrip()[:300] or type(error).__name__
+
+
 def raised(error: BaseException) -> str:
     """``ValueError: message``, whatever the message's own code does."""
     try:

@@ -16,30 +16,30 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_476,
+    ".": 3_486,
     "audit": 1_312,
     "chat": 978,
     "check": 520,
     "checks": 2_648,
     "cli": 3_554,
-    "collect": 3_588,
+    "collect": 3_563,
     "credit": 1_332,
     "demo": 386,
     "doctor": 339,
-    "engines": 3_236,
-    "environments": 1_598,
+    "engines": 3_232,
+    "environments": 1_599,
     "experience": 1_989,
     "filter": 943,
-    "finetune": 3_178,
+    "finetune": 3_173,
     "genrm": 944,
-    "interop": 7_058,
+    "interop": 7_050,
     "judge": 2_529,
     "ls": 450,
     "merge": 404,
     "mix": 368,
     "models": 1_534,
     "pairs": 1_497,
-    "query": 1_421,
+    "query": 1_415,
     "record": 3_265,
     "remote": 1_415,
     "report": 1_413,
@@ -50,16 +50,16 @@ BUDGETS: dict[str, int] = {
     "scores": 237,
     "serve": 177,
     "show": 730,
-    "store": 4_693,
+    "store": 4_694,
     "tokenize": 456,
     "tour": 198,
     "train": 7_022,
-    "validate": 1_351,
+    "validate": 1_343,
     "view": 3_148,
     "workers": 587,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_367, 591
+TOTAL, FILE_LINES = 76_323, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 576, 1_165, 105
 
 

@@ -49,7 +49,7 @@ from gymdata.validate.rollouts import behavior_of
 from gymdata.workers.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
 from gymdata.workers.tuning import rare_collections
 
-__all__ = ["CollectPlan", "CollectSummary", "Parts", "collect", "plan"]
+__all__ = ["CollectPlan", "CollectSummary", "Parts", "collect"]
 
 
 def collect(
@@ -78,16 +78,28 @@ def collect(
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
-    if dry_run:
-        return plan(tasks, reward=reward, env=env, user=user, config=config, **settings)
     config, given = _config(config, tasks, reward, env, user, settings)
     began = time.monotonic()
-    read = _tasks(config, tasks)
-    count, digest = _scan(read)
+    how: dict[str, Any] = {
+        "limit": config.limit,
+        "skip_bad_rows": config.skip_bad_rows,
+        "shard": Shard.of(config.shard) if config.shard is not None else None,
+        "prompt_elsewhere": config.workflow_url is not None,
+        "shape": TaskShape.of(config.map, config.system, config.prompt_template),
+    }
+    of_file = tasks is None or isinstance(tasks, (str, Path))
+    read = TaskFile(config.tasks, **how) if of_file else TaskRows(rows=task_rows(tasks), **how)
+    # Every task is read once before anything is started.
+    digest, count = xxhash.xxh3_64(), 0
+    for task in read:
+        count += 1
+        digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
     folder = placed_output(config.output, config.spool) if config.output else default_output(config)
     refuse_unwritable(folder)
     parts = parts or load_parts(config, given)
     check_tasks(parts, read)
+    if dry_run:
+        return _plan(config, parts, read, count, folder)
     resumed = _seed(config, folder)
     seed = secrets.randbits(32) if resumed is None else resumed
     with contextlib.ExitStack() as stack:
@@ -97,7 +109,7 @@ def collect(
             defaults=CollectConfig.model_construct().identity(),
             extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
             operation={**config.operation(), "command": list(command)},
-            facts=_facts(config, parts, read, digest, command),
+            facts=_facts(config, parts, read, digest.hexdigest(), command),
             run_id=config.run_id,
             overwrite=config.overwrite,
             format=config.format,
@@ -111,28 +123,13 @@ def collect(
         return _collect(run, folder, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
 
 
-def plan(
-    tasks: Tasks | None = None,
-    *,
-    reward: Rewards | None = None,
-    env: Any = None,
-    user: Any = None,
-    config: CollectConfig | None = None,
-    **settings: Any,
-) -> CollectPlan:
-    """A dry run of ``collect``, without starting an engine or writing anything.
+def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folder: Path) -> CollectPlan:
+    """What ``collect`` would do, without starting an engine or writing anything.
 
     Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
     server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
     """
-    config, given = _config(config, tasks, reward, env, user, settings)
-    read = _tasks(config, tasks)
-    count, _ = _scan(read)
     skipped, notes = read.skipped, read.notes()
-    folder = placed_output(config.output, config.spool) if config.output else default_output(config)
-    refuse_unwritable(folder)
-    parts = load_parts(config, given)
-    check_tasks(parts, read)
     tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
     seed = _seed(config, folder)
     Run.check(
@@ -354,28 +351,6 @@ def _ledger(run: Run, key: RunKey, config: CollectConfig) -> AttemptTracker:
         existing=run.existing(LEDGER_COLUMNS),
         failures=run.failures(),
     )
-
-
-def _scan(tasks: TaskFile) -> tuple[int, str]:
-    """Read every task once: (how many, xxh3 over their ids and contents). Raises what is wrong with them."""
-    digest, count = xxhash.xxh3_64(), 0
-    for task in tasks:
-        digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
-        count += 1
-    return count, digest.hexdigest()
-
-
-def _tasks(config: CollectConfig, given: Tasks | None) -> TaskFile:
-    how: dict[str, Any] = {
-        "limit": config.limit,
-        "skip_bad_rows": config.skip_bad_rows,
-        "shard": Shard.of(config.shard) if config.shard is not None else None,
-        "prompt_elsewhere": config.workflow_url is not None,
-        "shape": TaskShape.of(config.map, config.system, config.prompt_template),
-    }
-    if given is None or isinstance(given, (str, Path)):
-        return TaskFile(config.tasks, **how)
-    return TaskRows(rows=task_rows(given), **how)
 
 
 def _seed(config: CollectConfig, folder: Path) -> int | None:

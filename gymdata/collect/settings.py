@@ -136,7 +136,7 @@ class CollectConfig(Config):
         0, ge=0, description="Policy version; increase it when the served model changes."
     )
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
     temperature: Annotated[float, SAMPLED] = pydantic.Field(
@@ -233,7 +233,7 @@ class CollectConfig(Config):
         600.0, ge=0.0, allow_inf_nan=False, description="Seconds to wait for a server that went away while collecting."
     )
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per HTTP request.")
-    retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
+    retries: int = pydantic.Field(5, ge=0, description="Retries after a transient failure.")
 
     @pydantic.field_validator("map", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gymdata.errors import DataError, OutsideError, UsageError, needs
+from gymdata.errors import DataError, OutsideError, UsageError, first_line, needs
 
 _FORM = re.compile(r"hf:(?P<name>[^:\s]+)(:(?P<split>\w[\w.-]*))?")
 
@@ -28,15 +28,15 @@ def hub_files(text: str) -> list[Path]:
         found = datasets.load_dataset(name, config, split=given["split"])
     except datasets.exceptions.DatasetNotFoundError as error:
         raise DataError(
-            f"{text}: {_first(error)}", hint="check the name; a private dataset needs a login (`hf auth login`)"
+            f"{text}: {first_line(error)}", hint="check the name; a private dataset needs a login (`hf auth login`)"
         ) from error
     except ValueError as error:
         # An unknown split or configuration, or a missing one of several; the message lists them.
         form = f"hf:{name}/CONFIG:SPLIT names both" if config is None else f"hf:{name}/{config}:SPLIT names a split"
-        raise UsageError(f"{text}: {_first(error)}", hint=form) from error
+        raise UsageError(f"{text}: {first_line(error)}", hint=form) from error
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise OutsideError(
-            "hub", f"{text}: {_first(error)}", hint="offline, a dataset must be in the cache: see HF_HOME"
+            "hub", f"{text}: {first_line(error)}", hint="offline, a dataset must be in the cache: see HF_HOME"
         ) from error
     if isinstance(found, datasets.DatasetDict):
         split = "train" if "train" in found else next(iter(found)) if len(found) == 1 else None
@@ -49,7 +49,3 @@ def hub_files(text: str) -> list[Path]:
     if not files:
         raise DataError.empty(text, "a dataset with rows")
     return files
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

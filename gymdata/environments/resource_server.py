@@ -84,7 +84,12 @@ class ResourceServer:
         await self.http.open(own_cookies=True)
         cookies: dict[str, str] = {}
         await self.http.exchange(
-            "POST", _SEED, self.task_body(task), self._seeded, is_answer=_is_seeded, cookies=cookies
+            "POST",
+            _SEED,
+            self.task_body(task),
+            self._seeded,
+            is_answer=lambda status: 200 <= status < 300 or status == 404,
+            cookies=cookies,
         )
         return ServerEpisode(self, task, cookies)
 
@@ -206,10 +211,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
         return math.isfinite(float(value))
     except OverflowError:  # an integer beyond any float
         return False
-
-
-def _is_seeded(status: int) -> bool:
-    return 200 <= status < 300 or status == 404
 
 
 def _is_verdict(status: int) -> bool:

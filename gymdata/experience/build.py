@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.credit.estimators import ALL
-from gymdata.errors import DataError, RefusedError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, UsageError, counted, first_line
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped, ShapeSettings
@@ -422,7 +422,7 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
         with parquet_file(path) as file:
             table = file.read()
     except (OSError, pa.ArrowException) as error:
-        raise DataError.unreadable(path, str(error).splitlines()[0]) from error
+        raise DataError.unreadable(path, first_line(error)) from error
     names = [name for name in experiences.EVIDENCE if name in table.column_names]
     if "rollout_id" not in table.column_names or not names:
         wanted = ["rollout_id", "one of " + " ".join(experiences.EVIDENCE)]

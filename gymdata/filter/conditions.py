@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, first_line
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import STATISTICS
 
@@ -110,7 +110,7 @@ def parse(text: str, where: str) -> Condition:
         condition = Condition(" ".join(text.split("\n")).strip(), reader.read(), tuple(dict.fromkeys(reader.names)))
         condition.expression()
     except (pl.exceptions.PolarsError, ValueError) as error:
-        raise UsageError(f"{where}: {text!r}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{where}: {text!r}: {first_line(error)}") from error
     return condition
 
 
@@ -226,7 +226,7 @@ def check(condition: Condition, columns: Mapping[str, Kind], where: str, wanted:
     try:
         got = frame.select(condition.expression()).to_series().dtype
     except pl.exceptions.PolarsError as error:
-        raise UsageError(f"{where}: {condition.text!r}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{where}: {condition.text!r}: {first_line(error)}") from error
     kind = "number" if got.is_numeric() else "boolean" if got == pl.Boolean() else "text"
     if kind != wanted:
         meant = 'a condition, such as "reward > 0.5"' if wanted == "boolean" else f"a {wanted}"
@@ -244,7 +244,7 @@ def evaluate(condition: Condition, columns: Mapping[str, pa.Array], rows: int) -
     try:
         return frame.with_columns(condition.expression().alias(""))[""].to_arrow()
     except pl.exceptions.PolarsError as error:
-        raise UsageError(f"{condition.text!r}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{condition.text!r}: {first_line(error)}") from error
 
 
 def is_true(answer: pa.Array) -> npt.NDArray[np.bool_]:

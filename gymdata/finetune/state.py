@@ -6,7 +6,6 @@ is replaced whole; a stage that is done is never begun again, and one that was s
 
 from __future__ import annotations
 
-import datetime as dt
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON
-from gymdata.store.run_json import differences, plain, write_json
+from gymdata.store.run_json import differences, now, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
 
 STATE = "state.json"
@@ -92,7 +91,7 @@ class State:
 
     def begin(self, epoch: int, stage: str) -> None:
         entry = self._entry(epoch, stage)
-        entry |= {"state": "running", "attempts": entry.get("attempts", 0) + 1, "began": _now()}
+        entry |= {"state": "running", "attempts": entry.get("attempts", 0) + 1, "began": now()}
         self._facts |= {"status": "running", "running": {"epoch": epoch, "stage": stage}}
         self._facts.pop("failure", None)
         self._write()
@@ -106,7 +105,7 @@ class State:
         return self._facts["epochs"].get(str(epoch), {}).get(stage, {}).get(name)
 
     def finish(self, epoch: int, stage: str, result: Mapping[str, Any]) -> None:
-        self._entry(epoch, stage).update(state="completed", ended=_now(), result=plain(result))
+        self._entry(epoch, stage).update(state="completed", ended=now(), result=plain(result))
         self._facts.pop("running", None)
         self._write()
 
@@ -145,7 +144,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(facts, dict) or not {"epochs", "identity"} <= facts.keys():
         raise DataError.unreadable(path, "not the state of a finetuning run")
     return facts
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")

@@ -68,10 +68,10 @@ class GenrmConfig(Config):
     wait_for_server: float = pydantic.Field(
         600.0, ge=0.0, description="Seconds to wait for a judge server that stops answering."
     )
-    retries: int = pydantic.Field(5, ge=0, description="Retries of a request that failed in passing.")
+    retries: int = pydantic.Field(5, ge=0, description="Retries after a transient failure.")
     retry_pause: float = pydantic.Field(0.5, ge=0.0, description="Seconds before the first of these retries.")
     engine: dict[str, Any] = pydantic.Field(
-        default_factory=dict, description="Engine arguments of vLLM for --genrm, as they are."
+        default_factory=dict, description="vLLM engine arguments of --genrm, passed through."
     )
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 

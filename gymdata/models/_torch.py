@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gymdata.errors import DataError, UsageError, needs
+from gymdata.errors import DataError, UsageError, first_line, needs
 from gymdata.models._shared_prefixes import answering, share_prefixes
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.scoring import ToScore
@@ -61,7 +61,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
 
                 model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
     except (OSError, ValueError) as error:
-        raise DataError.unreadable(place.name, f"not a model folder: {str(error).splitlines()[0]}") from error
+        raise DataError.unreadable(place.name, f"not a model folder: {first_line(error)}") from error
     lacking = (
         [] if place.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
     )

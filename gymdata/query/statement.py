@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from gymdata.errors import DataError, GymdataError, UsageError
+from gymdata.errors import DataError, GymdataError, UsageError, first_line
 from gymdata.query.guard import Limits, check_statement
 from gymdata.query.types import printable
 from gymdata.query.views import Views, find_files
@@ -65,7 +65,7 @@ def run_statement(
             finally:
                 reader.close()
         except duckdb.OutOfMemoryException as error:
-            raise MemoryError(_first_line(error)) from error
+            raise MemoryError(first_line(error)) from error
         except duckdb.Error as error:
             clock(False)
             raise _explain(error, views) from error
@@ -75,8 +75,8 @@ def run_statement(
             if error.errno is not None:
                 raise
             if re.search("out of memory|bad_alloc|malloc of", str(error), re.IGNORECASE):
-                raise MemoryError(_first_line(error)) from error
-            raise views.fault or _unread(error, views) or UsageError(f"SQL: {_first_line(error)}") from error
+                raise MemoryError(first_line(error)) from error
+            raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
 
 
 def _with_text(con: duckdb.DuckDBPyConnection, sql: str, result: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
@@ -111,7 +111,7 @@ def _unique_names(reader: pa.RecordBatchReader, wanted: Sequence[str]) -> pa.Rec
 def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     if views.fault is not None:
         return views.fault
-    message = _first_line(error)
+    message = first_line(error)
     if isinstance(error, duckdb.PermissionException):
         return UsageError(f"SQL: {message}", hint="a query reads only the files that are given after it")
     if (unread := _unread(error, views)) is not None:
@@ -148,9 +148,3 @@ def _unread(error: BaseException, views: Views) -> DataError | None:
     """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
     reason."""
     return views.broken() if "stream" in str(error) or "page" in str(error) else None
-
-
-def _first_line(error: BaseException) -> str:
-    """DuckDB's message without the excerpt of the statement, which the user has just typed."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.errors import DataError, OutsideError, RewardError, needs
+from gymdata.errors import DataError, OutsideError, RewardError, first_line, needs
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.rewards.port import View
 from gymdata.rewards.user import last_ids, without_ids
@@ -110,7 +110,7 @@ class RewardModel:
                         hint="`gymdata train-reward` makes one; a model for generation has no scoring head",
                     )
             except (OSError, ValueError) as error:
-                raise DataError.unreadable(self._folder, f"no reward model ({str(error).splitlines()[0]})") from error
+                raise DataError.unreadable(self._folder, f"no reward model ({first_line(error)})") from error
             model = loaded.eval().to("cuda" if has_gpu else "cpu")
             share_prefixes(model)
             self._model = model

@@ -37,7 +37,7 @@ class ScoreConfig(Config):
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch.")
     request_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per request to a reward server.")
     request_batch: int = pydantic.Field(16, ge=1, description="Rollouts per request to a reward server.")
-    retries: int = pydantic.Field(3, ge=0, description="Retries of a request that failed in passing.")
+    retries: int = pydantic.Field(3, ge=0, description="Retries after a transient failure.")
     name: str | None = pydantic.Field(
         None, pattern=r"^[\w.+-]+$", description="Name of these scores (default: the rewards' names)."
     )

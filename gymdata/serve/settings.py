@@ -26,4 +26,4 @@ class ServerConfig(Config):
     tool_parser: str = pydantic.Field(
         "auto", description="vLLM's tool call parser: auto (by the chat template), none, or its name."
     )
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")

@@ -10,7 +10,6 @@ group.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import queue
 import re
@@ -52,7 +51,7 @@ from gymdata.store.paths import (
     refuse_unwritable,
 )
 from gymdata.store.reading import reading, warn
-from gymdata.store.run_json import describe_file, differences, merged, plain, read_run_json, sync, write_run_json
+from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
 from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
 
@@ -258,7 +257,7 @@ class Run:
                 "run_id": run_id or secrets.token_hex(8),
                 "gymdata": __version__,
                 "schemas": {name: table.version for name, table in TABLES.items()},
-                "created_at": _now(),
+                "created_at": now(),
                 "identity": plain(identity),
                 "extent": {},
                 "attempts": [],
@@ -428,7 +427,7 @@ class Run:
         grown = {k: max(before[k], n) for k, n in covered.items() if type(n) is int and type(before.get(k)) is int}
         self._facts["extent"] = {**before, **covered, **grown}
         self._facts["attempts"].append(
-            {"started_at": _now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
+            {"started_at": now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
             | {"operation": plain(operation), "extent": plain(extent)}
             # Which machine writes a run that others see.
             | ({} if self._upload is None else {"host": os.uname().nodename})
@@ -521,7 +520,7 @@ class Run:
                 if journal is not None:
                     journal.close()
             with self._facts_lock:
-                self._facts["attempts"][-1] |= {"ended_at": _now(), "outcome": outcome}
+                self._facts["attempts"][-1] |= {"ended_at": now(), "outcome": outcome}
                 self._write()
             if self._upload is not None:
                 self._upload.close()
@@ -555,7 +554,3 @@ def _checked(
     if found:
         raise StoreError.other_identity(folder, found)
     return facts
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")

@@ -7,6 +7,7 @@ or the new one; every output of gymdata is described by exactly one.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -237,3 +238,8 @@ def _as_json(value: object) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
     return str(value)
+
+
+def now() -> str:
+    """This moment, as run.json and the state of a loop have it."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")

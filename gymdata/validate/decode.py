@@ -14,7 +14,7 @@ import numpy as np
 
 from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import Violation
-from gymdata.errors import DataError
+from gymdata.errors import DataError, squeezed
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
@@ -55,18 +55,18 @@ def _rollout(messages: Iterable[Mapping[str, Any]], generations: Any, reading: R
             continue
         ids: list[int] = np.asarray(generations[turn].values if generations[turn].is_valid else [], np.int64).tolist()
         text = reading.decode(ids)
-        words = _words(text)
+        words = squeezed(text)
         for what, message_text in _texts(message):
-            if _words(message_text) not in words and not _without_special(message_text, ids, words, reading):
+            if squeezed(message_text) not in words and not _without_special(message_text, ids, words, reading):
                 yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=what)
 
 
 def _without_special(message_text: str, ids: list[int], words: str, reading: Reading) -> bool:
     """Whether each line is there, with or without the special tokens in it: a parser may cut some out, and join parts."""
-    plain, bare = _words(reading.decode([i for i in ids if i not in reading.special])), words
-    for special in {_words(reading.decode([i])) for i in ids if i in reading.special} - {""}:
+    plain, bare = squeezed(reading.decode([i for i in ids if i not in reading.special])), words
+    for special in {squeezed(reading.decode([i])) for i in ids if i in reading.special} - {""}:
         message_text, bare = message_text.replace(special, ""), bare.replace(special, "")
-    return all(line in plain or line in bare for line in map(_words, message_text.splitlines()))
+    return all(line in plain or line in bare for line in map(squeezed, message_text.splitlines()))
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -79,7 +79,3 @@ def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "tool call", str(call["function"]["name"])
     except (ValueError, KeyError, TypeError):
         return
-
-
-def _words(text: str) -> str:
-    return "".join(text.split())

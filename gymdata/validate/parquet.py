@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.checks.violations import Violation
-from gymdata.errors import DataError
+from gymdata.errors import DataError, first_line
 from gymdata.remote.reading import parquet_file
 from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
@@ -67,7 +67,7 @@ def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[E
     try:
         file = parquet_file(path, memory_map=False, pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
-        yield Violation("S101", 0, detail=f"the file cannot be read: {_short(error)}")
+        yield Violation("S101", 0, detail=f"the file cannot be read: {first_line(error)}")
         return
     with file:
         problems, usable = _file_problems(file)
@@ -103,10 +103,10 @@ def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Itera
             try:
                 yield from _evidence(_typed(batch), row)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {_short(error)}")
+                yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {first_line(error)}")
             row += len(batch)
     except (pa.ArrowException, OSError) as error:
-        yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {_short(error)}")
+        yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {first_line(error)}")
 
 
 def _evidence(batch: pa.RecordBatch, first_row: int) -> Iterator[Evidence | Violation]:
@@ -210,7 +210,3 @@ def _same(ours: pa.StructType, theirs: pa.StructType) -> bool:
         return pa.list_(plain(kind.value_type)) if pa.types.is_list(kind) else kind
 
     return all(plain(a.type).equals(plain(b.type)) for a, b in zip(ours, theirs, strict=True))
-
-
-def _short(error: BaseException) -> str:
-    return str(error).splitlines()[0][:300]

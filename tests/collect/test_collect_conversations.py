@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gymdata
-from gymdata.collect.run import Parts, collect, plan
+from gymdata.collect.run import Parts, collect
 from gymdata.environments import ByName, WithUser, load_environment, load_user
 from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.experience.run import experience
@@ -179,7 +179,8 @@ TASKS = [
 def test_a_dry_run_tries_every_environment(users: Path, adder: str, tmp_path: Path) -> None:
     """Each is set up on its first task and torn down; its tools and its user are named, and nothing is written."""
     pytest.importorskip("vllm")
-    planned = plan(
+    planned = collect(
+        dry_run=True,
         tasks=TASKS, model=POLICY, output=tmp_path / "run", env=[f"sum={adder}", f"quiz={users}:Quiz"],
         env_args={"quiz": {"prize": 2.0}},
     )  # fmt: skip
@@ -214,14 +215,15 @@ def test_settings_that_cannot_be_meant(
     """Each is a usage error before anything is loaded for long."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said):
-        plan(tasks=TASKS, model=POLICY, output=tmp_path / "run", **settings)
+        collect(dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", **settings)
 
 
 @pytest.mark.torch
 def test_a_column_that_the_users_prompt_needs_is_missed_before_the_start(tmp_path: Path) -> None:
     """The task and the column are named; no server was reached."""
     with pytest.raises(DataError, match=r"task a: .*those of --user-prompt \('goal' is undefined\)"):
-        plan(
+        collect(
+        dry_run=True,
             tasks=TASKS, model=POLICY, output=tmp_path / "run", user_model="http://127.0.0.1:1", user_model_name="u",
             user_prompt="You want {{ goal }}.",
         )  # fmt: skip
@@ -231,7 +233,7 @@ def test_a_column_that_the_users_prompt_needs_is_missed_before_the_start(tmp_pat
 def test_a_dry_run_says_what_fails(users: Path, tmp_path: Path) -> None:
     """A tear-down that raises is the environment's fault, found before a rollout is made."""
     with pytest.raises(OutsideError, match="environment: close raised RuntimeError: still open"):
-        plan(tasks=TASKS[1:], model=POLICY, output=tmp_path / "run", env=f"{users}:Broken")
+        collect(dry_run=True, tasks=TASKS[1:], model=POLICY, output=tmp_path / "run", env=f"{users}:Broken")
 
 
 def test_step_rewards_are_credited_by_turn(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
@@ -267,8 +269,13 @@ def test_objects_are_taken_as_they_are(users: Path, tmp_path: Path) -> None:
         return None
 
     pytest.importorskip("vllm")
-    planned = plan(
-        tasks=[{"prompt": "?", "env": "die"}], model=POLICY, output=tmp_path / "run", env={"die": Die}, user=listener
+    planned = collect(
+        dry_run=True,
+        tasks=[{"prompt": "?", "env": "die"}],
+        model=POLICY,
+        output=tmp_path / "run",
+        env={"die": Die},
+        user=listener,
     )
     made = planned.identity["environment"]["environments"]["die"]
     assert (made["spec"], made["user"]["spec"]) == ("in memory:Die", "in memory:listener")

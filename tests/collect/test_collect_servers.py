@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.run import collect, load_parts, plan
+from gymdata.collect.run import collect, load_parts
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store import read_run_json
@@ -196,7 +196,7 @@ def test_a_workflow_takes_the_engines_place(server: Server, tasks: Path, policy:
     for flag, value in (("endpoint", "http://x"), ("env", "a.py:B"), ("tokenizer", policy)):
         with pytest.raises(UsageError, match=f"--{flag} and --workflow-url"):
             load_parts(CollectConfig.load(None, in_workflow(server, tasks, **{flag: value})))
-    planned = plan(**in_workflow(server, tasks))
+    planned = collect(dry_run=True, **in_workflow(server, tasks))
     assert planned.identity["environment"] == {"name": "workflow"}
     assert planned.identity["policy_hash"] == "served:workflow"
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, squeezed
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, object_of, walk
 from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
@@ -178,9 +178,9 @@ class _Row:
     def _check_statements(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
         """Refuse unless everything in the message before the cut is also in its ids."""
         call = self._calls[number]
-        decoded = _squeezed(self._chat.decode(_ids(call.generation))) if call is not None else ""
+        decoded = squeezed(self._chat.decode(_ids(call.generation))) if call is not None else ""
         odd = next(
-            (ways[0] for ways in _statements(message) if not any(_squeezed(way) in decoded for way in ways)), None
+            (ways[0] for ways in _statements(message) if not any(squeezed(way) in decoded for way in ways)), None
         )
         if odd is not None:
             at = common_length(held, history)
@@ -269,11 +269,6 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
         yield value, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(value)[1:-1]
     elif value is not None:
         yield json.dumps(value), str(value)
-
-
-def _squeezed(text: str) -> str:
-    """Without white space, which servers strip and JSON writers add."""
-    return "".join(text.split())
 
 
 def _ids(of: nemo_rows.TokenList) -> list[int]:

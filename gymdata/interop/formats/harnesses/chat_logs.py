@@ -52,7 +52,8 @@ class OpenAIBatch(_Logs):
         row = first_row(value)
         response = row.get("response")
         body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
-        return isinstance(row.get("custom_id"), str) and _is_exchange(body)
+        of_exchange = isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
+        return isinstance(row.get("custom_id"), str) and of_exchange
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         from gymdata.interop.importing import BadItem
@@ -99,10 +100,6 @@ def _asked(row: Mapping[str, Any]) -> Any:
     parameters = row.get("model_parameters")
     own = parameters if isinstance(parameters, dict) else {}
     return row.get("request") or {**own, "messages": row.get("messages")}
-
-
-def _is_exchange(body: Any) -> bool:
-    return isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
 
 
 def _is_response(value: Any) -> bool:
