@@ -1,0 +1,106 @@
+"""A real ``gymdata record`` is killed while agents call it, and started again: they go on with the same keys."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.validate.run import validate
+from tests.collect.killing import DEADLINE_S
+from tests.server_process import FAULTY, ServerProcess, server_processes
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).parents[2]
+POLICY = ROOT / "sample_data" / "policy"
+CLIENTS, TURNS = 8, 6
+
+
+@pytest.fixture
+def engine() -> Iterator[ServerProcess]:
+    """A server whose answers depend on seed and prompt alone."""
+    from gymdata.chat.template import TransformersChat
+
+    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
+    with server_processes(FAULTY) as start:
+        yield start("--latency", "0.05", "--eos", str(end), "--vocab", "51")
+
+
+def start(run: Path, port: int, engine: str) -> subprocess.Popen[bytes]:
+    words = ["record", "-o", str(run), "--port", str(port), "--endpoint", engine, "-m", "fake", "--seed", "3"]
+    words += ["--tokenizer", str(POLICY), "--run-id", "kill-test"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "gymdata.cli", *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer, however often the server is killed meanwhile."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+                return dict(json.loads(answer.read()))
+        except urllib.error.HTTPError as error:
+            if error.code not in (502, 503):
+                raise
+        except OSError:
+            threading.Event().wait(0.05)
+    raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
+def test_kills_lose_only_requests_in_flight(engine: ServerProcess, tmp_path: Path, kills: int) -> None:
+    """Every answer that a client got is in its rollout once, in order, and every rollout is sound."""
+    run = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    answered: dict[str, list[list[int]]] = {f"client-{k}": [] for k in range(CLIENTS)}
+    process = start(run, port, engine.url)
+
+    def client(key: str) -> None:
+        base, messages = f"http://127.0.0.1:{port}", [{"role": "user", "content": "How much is 1+2?"}]
+        for turn in range(TURNS):
+            body = {"model": "m", "messages": messages, "max_tokens": 8, "return_token_ids": True}
+            (choice,) = post(f"{base}/s/{key}/v1/chat/completions", body)["choices"]
+            answered[key].append(choice["token_ids"])
+            messages += [choice["message"], {"role": "user", "content": f"How much is {turn}+3?"}]
+        post(f"{base}/rollouts/{key}/finish", {"reward": 1.0})
+
+    threads = [threading.Thread(target=client, args=(key,)) for key in answered]
+    for thread in threads:
+        thread.start()
+    for kill in range(kills):
+        goal = (kill + 1) * CLIENTS * (TURNS - 1) // kills
+        while sum(map(len, answered.values())) < goal and any(thread.is_alive() for thread in threads):
+            threading.Event().wait(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = start(run, port, engine.url)
+    for thread in threads:
+        thread.join()
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    rows = {row["task_id"]: row for row in read_table(run, ROLLOUTS).to_pylist()}
+    assert set(rows) == set(answered)
+    for key, row in rows.items():
+        shown = [row["turns"][m["turn"]]["generation_token_ids"] for m in row["messages"] if m["turn"] is not None]
+        assert shown == answered[key]
+        assert row["n_turns"] <= TURNS + kills
+    assert not list(run.glob("sessions/*.journal"))
+    assert validate(run).ok
