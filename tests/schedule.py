@@ -5,7 +5,8 @@ process is left alone with one at the end; a fresh clone goes by ``tests/duratio
 a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record,
 ``--at-most 5`` the files that take no longer than five seconds, and
 ``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
-``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``.
+``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``. The tests of a file with the mark
+``spread`` take minutes each and share little: every one may run on another process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def file_of(nodeid: str) -> str:
 
 
 def group_of(item: pytest.Item) -> str:
-    return next((name for name in SHARED if item.get_closest_marker(name)), file_of(item.nodeid))
+    alone = item.nodeid if item.get_closest_marker("spread") else file_of(item.nodeid)
+    return next((name for name in SHARED if item.get_closest_marker(name)), alone)
 
 
 def recorded(*files: Path) -> dict[str, float]:
@@ -83,10 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def by_group(files: set[tuple[str, str]], seconds: dict[str, float]) -> Counter[str]:
-    """The seconds of each group of (group, file); a file without a record counts as one second."""
-    groups = Counter[str]()
+    """The seconds of each group of (group, file): a file without a record counts as one second, and one whose tests are in
+    several groups as much in each as its share."""
+    groups, n_groups = Counter[str](), Counter(file for _, file in files)
     for group, file in files:
-        groups[group] += seconds.get(file, 1.0)
+        groups[group] += seconds.get(file, 1.0) / n_groups[file]
     return groups
 
 

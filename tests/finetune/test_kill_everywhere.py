@@ -14,7 +14,7 @@ import yaml
 from tests.forks import Forks, forks
 from tests.kills import Killed
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.spread]
 
 DATA = Path(__file__).parents[2] / "sample_data"
 BUILDER = f"{Path(__file__).parent / 'deterministic.py'}:Builder"

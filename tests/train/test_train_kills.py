@@ -16,7 +16,7 @@ from tests.forks import TRAINING, Forks, forks
 from tests.kills import Killed, run
 from tests.rollout_files import rollout, two_turns, write_run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.spread]
 
 SAMPLE = Path(__file__).parents[2] / "sample_data"
 ALGORITHMS = ("sft", "dpo", "kto", "reward", "rl", "value")
