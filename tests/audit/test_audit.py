@@ -318,6 +318,7 @@ def test_batches_change_nothing(clean_rows: Rows, tmp_path: Path):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.full
 def test_a_lora_folder_is_a_model(clean_rows: Rows, tmp_path: Path):
     """The adapter counts: the base alone is another checkpoint."""
     import torch
@@ -352,6 +353,7 @@ def test_rollouts_without_evidence_are_counted(clean_rows: Rows, tmp_path: Path)
             audit(saved_run(tmp_path / code, [row]), str(POLICY))
 
 
+@pytest.mark.full
 def test_what_the_model_cannot_read_is_refused(clean_rows: Rows, tmp_path: Path):
     """An id outside of its vocabulary (T206), with the id."""
     row = changed(clean_rows[0], lambda p, g, lp, n: ([*p[:1], 439, *p[1:]], g, lp))

@@ -63,6 +63,7 @@ def test_two_servers_give_the_figures_of_a_forward_pass_here(run: Path, sample_m
     assert sum(server["generations"] for server in servers_of(report).values()) >= report.summary["rollouts"]
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_and_restarted_loses_nothing(run: Path, up: Callable[..., ServerProcess]) -> None:
     """Its sequences go to the other, it is used again, and every figure is that of one server alone."""
     a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")

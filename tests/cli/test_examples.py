@@ -79,6 +79,7 @@ def test_the_light_examples_run(folder: Path) -> None:
     assert [name for name in made if not (folder / "runs" / name).exists()] == []
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_the_other_examples_pass_their_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models, data and settings of collect, of every training and of demo are accepted, and nothing is written."""

@@ -187,6 +187,7 @@ def test_judge_and_serve_genrm(tmp_path: Path, capsys: Any) -> None:
     nowhere(tmp_path / "served")
 
 
+@pytest.mark.full
 def test_finetune(engine: tuple[str, list[str]], tmp_path: Path, policy: str) -> None:
     """The collection of an epoch is a process of its own: its settings file has a placeholder, its environment the value."""
     copy = [sys.executable, "-c", "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"]

@@ -108,6 +108,7 @@ def test_a_server_of_another_policy_is_refused_by_name(
     assert not any((tmp_path / "run").glob("rollouts/part*"))
 
 
+@pytest.mark.full
 def test_a_server_that_returns_with_other_weights_is_refused(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
         gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "other", **given)
 
 
+@pytest.mark.full
 def test_a_file_of_servers_is_read_again(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -304,6 +306,7 @@ def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Set
     assert (ids.count("r0-0"), ids.count("r1-0"), ids.count("r2-0")) == (1, 1, 2)
 
 
+@pytest.mark.full
 def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
     """Exit 3, as with one."""
     given["endpoint"] = ["http://127.0.0.1:9", "http://127.0.0.1:10"]

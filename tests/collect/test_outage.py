@@ -62,6 +62,7 @@ def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings:
     assert len(told) == 2
 
 
+@pytest.mark.full
 def test_a_dying_engine_behind_a_server_costs_no_attempt(server: ServerProcess, settings: dict[str, Any]) -> None:
     """While an engine goes down vLLM's API answers that it is dead, between broken and good answers: that is the outage
     itself. It is announced once, and once when the server is back; every rollout is there and none has a failed attempt."""
@@ -78,6 +79,7 @@ def test_a_dying_engine_behind_a_server_costs_no_attempt(server: ServerProcess, 
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_an_engine_that_stays_dead_ends_the_run_and_costs_no_attempt(
     server: ServerProcess, settings: dict[str, Any]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_killed_parent_takes_its_engine_along(ours):
         parent.stdout.close()
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_ctrl_c_ends_an_engine_that_is_starting(policy: str, tmp_path: Path) -> None:
     """It is announced as heard, the engine is not waited for, and none of its processes is left."""

@@ -79,6 +79,7 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
     assert page.count("<li>Epoch ") == 2
 
 
+@pytest.mark.full
 def test_results_are_named_from_the_current_folder(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_results_are_named_from_the_current_folder(
     assert "out/report.html" in shown
 
 
+@pytest.mark.full
 def test_tensorboard_has_every_number(config: Path, tmp_path: Path) -> None:
     """`-o tensorboard true` writes each epoch's numbers under their names of metrics.jsonl."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -109,6 +109,7 @@ def _changed(row: Any, path: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
+@pytest.mark.matrix("nemo-gym", "trl-preference", "verifiers", "claude-code")
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

@@ -74,6 +74,7 @@ def test_two_servers_share_the_work(up: Callable[..., ServerProcess], run: Path)
     assert min(counts.values()) >= 30
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_and_restarted_loses_nothing(up: Callable[..., ServerProcess], run: Path) -> None:
     """Its requests go to the other, it is used again when it returns, and every verdict is there once."""
     a, b = up(*PACED), up(*PACED)

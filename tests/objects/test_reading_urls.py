@@ -214,6 +214,7 @@ def test_pages_of_a_run_on_a_store(stored: str, tmp_path: Path, capsys: pytest.C
     assert stored in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.full
 def test_a_large_object_is_sent_and_fetched_in_parts(
     store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

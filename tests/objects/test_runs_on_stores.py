@@ -130,6 +130,7 @@ def test_a_fault_that_passes_costs_nothing(
     assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
 
 
+@pytest.mark.full
 def test_a_store_that_stays_away_costs_no_row(
     store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_many_threads_read_one_object(large: Path, store: FaultyStore) -> None:
     assert parquet_held(Path(os.environ["GYMDATA_SPOOL"])) == 0
 
 
+@pytest.mark.matrix("query;select sum(len(turns)) from rollouts;{url}-3")
 @pytest.mark.parametrize(
     ("words", "good"),
     [

@@ -114,6 +114,7 @@ print(report.counts.pairs, pa.default_memory_pool().max_memory())
 """
 
 
+@pytest.mark.full
 def test_four_times_the_rollouts_take_hardly_more_memory(tmp_path: Path) -> None:
     """What Arrow holds at most grows by the ids and numbers of rollouts, not by their tokens."""
     peaks = {}

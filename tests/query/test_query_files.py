@@ -185,6 +185,7 @@ _WORDS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.full
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(_WORDS, max_size=12))
 def test_random_words_are_answered(run: Path, words: list[str]) -> None:
@@ -235,6 +236,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.full
 @pytest.mark.matrix("validate", "pairs")
 @pytest.mark.parametrize(
     "command",
@@ -257,6 +259,7 @@ def test_no_run_json_is_a_defect(run: Path, capsys: pytest.CaptureFixture[str], 
         assert code in (0, 1, 2), (at, odd, shown.err)
 
 
+@pytest.mark.full
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.text(max_size=40), st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -29,7 +29,7 @@ ODD = [
 ]
 
 
-@pytest.fixture(params=["parquet", "jsonl"])
+@pytest.fixture(params=["parquet", pytest.param("jsonl", marks=pytest.mark.full)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     rows = [rollout(f"t{t}", i, r, two_turns(t, 50 + i)) for t in range(3) for i, r in enumerate([0.0, 1.0, None])]
     rows += [

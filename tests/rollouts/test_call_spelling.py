@@ -74,6 +74,7 @@ def test_python_calls(one: str, other: str, same: bool) -> None:
     assert same_turn(one, other) is same
 
 
+@pytest.mark.matrix("[", "<function=f>")
 @pytest.mark.parametrize(
     "text", ["[", "f(", "<function=f>", "<function=f><parameter=a>", "<tool_call>f<arg_key>", "f(a='\\d',"]
 )

@@ -57,6 +57,7 @@ def test_batches_of_a_longer_file_take_no_more_memory(tmp_path: Path) -> None:
     assert peak(_READ, tmp_path, 64) <= 1.2 * peak(_READ, tmp_path, 4)
 
 
+@pytest.mark.full
 def test_a_query_of_a_longer_file_takes_no_more_memory(tmp_path: Path) -> None:
     """Sixteen times the row groups take less than twice the memory: DuckDB's threads hold a few small batches each."""
     assert peak(_QUERY, tmp_path, 128) < 2 * peak(_QUERY, tmp_path, 8)

@@ -80,6 +80,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"notes.txt": b"mine"}
 
 
+@pytest.mark.full
 def test_a_tour_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     """A folder with a few of the copies, and one that was being written, becomes the whole tour."""
     whole = prepare(tmp_path / "whole").output
@@ -113,6 +114,7 @@ def test_the_command_prints_each_command_with_its_answer(
     assert FACTS[0] in capfd.readouterr().out
 
 
+@pytest.mark.full
 def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With every question, command and answer."""
     assert main(["tour", "-o", str(tmp_path / "out"), "--json"]) == 0

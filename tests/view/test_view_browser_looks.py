@@ -228,6 +228,7 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
     is_fit(page, "exported pair")
 
 
+@pytest.mark.full
 def test_a_report_can_be_read_on_a_phone(looked: Any, run: Path, tmp_path: Path) -> None:
     """A judge of a long path makes the report no wider than the window; no cell is a few letters wide, and a heading stays
     in its box."""
@@ -248,6 +249,7 @@ def test_a_report_can_be_read_on_a_phone(looked: Any, run: Path, tmp_path: Path)
     assert headings.index("Rewards") < headings.index("What was run")
 
 
+@pytest.mark.full
 def test_comparisons_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
     """The table of comparisons is not scrolled sideways either."""
     page.set_viewport_size({"width": 390, "height": 844})

@@ -56,6 +56,7 @@ def test_from_the_group_to_a_rollout_and_back(page: Any, serve: Serve, run: Path
     page.wait_for_url("**/group?**")
 
 
+@pytest.mark.full
 def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path):
     """A pair shows both sides from the fork and what the judge said of the two, in either position."""
     base = serve(run)
@@ -135,6 +136,7 @@ def test_lineage_is_a_graph_to_click(page: Any, serve: Serve, run: Path):
     assert "pairs.parquet" in shown.inner_text()
 
 
+@pytest.mark.full
 def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path):
     """From the disk, without network: rollouts to pick, tokens to color and to point at, and no error."""
     target = tmp_path / "x.html"
@@ -154,6 +156,7 @@ def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path
     context.close()
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_a_run_grows_in_the_page_while_it_is_collected(
     page: Any, serve: Serve, vllm_server: str, policy: str, tmp_path: Path

@@ -186,6 +186,7 @@ def test_an_export_is_the_same(
     assert made(capsys, output, *words, "--workers", "2") == one
 
 
+@pytest.mark.matrix("page")
 @pytest.mark.parametrize("fault", ["id", "page"])
 def test_what_stops_an_export_stops_it_with_the_same_words(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

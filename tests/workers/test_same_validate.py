@@ -98,6 +98,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, re.sub(r"\(\d+\.\d\d s\)", "", out), err
 
 
+@pytest.mark.matrix("run_with_journal", "damaged_page", "nemo")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.__name__)
 def test_the_report_does_not_depend_on_the_workers(
     shape: Callable[[Path], Path],

@@ -93,6 +93,7 @@ def test_a_body_in_chunks_is_counted(serve):
     connection.close()
 
 
+@pytest.mark.full
 def test_a_million_responses_do_not_stop_health(serve):
     """The request is refused, and /health is answered while it is under way."""
     server = serve()

@@ -105,6 +105,7 @@ def test_one_response_cannot_be_compared(serve):
 # --- a judge that misbehaves --------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix("500", "hang", "garbage")
 @pytest.mark.parametrize("fault", [*SAID, "500", "429", "hang", "disconnect", "garbage", "no choices", "400"])
 def test_a_judge_that_never_judges_is_an_answer_with_a_reason(judge, serve, fault):
     """503 with the reason; every comparison is among the failures; no failure is a score or a row with numbers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from filelock import FileLock
 
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_run_json, write_table
-from gymdata.train.prepared import DATA, prepare
+from gymdata.train.prepared import DATA, PREPARED, opened, prepare
 from gymdata.train.settings import TRAINERS
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
@@ -176,11 +175,11 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
     own = {name: value for name, value in job.items() if name in kind.model_fields}
     config = kind.load(None, {"model": str(policy), "output": str(out), **own, **given})
     out.mkdir(parents=True, exist_ok=True)
-    # Of several processes the first one prepares what all map.
+    # Of several processes the first one prepares what all map: another would take the files away under it.
+    folder = out / "job" / DATA
     with FileLock(out / ".preparing"):
-        if "RANK" not in os.environ:
-            shutil.rmtree(out / "job" / DATA, ignore_errors=True)
-        expected = prepare(out / "job" / DATA, config.parts(str(file))).sequences.trained()
+        shared = "RANK" in os.environ and (folder / PREPARED).is_file()
+        expected = (opened(folder) if shared else prepare(folder, config.parts(str(file)))).sequences.trained()
     trainer, token_checksum, _ = run.assemble(
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),

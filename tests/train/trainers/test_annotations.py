@@ -222,6 +222,7 @@ def rewritten(run: Path, out: Path) -> None:
     published.rmdir()
 
 
+@pytest.mark.full
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held is written once it has TOKENS tokens; files come in the order of their steps, each process's apart, and
     beginning after a step drops those of later ones."""

@@ -182,6 +182,7 @@ def test_a_bad_loss_names_its_rollouts(begin: Begin, policy: Path, algorithm: st
     assert str(caught.value).splitlines()[0].endswith(f"on rollouts {', '.join(seen)}")
 
 
+@pytest.mark.matrix("dpo")
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
     """A gradient whose norm is infinite would be clipped to nothing, and the training would end as if it had learned: it
@@ -264,6 +265,7 @@ def test_a_training_that_learned_nothing_ends_with_1(
     assert (again.returncode, "nothing was learned" in again.stderr) == (1, True), again.stderr
 
 
+@pytest.mark.matrix("LoRA")
 @pytest.mark.parametrize(
     "settings", [{}, {"use_peft": True, "lora_target_modules": "all-linear"}], ids=["whole", "LoRA"]
 )

@@ -58,6 +58,7 @@ def train(algorithm: str, policy: Path, folder: Path, sharing: str, **job: Any) 
     return trainer, list(curve(folder / sharing).values())
 
 
+@pytest.mark.matrix("rl")
 @pytest.mark.matrix("dpo", "rl")
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_sharing_changes_no_training(algorithm: str, policy: Path, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def told_run(policy: Path, tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.full
 @pytest.mark.matrix("True")
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_critic_is_used_by_experience(policy: Path, told_run: Path, tmp_path: Path, lora: bool) -> None:
