@@ -119,7 +119,7 @@ def collect(
         )
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
-        stack.push(lambda _, error, __: _close(run, error))
+        stack.push(lambda _, error, __: close_or_remove(run, error))
         return _collect(run, folder, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
 
 
@@ -234,8 +234,8 @@ def _collect(
     return summary
 
 
-def _close(run: Run, error: BaseException | None) -> None:
-    """Nothing is left of a new run whose settings were refused at the start."""
+def close_or_remove(run: Run, error: BaseException | None) -> None:
+    """Close a run; nothing is left of a new one whose settings were refused at the start."""
     run.close("closed" if error is None else f"{type(error).__name__}: {error}")
     refused = isinstance(error, GymdataError) and error.exit_code == EXIT_USAGE and not mirrored(run.folder)
     if refused and not run.resumed and holds_nothing(run.folder, []):

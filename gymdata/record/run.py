@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.collect.report import COLUMNS, facts_of
+from gymdata.collect.run import close_or_remove
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.engines.servers.many import Servers
@@ -80,7 +81,7 @@ def record(
             format=config.format,
         )
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
-        stack.push(lambda _, error, __: run.close("closed" if error is None else f"{type(error).__name__}: {error}"))
+        stack.push(lambda _, error, __: close_or_remove(run, error))
         for text in [*parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
             say(text)
         serving = _Serving(config, parts, run, seed, say, agent, address_of(bound))
@@ -149,9 +150,9 @@ class _Serving:
         self.say(f"connecting to {engine} …" if engine else f"starting vLLM with {self.recorder.model} …")
         try:
             facts = await self.recorder.start()
-        except Exception as error:  # uvicorn would only print it; it is raised to the caller
-            self.trouble = error
-            raise
+        except Exception as error:  # noqa: BLE001 - uvicorn would only print it; it is raised to the caller
+            self._died(error)
+            return
         self.run.note(engine=facts)
         if self.recorder.sessions:
             self.say(f"{len(self.recorder.sessions):,} sessions go on where they were")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -58,7 +59,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
         except urllib.error.HTTPError as error:
             if error.code not in (502, 503):
                 raise
-        except OSError:
+        except (OSError, http.client.HTTPException):
             threading.Event().wait(0.05)
     raise AssertionError("no answer")
 

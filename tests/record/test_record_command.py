@@ -1,0 +1,65 @@
+"""``gymdata record`` around a command: what it sets, how it ends, and what it refuses before it serves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gymdata.errors import OutsideError, UsageError
+from gymdata.record.run import record
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_run_json, read_table
+from tests.server_process import FAULTY, ServerProcess, server_processes
+
+pytestmark = pytest.mark.torch
+POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
+AGENT = """
+import json, os, sys, urllib.request
+for base in (os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"] + "/v1"):
+    body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": base[-3:]}]}
+    path = "/chat/completions" if base == os.environ["OPENAI_BASE_URL"] else "/messages"
+    headers = {"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(base + path, json.dumps(body).encode(), headers)).read()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ServerProcess]:
+    with server_processes(FAULTY) as start:
+        yield start("--vocab", "51")
+
+
+@pytest.mark.parametrize(("code", "status", "stop_reason"), [(0, "completed", None), (3, "truncated", "exit_3")])
+def test_the_recording_ends_with_its_command(
+    engine: ServerProcess, tmp_path: Path, code: int, status: str, stop_reason: str | None
+) -> None:
+    """Each conversation is a rollout that ends as the command does, without a reward; its exit code is reported."""
+    run, agent = tmp_path / "run", [sys.executable, "-c", AGENT, str(code)]
+    summary = record(
+        output=run, port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY, agent=agent, token="a-secret-token"
+    )
+    assert (summary.command_exit, summary.exit_code, summary.rollouts) == (code, int(code > 0), 2)
+    rows = read_table(run, ROLLOUTS).to_pylist()
+    assert {(row["status"], row["stop_reason"], row["reward"]) for row in rows} == {(status, stop_reason, None)}
+    assert read_run_json(run)["stage"] == "record"
+
+
+def test_a_server_without_ids_is_refused_with_what_switches_them_on(tmp_path: Path) -> None:
+    """And nothing is left on disk."""
+    with server_processes(FAULTY) as start:
+        server = start("--mode", "no_ids")
+        with pytest.raises(UsageError) as refused:
+            record(output=tmp_path / "run", port=0, endpoint=[server.url], model="fake", tokenizer=POLICY)
+    assert "return_token_ids" in str(refused.value.hint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: Path) -> None:
+    """With the system's reason."""
+    with pytest.raises(OutsideError, match="no-such-agent: cannot be run"):
+        record(output=tmp_path / "run", port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY,
+               agent=["no-such-agent"])  # fmt: skip
