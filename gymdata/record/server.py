@@ -1,8 +1,8 @@
 """The HTTP side of ``gymdata record``: paths, sessions by key, streams, and errors in each client's own dialect.
 
 A session is named by the path (``/s/KEY/v1/…``), the API key (``gymdata-KEY``), a header (``x-rollout-id``, ``session-id``,
-``x-session-id``) or the body, in this order; a request that names none belongs to the session whose conversation it
-continues, else it begins one.
+``x-parent-session-id``, ``x-session-id``) or the body, in this order; a request that names none belongs to the session whose
+conversation it continues, else it begins one.
 
 Invariants: every request is answered, with completions or with an error of its dialect; no key or token that a client sends
 is written; a stream that began ends with the answer or with an error; requests in flight are answered when the server stops.
@@ -36,7 +36,7 @@ from gymdata.workers.serving import Bodies, BodyLimits, Refused
 
 KEY = re.compile(r"[\w.:-]{1,200}")
 _API_KEY = "gymdata-"
-_HEADERS = ("x-rollout-id", "session-id", "x-session-id")
+_HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
 #: Seconds after which a stream begins although the model still writes, and between two signs of life.
 _BEGIN_S, _ALIVE_S = 1.0, 10.0
 _OBJECTS = 1_000_000

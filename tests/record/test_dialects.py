@@ -42,7 +42,7 @@ CLIENTS: dict[str, tuple[str, int, list[str], str | None, str | None]] = {
     "openai-completions": ("", 0, [], None, None),
     "openai-responses": ("uat", 1, ["add"], None, None),
     "opencode": ("suat", 10, ["bash"], None, None),
-    "opencode-sub-agent": ("suat", 9, ["bash"], "ses_debc181dbffeKPZKMX05MvGwkJ", "sub-agent"),
+    "opencode-sub-agent": ("suat", 9, ["bash"], None, "sub-agent"),
     "opencode-title": ("suu", 0, [], None, None),
     "pi": ("suat", 4, ["bash"], None, None),
     "qwen-code": ("suauat", 15, ["run_shell_command"], None, None),

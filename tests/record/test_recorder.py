@@ -247,3 +247,13 @@ def test_limits_of_bodies_and_sessions(tmp_path: Path) -> None:
         assert (
             r.client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"}).status_code == 422
         )
+
+
+def test_a_sub_agent_with_a_session_of_its_own_belongs_to_its_parents(tmp_path: Path) -> None:
+    """OpenCode names both in headers."""
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.headers = {"x-session-id": "one"}
+        r.said("x", key="")
+        r.headers = {"x-session-id": "two", "x-parent-session-id": "one"}
+        r.said("y", key="")
+        assert list(r.recorder.sessions) == ["one"]

@@ -78,9 +78,8 @@ class ChatCompletions(OpenAI):
             ),
             logprobs=(top or 0) if wants_logprobs else None,
             return_token_ids=fields.flag("return_token_ids"),
-            # OpenCode gives each of its sub-agents a session.
-            session_key=(parent := headers.get("x-parent-session-id")),
-            conversation_hint="sub-agent" if parent else None,
+            # OpenCode's, whose sub-agents have sessions of their own.
+            conversation_hint="sub-agent" if headers.get("x-parent-session-id") else None,
         )
         options.refuse_rest()
         fields.refuse_rest()

@@ -1,0 +1,60 @@
+"""Records one command over a scripted engine: ``python -m tests.record.recorded_agent FOLDER SCRIPT COMMAND…``.
+
+SCRIPT is a JSON list of (text, tool, arguments). A conversation with tools calls the first tool whose text its prompt has,
+and then says that it is done. The run is FOLDER/run, and what the engine read and sampled FOLDER/sampled.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymdata.collect.setup import Parts
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.record.run import record
+from tests.collect.fake_parts import ROLE, FakeSampler
+from tests.record.scripted_engine import TOOL_SET, Letters
+from tests.record.scripted_server import SUBMIT
+
+Script = Sequence[tuple[str, str, Mapping[str, Any]]]
+
+
+class KeptSampler(FakeSampler):
+    """Follows the script, and keeps what it read and sampled."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(lambda prompt, _: answer(script, prompt))
+        self.sampled: list[dict[str, list[int]]] = []
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        generations = await super().sample(request)
+        self.sampled += [
+            {"prompt": list(request.prompt_token_ids), "generation": list(g.token_ids)} for g in generations
+        ]
+        return generations
+
+
+def answer(script: Script, prompt: Sequence[int]) -> str:
+    text = bytes(i for i in prompt if i < 256).decode()
+    if TOOL_SET not in prompt:
+        return "A title"
+    if ROLE["tool"] not in prompt:
+        return next(f"CALL {tool} {json.dumps(arguments)}" for part, tool, arguments in script if part in text)
+    if SUBMIT in text:
+        return f'CALL bash {{"command": "echo {SUBMIT}"}}'
+    return "THINK It worked.|It is done."
+
+
+def main(folder: Path, script: Script, command: Sequence[str]) -> int:
+    sampler = KeptSampler(script)
+    parts = Parts(sampler, Letters(), None, [], {"policy": "fake", "policy_hash": "fake-0"})
+    summary = record(output=folder / "run", parts=parts, agent=command, say=lambda text: print(text, file=sys.stderr))
+    (folder / "sampled.json").write_text(json.dumps(sampler.sampled))
+    return summary.command_exit or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]))
