@@ -197,9 +197,10 @@ class Recorder:
         room = None if self.context is None else self.context - len(plan.prompt)
         if room is not None and room < 1:
             raise RequestError(
-                "invalid",
-                f"this model's maximum context length is {self.context:,} tokens, and the prompt has {len(plan.prompt):,}: "
-                "prompt is too long (context_length_exceeded)",
+                "context",
+                # In the words, and without the commas, by which agents know that they have to compact.
+                f"prompt is too long: {len(plan.prompt)} tokens > {self.context} maximum "
+                f"(this model's maximum context length is {self.context} tokens)",
                 where="messages",
             )
         asked = request.max_tokens if request.max_tokens is not None else room

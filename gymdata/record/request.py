@@ -16,14 +16,24 @@ from gymdata.rollouts.messages import Message
 #: ``invalid``: the request is wrong. ``unsupported``: a field that the server does not have. ``authentication``: no token of
 #: this server. ``not_found``: a path, session or completion. ``too_large``: more than a limit of the server. ``budget``: the
 #: session has used up its turns, tokens or time. ``busy``: too many sessions or requests; ``retry_after`` says when again.
-#: ``upstream``: the engine failed. ``internal``: a defect of the server.
+#: ``context``: a prompt that the model's context has no room for. ``upstream``: the engine failed. ``internal``: a defect of
+#: the server.
 ErrorKind = Literal[
-    "invalid", "unsupported", "authentication", "not_found", "too_large", "budget", "busy", "upstream", "internal"
+    "invalid",
+    "unsupported",
+    "authentication",
+    "not_found",
+    "too_large",
+    "context",
+    "budget",
+    "busy",
+    "upstream",
+    "internal",
 ]
 #: The status of an error, where the one who raises it does not know better.
 STATUS: Mapping[ErrorKind, int] = {
-    "invalid": 400, "unsupported": 400, "authentication": 401, "not_found": 404, "too_large": 413, "budget": 403,
-    "busy": 429, "upstream": 502, "internal": 500,
+    "invalid": 400, "unsupported": 400, "authentication": 401, "not_found": 404, "too_large": 413, "context": 400,
+    "budget": 403, "busy": 429, "upstream": 502, "internal": 500,
 }  # fmt: skip
 
 

@@ -478,6 +478,15 @@ def test_an_error_says_when_to_come_again(dialect: Dialect) -> None:
     assert body["error"]["type"] == "rate_limit_error"
 
 
+def test_a_prompt_beyond_the_context_is_named_as_clients_know_it() -> None:
+    """By it agents compact their history: OpenAI's code, and the beginning of Anthropic's message."""
+    message = "prompt is too long: 9 tokens > 8 maximum"
+    for dialect in (CHAT, RESPONSES, COMPLETIONS):
+        assert dialect.error(400, "context", message)[2]["error"]["code"] == "context_length_exceeded"
+    error = MESSAGES.error(400, "context", message)[2]["error"]
+    assert error == {"type": "invalid_request_error", "message": message}
+
+
 def test_a_stream_begins_before_the_first_word() -> None:
     """The first delta, which is empty, is sent at once."""
 

@@ -220,6 +220,7 @@ _OPENAI: Mapping[ErrorKind, tuple[str, str | None]] = {
     "authentication": ("invalid_request_error", "invalid_api_key"),
     "not_found": ("invalid_request_error", "not_found"),
     "too_large": ("invalid_request_error", "request_too_large"),
+    "context": ("invalid_request_error", "context_length_exceeded"),
     "budget": ("insufficient_quota", "insufficient_quota"),
     "busy": ("rate_limit_error", "rate_limit_exceeded"),
     "upstream": ("server_error", "upstream_error"),

@@ -41,6 +41,7 @@ _ERRORS: Mapping[ErrorKind, str] = {
     "authentication": "authentication_error",
     "not_found": "not_found_error",
     "too_large": "request_too_large",
+    "context": "invalid_request_error",
     "budget": "permission_error",
     "busy": "rate_limit_error",
     "upstream": "api_error",
