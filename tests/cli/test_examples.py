@@ -13,7 +13,6 @@ from gymdata.cli.main import COMMANDS, main, rewritten
 from tests.cli.parsers import parser_of
 from tests.docs_blocks import forked, prepare, stand_in
 from tests.forks import TRAINING, forks
-from tests.lora_files import write_adapter
 
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 #: What needs a server, torch or a folder that another example makes with torch; those with a dry run are tried with it.
@@ -89,7 +88,6 @@ def test_the_other_examples_pass_their_dry_run(folder: Path, monkeypatch: pytest
     before = sorted(folder.rglob("*"))
     # The run that is here was imported: collect would refuse to resume it.
     fresh = [(command, line.replace("runs/x", "runs/new") if command == "collect" else line) for command, line in LINES]
-    write_adapter(folder / "runs" / "sft-lora", base=folder / "sample_data" / "policy")
     tried = [words_of(line) for command, line in fresh if command in HEAVY and not serves(line)]
     dry = [[*words, "--dry-run"] for words in tried if words[0] in ("collect", "demo") or words[0].startswith("train-")]
     assert len(dry) == 9
