@@ -1,6 +1,6 @@
 """What ``audit`` and ``train-rl`` say of a real model's rollouts, honest and falsified, by the number formats of both.
 
-``python -m tests.benchmarks.number_formats WORK`` prints the table of tests/benchmarks/RESULTS.md. The model is in WORK/model,
+``python -m tests.benchmarks.number_formats WORK`` prints the table of tests/benchmarks/RESULTS.md. The model, WORK/model, is
 SmolLM2-135M-Instruct where there is none; it, rollouts and another checkpoint are made where they are missing. With a pair,
 as ``bfloat16/float32``, only its column is measured, into WORK/cells.jsonl; ``--table`` prints what is there.
 """
