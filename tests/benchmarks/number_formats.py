@@ -189,7 +189,9 @@ def table(work: Path) -> str:
     for situation in SITUATIONS:
         line = [situation.title]
         for pair in PAIRS:
-            cell = found[situation.title, pair]
+            if (cell := found.get((situation.title, pair))) is None:
+                line.append("not measured")
+                continue
             verdict = "the model's" if cell["ok"] else f"L305, {cell['cause']}"
             verdict += "; train-rl refuses" if cell["train_rl"] else "; train-rl trains"
             figures = f"mean \\|Δ\\| {cell['mean']:.2g}, outside {cell['outside']:.1%}, ratio {cell['ratio']:.3f}, ESS "
