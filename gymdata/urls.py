@@ -96,12 +96,6 @@ def refuse_userinfo(url: str | None, setting: str, keys: tuple[str, ...] = ()) -
         raise UsageError(f"{setting}: {redacted(url)}: a user name or password does not belong in a URL", hint=where)
 
 
-def refuse_userinfo_in(servers: Iterable[str], setting: str, keys: tuple[str, ...] = ()) -> None:
-    """The same for several servers; of ``@FILE``, the URLs are checked when it is read."""
-    for server in servers:
-        refuse_userinfo(server, setting, keys)
-
-
 def for_child(settings: Any) -> Any:
     """``settings`` with placeholders for the values in the query strings of their URLs (see ``placeholder_values``)."""
     if isinstance(settings, Mapping):

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, Dtype, OnlyWith, ServerUrls
-from gymdata.urls import ENGINE_KEYS, refuse_userinfo_in
+from gymdata.settings import Config, Dtype, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, without_userinfo
+from gymdata.urls import ENGINE_KEYS
 
 
 class AuditConfig(Config):
@@ -30,9 +30,7 @@ class AuditConfig(Config):
     replicas: int | None = pydantic.Field(
         None, ge=1, description="Engines of the model on Ray that score the tokens (default: a forward pass here)."
     )
-    ray: str | None = pydantic.Field(
-        None, description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."
-    )
+    ray: RayAddress = None
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
     wait_for_server: float = pydantic.Field(
         600.0, ge=0.0, description="Seconds to wait for a server that stops answering."
@@ -52,17 +50,9 @@ class AuditConfig(Config):
     engine: dict[str, Any] = pydantic.Field(
         default_factory=dict, description="Engine arguments of vLLM for --replicas, as they are."
     )
-    replica: dict[str, Any] = pydantic.Field(
-        default_factory=dict,
-        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
-        "parts) and resources, Ray's own by name.",
-    )
+    replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
-    @pydantic.field_validator("endpoint")
-    @classmethod
-    def _no_userinfo(cls, servers: list[str]) -> list[str]:
-        refuse_userinfo_in(servers, "--endpoint", ENGINE_KEYS)
-        return servers
+    _no_userinfo = without_userinfo("endpoint", keys=ENGINE_KEYS)
 
     def checked(self) -> AuditConfig:
         """This, or UsageError for settings of a forward pass in this process together with servers."""

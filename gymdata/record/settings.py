@@ -11,8 +11,8 @@ import pydantic
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import UsageError
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config, ServerUrls, parse_value
-from gymdata.urls import ENGINE_KEYS, LOOPBACK, refuse_userinfo_in
+from gymdata.settings import Config, ServerUrls, parse_value, without_userinfo
+from gymdata.urls import ENGINE_KEYS, LOOPBACK
 
 #: Settings that ``record`` shares with ``collect``, by their names there.
 _SHARED = (
@@ -99,16 +99,12 @@ class RecordConfig(Config):
         0.0, ge=0.0, allow_inf_nan=False, description="Seconds to wait for a server that went away while recording."
     )
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per HTTP request.")
-    retries: int = pydantic.Field(2, ge=0, description="Retries of a request that failed in passing.")
+    retries: int = pydantic.Field(2, ge=0, description="Retries after a transient failure.")
     allow_raw_logprobs: bool = pydantic.Field(
         False, description="Record although the server's logprobs ignore the sampling settings (L304)."
     )
 
-    @pydantic.field_validator("endpoint")
-    @classmethod
-    def _no_userinfo(cls, servers: list[str]) -> list[str]:
-        refuse_userinfo_in(servers, "--endpoint", ENGINE_KEYS)
-        return servers
+    _no_userinfo = without_userinfo("endpoint", keys=ENGINE_KEYS)
 
     @pydantic.field_validator("force", mode="before")
     @classmethod
