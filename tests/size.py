@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_486,
-    "audit": 1_312,
+    ".": 3_480,
+    "audit": 1_302,
     "chat": 978,
     "check": 520,
     "checks": 2_648,
@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_415,
-    "record": 3_278,
+    "record": 3_274,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_902,
@@ -59,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 587,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_336, 591
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_165, 105
+TOTAL, FILE_LINES = 76_316, 591
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_164, 105
 
 
 def sources() -> list[Path]:
