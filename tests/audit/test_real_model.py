@@ -19,7 +19,7 @@ def test_rollouts_of_a_bfloat16_model_are_its_own(tmp_path: Path) -> None:
     """Sampled by vLLM in the checkpoint's format, which run.json records; rows that say another temperature are not."""
     model, run = real_model.make(tmp_path / "model"), tmp_path / "run"
     tasks = [{"task_id": f"t{n}", "prompt": f"{n} + {n + 1} = ? Explain it in a sentence."} for n in range(6)]
-    gymdata.collect(tasks, str(model), run, num_rollouts=2, temperature=0.8, max_tokens=32, seed=1)
+    gymdata.collect(tasks, model=str(model), output=run, num_rollouts=2, temperature=0.8, max_tokens=32, seed=1)
     facts = read_run_json(run)
     assert facts["engine"]["dtype"] == "bfloat16"
     for scorer in ("bfloat16", "float32"):

@@ -54,7 +54,7 @@ def prepare(work: Path) -> None:
         for name, sampling in (("rollouts", {}), ("top-p", {"top_p": 0.9})):
             if not (folder := work / f"{name}-{sampler}").exists():
                 gymdata.collect(
-                    tasks(), str(work / "model"), folder, num_rollouts=EACH, temperature=TEMPERATURE, seed=1,
+                    tasks(), model=str(work / "model"), output=folder, num_rollouts=EACH, temperature=TEMPERATURE, seed=1,
                     max_tokens=TOKENS, engine={"dtype": sampler}, **sampling,
                 )  # fmt: skip
     if not (work / "checkpoint").exists():
