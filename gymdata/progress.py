@@ -87,6 +87,7 @@ def stop_logging() -> None:
     for handler in _LOGGER.handlers[:]:
         _LOGGER.removeHandler(handler)
         handler.close()
+    _LOGGER.setLevel(logging.NOTSET)
     _LOGGER.propagate = True
 
 

@@ -132,3 +132,13 @@ def test_a_refused_command_leaves_no_folder() -> None:
     assert main(["pairs", "sample_data/rollouts/clean.jsonl", "-o", "made", "--strategy", "none-such"]) == 2
     assert main(["import", "missing.jsonl", "-o", "made"]) == 2
     assert not Path("made").exists()
+
+
+def test_a_command_that_has_ended_leaves_logging_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that ran a command hears of later records what its own levels let through."""
+    before = logging.getLogger("gymdata").level
+    start_logging("debug")
+    stop_logging()
+    printed("nobody asked for this")
+    assert logging.getLogger("gymdata").level == before
+    assert caplog.records == []
