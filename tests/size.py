@@ -56,10 +56,10 @@ BUDGETS: dict[str, int] = {
     "train": 7_022,
     "validate": 1_343,
     "view": 3_148,
-    "workers": 587,
+    "workers": 589,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_317, 591
+TOTAL, FILE_LINES = 76_319, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_164, 105
 
 

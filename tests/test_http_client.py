@@ -110,14 +110,14 @@ def test_the_beginning_of_an_endless_refusal_is_told() -> None:
 
 def test_what_an_engine_may_answer_grows_with_the_request() -> None:
     """The limit covers a sound answer of any size that was asked for, and is far from 1 GiB for a small one."""
-    sampler = ServerSampler("http://h", sampling={"top_logprobs": 5})
-    small = sampler.most_bytes({"n": 1, "max_tokens": 8, "prompt": [1] * 10})
+    sampler = ServerSampler("http://h")
+    small = sampler.most_bytes({"n": 1, "max_tokens": 8, "logprobs": 5, "prompt": [1] * 10})
     assert small < 2 << 20
     top = {"token": "token_id:151643", "logprob": -12.345678901234567, "bytes": [255] * 32}
     one = {**top, "top_logprobs": [top] * 6}
     choice = {"token_ids": [151643] * 2_000, "logprobs": {"content": [one] * 2_000}, "text": "x" * 32_000}
     answer = {"choices": [choice] * 3, "prompt_token_ids": [151643] * 10_000}
-    body = {"n": 3, "max_tokens": 2_000, "prompt": [151643] * 10_000}
+    body = {"n": 3, "max_tokens": 2_000, "logprobs": 5, "prompt": [151643] * 10_000}
     assert len(json.dumps(answer)) < sampler.most_bytes(body) < 100 << 20
 
 

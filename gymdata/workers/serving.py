@@ -22,6 +22,8 @@ import numpy as np
 import orjson
 import pydantic
 
+from gymdata.texts import option
+
 if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
@@ -47,10 +49,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
         self.status, self.body = status, body
 
     @classmethod
-    def over(cls, status: int, kind: str, what: str, got: int, limit: int, flag: str) -> Refused:
-        """More than a limit, which ``flag`` raises."""
-        detail = f"{what}: got {got:,}, at most {limit:,} (start the server with a higher {flag})"
-        return cls(status, {"detail": detail, "kind": kind, "got": got, "limit": limit, "hint": f"{flag} N"})
+    def over(cls, status: int, kind: str, what: str, got: int, limit: int, setting: str) -> Refused:
+        """More than a limit, which ``setting`` raises."""
+        detail = f"{what}: got {got:,}, at most {limit:,} (start the server with a higher {option(setting)})"
+        return cls(status, {"detail": detail, "kind": kind, "got": got, "limit": limit, "hint": f"{option(setting)} N"})
 
     def response(self) -> JSONResponse:
         from starlette.responses import JSONResponse
@@ -63,13 +65,13 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bytes, levels of nesting, and lists and objects of a body. ``objects_flag``: the flag that raises the last, of
+    """Bytes, levels of nesting, and lists and objects of a body. ``objects_setting``: the setting that raises the last, of
     requests that have ``objects_kind``."""
 
     max_bytes: int
     max_depth: int
     max_objects: int
-    objects_flag: str = "--max-body-bytes"
+    objects_setting: str = "max_body_bytes"
     objects_kind: str = "objects"
     objects_named: str = "lists and objects in a request"
 
@@ -121,10 +123,10 @@ class Bodies:
         depth, objects = shape(body)
         limits = self.limits
         if depth > limits.max_depth:
-            raise Refused.over(422, "depth", "levels of nesting", depth, limits.max_depth, "--max-depth")
+            raise Refused.over(422, "depth", "levels of nesting", depth, limits.max_depth, "max_depth")
         if objects > limits.max_objects:
-            what, flag = limits.objects_named, limits.objects_flag
-            raise Refused.over(422, limits.objects_kind, what, objects, limits.max_objects, flag)
+            what, setting = limits.objects_named, limits.objects_setting
+            raise Refused.over(422, limits.objects_kind, what, objects, limits.max_objects, setting)
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -138,7 +140,7 @@ class Bodies:
             raise Refused(422, {"detail": detail, "kind": "not_json"}) from error
 
     def _too_long(self, got: int) -> Refused:
-        return Refused.over(413, "body", "bytes of a request", got, self.limits.max_bytes, "--max-body-bytes")
+        return Refused.over(413, "body", "bytes of a request", got, self.limits.max_bytes, "max_body_bytes")
 
 
 async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:

@@ -118,7 +118,11 @@ def parts_of(nodes: Nodes, folder: Path, count: int = 2, needs: Needs | None = N
     from gymdata.engines.servers._ray import Replicas
 
     replicas = Replicas(
-        count, partial(LetterReplica, folder), needs=needs or Needs(), address=nodes.cluster.address, concurrency=8
+        count,
+        partial(LetterReplica, folder),
+        needs=needs or Needs.of({}, {}),
+        address=nodes.cluster.address,
+        concurrency=8,
     )
     parts = fake_parts.parts(env=env)
     parts.sampler = Servers(replicas, replicas.member, pause_s=0.1)
@@ -210,10 +214,13 @@ def test_replicas_that_can_never_be_placed_are_refused_with_numbers(
     nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
 ) -> None:
     """More than there are CPUs, a GPU where none is: an error at once, with what each node has."""
-    for count, needs, room in ((3, Needs(), 2), (1, Needs(gpus=1.0), 0), (1, Needs(resources={"tpu": 1.0}), 0)):
+    for count, needs, room in ((3, {}, 2), (1, {"num_gpus": 1.0}, 0), (1, {"resources": {"tpu": 1.0}}, 0)):
         with pytest.raises(UsageError, match=f"can never be placed: 3 nodes have room for {room}"):
             gymdata.collect(
-                parts=parts_of(nodes, tmp_path, count, needs), output=tmp_path / "run", tasks=str(tasks(1)), seed=1
+                parts=parts_of(nodes, tmp_path, count, Needs.of(needs, {})),
+                output=tmp_path / "run",
+                tasks=str(tasks(1)),
+                seed=1,
             )
 
 
@@ -234,8 +241,8 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
     """A model is read by its path on every node: the error says which node lacks it."""
     from gymdata.engines.servers._ray import Replicas, engine_maker
 
-    make = engine_maker(str(tmp_path / "policy"), {}, Needs(), sampling={}, seed=1)
-    replicas = Replicas(1, make, needs=Needs(), address=nodes.cluster.address)
+    make = engine_maker(str(tmp_path / "policy"), {}, Needs.of({}, {}), sampling={}, seed=1)
+    replicas = Replicas(1, make, needs=Needs.of({}, {}), address=nodes.cluster.address)
     parts = fake_parts.parts()
     parts.sampler = Servers(replicas, replicas.member)
     with pytest.raises(UsageError, match="policy") as caught:

@@ -243,7 +243,7 @@ def test_limits_of_bodies_and_sessions(tmp_path: Path) -> None:
         busy = r.chat("x", key="other")
         assert (busy.status_code, "--max-sessions" in busy.text) == (429, True)
         long = r.chat("x" * 600)
-        assert (long.status_code, "--max-body-bytes" in long.text) == (413, True)
+        assert (long.status_code, "max_body_bytes=" in long.text) == (413, True)
         assert (
             r.client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"}).status_code == 422
         )

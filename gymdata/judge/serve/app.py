@@ -91,7 +91,7 @@ class Service:
         self.config, self.queue, self.run_id = config, queue, run_id
         most = OBJECTS_PER_RESPONSE * config.max_responses
         named = f"lists and objects in a request ({OBJECTS_PER_RESPONSE:,} for each response that is allowed)"
-        limits = BodyLimits(config.max_body_bytes, config.max_depth, most, "--max-responses", "responses", named)
+        limits = BodyLimits(config.max_body_bytes, config.max_depth, most, "max_responses", "responses", named)
         self.bodies = Bodies.of(limits)
         size = max(2, config.num_rollouts_per_prompt)
         self.cohorts = Cohorts(size, config.cohort_timeout, queue.decide, answers, config.max_waiting)
@@ -149,7 +149,7 @@ class Service:
         listed = given.get("response_objs") if isinstance(given, dict) else None
         if isinstance(listed, list) and len(listed) > self.config.max_responses:
             most = self.config.max_responses
-            raise Refused.over(422, "responses", "responses", len(listed), most, "--max-responses")
+            raise Refused.over(422, "responses", "responses", len(listed), most, "max_responses")
         request = _read(CompareRequest, given)
         texts = [self._texts(response) for response in request.response_objs]
         if len(texts) < 2:
