@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
 import secrets
 import time
@@ -105,9 +106,12 @@ class Recorder:
         self.scheduler = RewardScheduler(parts.rewards, timeout_s=config.reward_timeout)
         self.log = SessionLog(run.folder)
         self.context: int | None = config.max_context
-        existing = run.existing(("rollout_id", "task_id"))
+        existing = run.existing(("rollout_id", "task_id", "status", "reward"))
         #: Rollouts that are written, and how many there are of each task.
-        self._ended: dict[str, dict[str, Any]] = {i: {} for i in existing["rollout_id"].to_pylist()}
+        self._ended: dict[str, dict[str, Any]] = {
+            row["rollout_id"]: {name: row[name] for name in ("status", "reward", "task_id")}
+            for row in existing.to_pylist()
+        }
         self._of_task = Counter(existing["task_id"].to_pylist())
         self.sessions: dict[str, Session] = {}
         for session in self.log.read():
@@ -156,7 +160,7 @@ class Recorder:
         rollout_id = self._rollout_id(key)
         if rollout_id not in self._ended:
             raise RequestError("not_found", f"no session {key}")
-        return {"key": key, "status": "ended", "rollout_id": rollout_id, **self._ended[rollout_id]}
+        return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
 
     def _rollout_id(self, key: str) -> str:
         return self.key.rollout_id(Task(key, [], None, {}, "session"), 0)
@@ -406,7 +410,12 @@ class Recorder:
         """Write the session's row, or its failure. Raises RequestError for a key that no request had."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self.sessions:
-                return self.state_of(key)
+                state = self.state_of(key)
+                reward = state["reward"]
+                if ending.reward not in (None, reward) and not self.scheduler.rewards:
+                    text = f"session {key} has ended with reward {reward}: its rollout {state['rollout_id']} stays as it is"
+                    raise RequestError("invalid", text, where="reward", status=409)
+                return state
             session = self.sessions[key]
             while session.in_flight:  # what was asked is answered first
                 await asyncio.sleep(0.01)
@@ -428,9 +437,13 @@ class Recorder:
         if session.spent is not None:
             status, stop_reason = TRUNCATED, session.spent
         first = next((m.get("content") for m, _ in shown if m["role"] == "user"), None)
-        task_id = ending.task_id or str((ending.task or {}).get("task_id") or session.key)
-        task = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
         main = session.threads[labels.index("main")]
+        # Conversations that begin with the same prompt are attempts at one task.
+        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", (message for message, _ in shown)))
+        prompt_digest = hashlib.blake2b(to_json([opening, main.tools]).encode(), digest_size=8).hexdigest()
+        unnamed = session.key if session.named else f"prompt-{prompt_digest}"
+        task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
+        task = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
         duration = session.last_at - session.started_at
         parts, faults = [], {}
         if ending.reward is not None or ending.rewards:
@@ -509,10 +522,11 @@ class Recorder:
             if not session.in_flight and now - session.last_at >= self.config.idle_timeout:
                 await self.finish(session.key, Ending(TRUNCATED, "idle_timeout"))
 
-    async def end_all(self, ending: Ending) -> None:
-        """End every open session."""
-        for key in list(self.sessions):
-            await self.finish(key, ending)
+    async def end_all(self, ending: Ending, *, before: float = math.inf) -> None:
+        """End every open session whose last call was ``before`` a time, in seconds since the epoch."""
+        for session in list(self.sessions.values()):
+            if session.last_at < before:
+                await self.finish(session.key, ending)
 
     def _fail(self, session: Session, kind: str, place: str, message: str, task_id: str | None = None) -> None:
         self.run.fail(

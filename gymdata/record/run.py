@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -25,7 +26,7 @@ from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments import SingleTurn
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, UsageError, counted
 from gymdata.record.recorder import COMPLETED, TRUNCATED, Ending, Recorder
 from gymdata.record.report import RecordSummary
 from gymdata.record.server import Service, create_app
@@ -59,6 +60,9 @@ def record(
     OutsideError("engine") when the engine cannot start or dies.
     """
     config = RecordConfig.called_with(record, config, settings).checked()
+    if agent and shutil.which(agent[0]) is None:
+        hint = f"python {agent[0]}, or make it executable" if Path(agent[0]).is_file() else "give its full path"
+        raise UsageError(f"{agent[0]!r} is not a command that can be run", hint=hint)
     began = time.monotonic()
     refuse_unwritable(config.output)
     collecting = config.as_collect()
@@ -155,7 +159,7 @@ class _Serving:
             return
         self.run.note(engine=facts)
         if self.recorder.sessions:
-            self.say(f"{len(self.recorder.sessions):,} sessions go on where they were")
+            self.say(f"{counted(len(self.recorder.sessions), 'open session')} resumed")
         self._tasks.append(asyncio.create_task(self._tick()))
         if self.agent:
             self._tasks.append(asyncio.create_task(self._run_agent()))
@@ -186,6 +190,7 @@ class _Serving:
         """Run the command, and end what it left open."""
         while not self.server.started:
             await asyncio.sleep(0.01)
+        began = time.time()
         try:
             process = subprocess.Popen(self.agent, env=agent_environment(self.url, self.config), **OWN_GROUP)
         except OSError as error:
@@ -201,6 +206,8 @@ class _Serving:
                     process.wait(_GRACE_S)
         ending = Ending(COMPLETED) if self.command_exit == 0 else Ending(TRUNCATED, f"exit_{self.command_exit}")
         try:
+            # A session of an earlier command that this one did not continue has lost its agent.
+            await self.recorder.end_all(Ending(TRUNCATED, "interrupted"), before=began)
             await self.recorder.end_all(ending)
         except Exception as error:  # noqa: BLE001 - raised to the caller
             self._died(error)

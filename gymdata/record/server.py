@@ -235,8 +235,18 @@ def create_app(
 
     # Some clients look whether anything is there.
     routes += [Route("/health", health), Route("/", health), Route("/metrics", metrics)]
+
+    async def no_such_path(request: Request, _: Exception) -> Response:
+        text = f"{request.method} {request.url.path} is not served; expected one of {', '.join(r.path for r in routes)}"
+        return _json(404, {"error": {"message": text, "type": "invalid_request_error", "code": "not_found"}})
+
     hosts = [service.config.host, *service.config.allow_host]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(OnlyHosts, hosts=hosts)])
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(OnlyHosts, hosts=hosts)],
+        exception_handlers={404: no_such_path},
+    )
 
 
 async def _deltas(work: asyncio.Task[list[AgentCompletion]]) -> AsyncIterator[CompletionDelta]:

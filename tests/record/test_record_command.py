@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import UsageError
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
@@ -59,7 +59,8 @@ def test_a_server_without_ids_is_refused_with_what_switches_them_on(tmp_path: Pa
 
 
 def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: Path) -> None:
-    """With the system's reason."""
-    with pytest.raises(OutsideError, match="no-such-agent: cannot be run"):
+    """Before anything is started, and nothing is left on disk."""
+    with pytest.raises(UsageError, match="'no-such-agent' is not a command that can be run"):
         record(output=tmp_path / "run", port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY,
                agent=["no-such-agent"])  # fmt: skip
+    assert not (tmp_path / "run").exists()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gymdata.errors import OutsideError, UsageError
+from gymdata.record.recorder import Ending
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_failures, read_run_json, read_table
@@ -23,14 +26,17 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
-    """Two rollouts of one task have one group and two indexes; a second finish changes nothing."""
+    """Two rollouts of one task have one group and two indexes; a second finish changes nothing, and another reward
+    is refused."""
     task = {"task_id": "t", "prompt": "x", "answer": "4"}
     with recording(tmp_path / "run", "3", "4") as r:
         for key, reward in (("one", 0.0), ("two", 1.0)):
             r.said("x", key=key)
             ended = r.finish(key, reward=reward, rewards={"exact": reward, "style": 0.5}, task=task, status="truncated",
                              stop_reason="steps")  # fmt: skip
-            assert r.finish(key, reward=9) == ended
+            assert r.finish(key, reward=reward) == ended
+            other = r.client.post(f"/rollouts/{key}/finish", json={"reward": 9})
+            assert (other.status_code, "has ended with reward" in other.text) == (409, True)
             assert r.client.get(f"/rollouts/{key}").json() == ended
         assert r.chat("x", key="one").status_code == 409
         assert r.client.get("/rollouts/nobody").status_code == 404
@@ -219,6 +225,42 @@ def test_sessions_are_named_by_path_key_or_header(tmp_path: Path) -> None:
         assert r.client.post("/s/a%20b/v1/messages", json=body).status_code == 400
         assert r.client.get("/v1/models").json()["data"][0]["id"] == "fake"
         assert r.client.get("/health").json()["sessions_open"] == 3
+
+
+def test_conversations_with_the_same_prompt_are_attempts_at_one_task(tmp_path: Path) -> None:
+    """Without a key: one group for each prompt with its tools, whatever follows it."""
+    with recording(tmp_path / "run", "a", "b", "c", "d") as r:
+        for said in ("x", "x", "y"):
+            r.said(said, key="")
+            (key,) = r.recorder.sessions
+            r.finish(key)
+    first, second, other = rows_of(tmp_path / "run")
+    assert first["group_id"] == second["group_id"] != other["group_id"]
+    assert (first["task_id"], first["rollout_index"], second["rollout_index"]) == (second["task_id"], 0, 1)
+    assert len({row["rollout_id"] for row in (first, second, other)}) == 3
+
+
+def test_a_session_that_nobody_continued_is_no_completed_rollout(tmp_path: Path) -> None:
+    """Of what an earlier command left open, only what this one continued ends as it does."""
+    with recording(tmp_path / "run", "a", "b", "c") as r:
+        r.said("x", key="old")
+        began = time.time()
+        first = r.said("y", key="new")
+        asyncio.run(r.recorder.end_all(Ending("truncated", "interrupted"), before=began))
+        r.said("y", first, "z", key="new")
+        r.finish("new")
+    ended = {
+        json.loads(row["task"])["prompt"]: (row["status"], row["stop_reason"]) for row in rows_of(tmp_path / "run")
+    }
+    assert ended == {"x": ("truncated", "interrupted"), "y": ("completed", None)}
+
+
+def test_a_path_that_is_not_served_is_named_with_those_that_are(tmp_path: Path) -> None:
+    """A base URL without /v1 is the usual slip."""
+    with recording(tmp_path / "run") as r:
+        answer = r.client.post("/chat/completions", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "/v1/chat/completions" in answer.json()["error"]["message"]
 
 
 def test_a_token_is_asked_for_and_never_written(tmp_path: Path) -> None:
