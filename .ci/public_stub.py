@@ -145,7 +145,7 @@ class Stub:
         config = next(arg.annotation for arg in [*node.args.args, *node.args.kwonlyargs] if arg.arg == "config")
         assert config is not None
         kind = next(n.id for n in ast.walk(config) if isinstance(n, ast.Name) and n.id.endswith("Config"))
-        fields = {str(line.target.id): (home, line) for home, line in fields_of(module, kind)}  # type: ignore[union-attr]
+        fields = {str(line.target.id): (home, line) for home, line in fields_of(module, kind)}  # type: ignore[union-attr]  # fields have names
         for field, (home, line) in fields.items():
             if field not in own | {"trainer", "path"}:
                 annotation = self.use(Widened().visit(line.annotation), home)

@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_415,
-    "record": 3_305,
+    "record": 3_309,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_902,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 589,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_350, 591
+TOTAL, FILE_LINES = 76_354, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_164, 105
 
 

@@ -77,7 +77,7 @@ def merged_in_cache(adapter: str) -> Path:
 
 def round_weights(out: Path, dtype: str | None) -> float:
     """Rewrite the weights of a model folder in ``dtype``. Returns what that changed, relative: |rounded − w| / |w| over all;
-    0 where they are in it already, or ``dtype`` is none that weights are trained in."""
+    0 where they are in it already, or weights are not trained in ``dtype``."""
     files = sorted(out.glob("*.safetensors"))
     if dtype not in _FORMATS or not (out / "config.json").is_file():
         return 0.0

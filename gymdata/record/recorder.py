@@ -184,7 +184,7 @@ class Recorder:
     # --- a request --------------------------------------------------------------------------------------------------
 
     def prompt_of(self, session: Session, request: AgentRequest) -> Plan:
-        """Where the request goes on. Raises RequestError for messages that cannot be rendered."""
+        """The prompt that the request continues. Raises RequestError for messages that cannot be rendered."""
         try:
             orjson.dumps([request.messages, request.tools])
             return session.plan(request, self.chat)
@@ -207,12 +207,14 @@ class Recorder:
                 f"(this model's maximum context length is {self.context} tokens)",
                 where="messages",
             )
-        asked = request.max_tokens if request.max_tokens is not None else room
-        max_tokens = min(n for n in (asked, room, _MOST_TOKENS) if n is not None)
+        requested = request.max_tokens if request.max_tokens is not None else room
+        max_tokens = min(n for n in (requested, room, _MOST_TOKENS) if n is not None)
         left = self.config.max_tokens_total
         if left is not None:
             max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
-        clamped = {"max_tokens": asked, "used": max_tokens} if asked is not None and max_tokens < asked else None
+        clamped = (
+            {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
+        )
         chosen = self._chosen(request)
         self.sessions[session.key] = session
         session.in_flight += 1
@@ -417,7 +419,7 @@ class Recorder:
                     raise RequestError("invalid", text, where="reward", status=409)
                 return state
             session = self.sessions[key]
-            while session.in_flight:  # what was asked is answered first
+            while session.in_flight:  # calls in flight are answered first
                 await asyncio.sleep(0.01)
             try:
                 if ending.status == FAILED:

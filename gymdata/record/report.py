@@ -13,7 +13,7 @@ from gymdata.public import Report, Row
 class RecordSummary(Report):
     """The whole run (``rollouts`` … ``tokens_generated``) and this call: ``new_rollouts``, ``failures`` of the engine,
     ``command_exit``: of the command that was run, ``interrupted``: by a signal. ``open``: sessions that are not ended; the
-    same command goes on with them."""
+    same command resumes them."""
 
     path: str
     run_id: str

@@ -60,20 +60,22 @@ class Service:
             key = self._key(request)
             body = await self._body(request)
             headers = {name.lower(): value for name, value in request.headers.items()}
-            asked = dialect.parse(body, headers)
-            session = self.recorder.session_for(key, asked)
+            agent_request = dialect.parse(body, headers)
+            session = self.recorder.session_for(key, agent_request)
             if count:
-                return _json(200, dialect.counted(asked, len(self.recorder.prompt_of(session, asked).prompt)))
-            # It goes on when the client hangs up: what was sampled is recorded.
-            work = asyncio.ensure_future(self.recorder.complete(session, asked))
+                return _json(
+                    200, dialect.counted(agent_request, len(self.recorder.prompt_of(session, agent_request).prompt))
+                )
+            # It continues when the client disconnects: what was sampled is recorded.
+            work = asyncio.ensure_future(self.recorder.complete(session, agent_request))
             self._working.add(work)
             work.add_done_callback(self._done)
-            if not asked.stream:
-                return _json(200, dialect.response(asked, await asyncio.shield(work)))
+            if not agent_request.stream:
+                return _json(200, dialect.response(agent_request, await asyncio.shield(work)))
             await asyncio.wait([work], timeout=_BEGIN_S)
             if work.done():
                 work.result()
-            frames = _alive(dialect.events(asked, _deltas(work)))
+            frames = _alive(dialect.events(agent_request, _deltas(work)))
             return StreamingResponse(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
         except RequestError as error:
             return _error(dialect, error)

@@ -100,7 +100,7 @@ class Session:
     # --- a request --------------------------------------------------------------------------------------------------
 
     def plan(self, request: AgentRequest, chat: Chat) -> Plan:
-        """Where ``request`` goes on. Raises RequestError for messages that the model's template refuses."""
+        """The prompt that ``request`` continues. Raises RequestError for messages that the model's template refuses."""
         if request.prompt is not None:
             return self._plan_text(request.prompt, chat)
         messages = self._with_previous(request)
@@ -130,7 +130,7 @@ class Session:
         return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
 
     def continued(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[int, int] | None:
-        """The turn after which these messages go on, and how many of them come before; the longest such."""
+        """The turn after which these messages continue, and how many of them come before; the longest such."""
         for at in range(len(messages), 0, -1):
             if messages[at - 1]["role"] != "assistant":
                 continue

@@ -164,7 +164,7 @@ class ServedPolicy:
             nonlocal done
             for row in rows:
                 ids = given.token_ids[row].tolist()
-                found, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]
+                found, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]  # mypy infers no lambda with a default
                 # The first token has nothing before it, and is never scored.
                 scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
                 done += 1

@@ -199,7 +199,7 @@ def response_format(name: Any, schema: Any, where: str) -> Json | None:
 
 
 def arguments_text(call: Body) -> str:
-    """A call's arguments as JSON text; text that is none stays as the model wrote it."""
+    """A call's arguments as JSON text; text that is not JSON stays as the model wrote it."""
     arguments = call["function"]["arguments"]
     return arguments if isinstance(arguments, str) else json_text(arguments)
 
