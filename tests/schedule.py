@@ -3,7 +3,7 @@
 Every run writes ``runs/durations.json``: test file → seconds. The next one starts with the longest files, so that no
 process is left alone with one at the end; a fresh clone goes by ``tests/durations.json``. Tests of a file stay together on
 a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record,
-``--at-most 3`` the files that take no longer than three seconds, and
+``--at-most 3`` the files that take no longer than three seconds, the others are not even imported, and
 ``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
 ``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``. The tests of a file with the mark
 ``spread`` take minutes each and share little: every one may run on another process.
@@ -11,6 +11,7 @@ a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quar
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -38,6 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(config.getoption("skip_passed")), "recorder")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    limit = config.getoption("at_most")
+    if not limit or not collection_path.is_relative_to(ROOT):
+        return None
+    return True if recorded(SHIPPED).get(str(collection_path.relative_to(ROOT)), 0.0) > limit else None
+
+
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
@@ -47,6 +55,7 @@ def group_of(item: pytest.Item) -> str:
     return next((name for name in SHARED if item.get_closest_marker(name)), alone)
 
 
+@functools.cache
 def recorded(*files: Path) -> dict[str, float]:
     """Seconds by test file; later records over earlier ones."""
     seconds: dict[str, float] = {}
@@ -67,9 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         index, count = map(int, part.split("/"))
         chosen = parts(by_group(files, recorded(SHIPPED)), count)[index - 1]
         items[:] = [item for item in items if group_of(item) in chosen]
-    if limit := config.getoption("at_most"):
-        known = recorded(SHIPPED)
-        items[:] = [item for item in items if known.get(file_of(item.nodeid), 1.0) <= limit]
     if config.getoption("skip_passed") and passed_file().is_file():
         passed = set(passed_file().read_text().splitlines())
         items[:] = [item for item in items if item.nodeid not in passed]

@@ -19,8 +19,8 @@ from jinja2 import ChainableUndefined, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: Seconds of processor time, bytes of memory and characters for one template; seconds by the clock, on a busy machine.
-CPU_S, MEMORY, CHARACTERS, WALL_S = 10, 2 << 30, 100_000_000, 120.0
+#: Bytes of memory and characters for one template; seconds by the clock, on a busy machine.
+MEMORY, CHARACTERS, WALL_S = 2 << 30, 100_000_000, 120.0
 _TOO_MUCH = 3
 _TIMES_OUT = (-signal.SIGXCPU, -signal.SIGKILL)
 #: What was wrong with each template that was tried in this process.
@@ -40,18 +40,18 @@ class TemplateLimitError(TemplateError):
     """A template does not end, or makes far too much."""
 
 
-def refuse_endless(template: str, renderings: Sequence[Mapping[str, Any]]) -> None:
+def refuse_endless(template: str, renderings: Sequence[Mapping[str, Any]], cpu_s: int = 10) -> None:
     """Render ``template`` with each of these variables in a process of its own, once in the life of this one. Raises
-    TemplateLimitError when it needs too much time or memory."""
+    TemplateLimitError when it needs more than ``cpu_s`` seconds of processor time, or too much memory."""
     if template not in _faults:
-        _faults[template] = _tried(template, renderings)
+        _faults[template] = _tried(template, renderings, cpu_s)
     if (fault := _faults[template]) is not None:
         raise TemplateLimitError(fault)
 
 
-def _tried(template: str, renderings: Sequence[Mapping[str, Any]]) -> str | None:
-    given = json.dumps({"template": template, "renderings": renderings, "cpu_s": CPU_S}, default=str)
-    slow = f"it does not end within {CPU_S} s"
+def _tried(template: str, renderings: Sequence[Mapping[str, Any]], cpu_s: int) -> str | None:
+    given = json.dumps({"template": template, "renderings": renderings, "cpu_s": cpu_s}, default=str)
+    slow = f"it does not end within {cpu_s} s"
     try:
         # -P: the folder of this file is no place for modules.
         done = subprocess.run([sys.executable, "-P", __file__], input=given.encode(), timeout=WALL_S, check=False,

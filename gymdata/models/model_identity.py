@@ -91,7 +91,7 @@ def served_facts(name: str) -> dict[str, Any]:
     }
 
 
-def policy_hash(folder: Path) -> str:
+def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:
     """xxh3-128 hex over the weight files and the architecture in config.json.
 
     Below 2 GiB every byte counts. Above: names, sizes, safetensors headers and 64 KiB at 256 evenly spaced places; such a
@@ -107,7 +107,7 @@ def policy_hash(folder: Path) -> str:
     total = sum(f.stat().st_size for f in files)
     digest = xxhash.xxh3_128()
     digest.update(_architecture(folder))
-    whole = total < FULL_HASH_BYTES
+    whole = total < full_below
     for file in files:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())

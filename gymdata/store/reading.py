@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 #: Environment variable by which child processes (trainers, the commands of a finetuning run) may read changed files.
 _ALLOW_CHANGED = "GYMDATA_ALLOW_CHANGED"
-#: A file that changed this shortly before it was hashed could change again within the resolution of its times.
-SETTLED_NS = 2_000_000_000
 #: Smaller files are hashed faster than a remembered hash is looked up.
 _REMEMBERED_BYTES = 1 << 20
 
@@ -186,10 +184,11 @@ def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
                 yield held, file
 
 
-def file_hash(path: Path) -> str:
+def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
     """xxh3 of a file's bytes, computed once as long as its size, times and inode stay the same.
 
-    That of a large file is remembered across processes, in the user's cache folder where one can be written.
+    That of a large file is remembered across processes, in the user's cache folder where one can be written. A file that
+    changed less than ``settled_ns`` before is hashed again: it could have changed within the resolution of its times.
     """
     file = path.resolve()
     content = content_key(file)
@@ -205,7 +204,7 @@ def file_hash(path: Path) -> str:
         from gymdata.store.run_json import hash_file
 
         value = hash_file(file)
-        if content is None and (_state(file) != state or time.time_ns() - max(state[1], state[2]) < SETTLED_NS):
+        if content is None and (_state(file) != state or time.time_ns() - max(state[1], state[2]) < settled_ns):
             return value
         _remember(memo, key, state, value)
     with _guard:

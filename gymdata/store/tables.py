@@ -30,10 +30,6 @@ from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import ahead
 
 T = TypeVar("T")
-ROW_GROUP_TOKENS = 4_000_000
-#: Largest row group in memory, and largest one of rows without tokens, which only bytes can bound.
-ROW_GROUP_BYTES = 128 << 20
-TEXT_GROUP_BYTES = 8 << 20
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
@@ -182,8 +178,12 @@ def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Seque
 
 
 class ParquetSink:
-    """A Parquet file being written: the table's encodings, row groups of at most 4 M tokens and 128 MB (8 MB of rows without
-    tokens), page checksums."""
+    """A Parquet file being written: the table's encodings, row groups of limited size, page checksums."""
+
+    #: Largest row group: its tokens, its bytes in memory, and those of rows without tokens, which only bytes can bound.
+    group_tokens = 4_000_000
+    group_bytes = 128 << 20
+    text_group_bytes = 8 << 20
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
@@ -205,7 +205,7 @@ class ParquetSink:
     def write(self, batch: pa.RecordBatch) -> None:
         tokens = tokens_of(batch)
         # Rows without tokens, or with long texts, would make row groups of any size.
-        most = ROW_GROUP_BYTES if self._tokens or tokens.any() else TEXT_GROUP_BYTES
+        most = self.group_bytes if self._tokens or tokens.any() else self.text_group_bytes
         rows = max(1, batch.num_rows * most // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             piece = batch.slice(start, rows)
@@ -217,7 +217,7 @@ class ParquetSink:
         sizes = np.cumsum(tokens)
         start, before = 0, 0
         while start < batch.num_rows:
-            room = before + ROW_GROUP_TOKENS - self._tokens
+            room = before + self.group_tokens - self._tokens
             stop = int(np.searchsorted(sizes, room, side="right"))
             if stop <= start and self._held:
                 self._flush()

@@ -2,8 +2,8 @@
 rows as they are written while it trains, and the folder ``RUN/annotations-NAME`` that they become.
 
 Invariants: a row's lists are as long as the generation of its turn, token for token; a file never holds steps from both
-sides of a checkpoint, so a training that resumes drops whole files and no step is there twice; at most ``TOKENS`` tokens of
-a process are held in memory.
+sides of a checkpoint, so a training that resumes drops whole files and no step is there twice; at most ``max_tokens`` tokens
+of a process are held in memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from gymdata.store.tables import write_table
 from gymdata.train.mapped import release
 from gymdata.train.sequence_data import TrainingExperiences
 
-#: Tokens of one process that are held before they are written.
-TOKENS = 1 << 20
 #: File in a training's folder with the rows written so far.
 FOLDER = "annotations"
 FILE = "annotations.parquet"
@@ -169,12 +167,14 @@ def _match(
 
 @dataclass
 class AnnotationWriter:
-    """Collects rows of one process and writes them to files in ``folder``. ``training``: its name in them."""
+    """Collects rows of one process and writes them to files in ``folder``, once they have
+    ``max_tokens`` tokens. ``training``: its name in them."""
 
     folder: Path
     places: TurnPlaces
     training: str
     rank: int = 0
+    max_tokens: int = 1 << 20
     _rows: list[tuple[int, Ints]] = field(default_factory=list)
     _lists: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
     _held: int = 0
@@ -202,7 +202,7 @@ class AnnotationWriter:
                 whole[offsets[:-1][inverse] + k] = values[name]
                 self._lists[name].append(whole)
         self._held += int(offsets[-1])
-        if self._held >= TOKENS:
+        if self._held >= self.max_tokens:
             self.flush()
 
     def flush(self) -> None:

@@ -44,12 +44,11 @@ def test_one_byte_makes_another_policy(copy):
     assert model_identity.policy_facts(str(copy))["policy_hash"] != changed
 
 
-def test_large_weights_are_sampled_and_say_so(copy, monkeypatch):
+def test_large_weights_are_sampled_and_say_so(copy):
     """Above the limit the hash reads places only, names itself sampled, and still sees the last byte."""
-    monkeypatch.setattr(model_identity, "FULL_HASH_BYTES", 10)
-    before = model_identity.policy_facts(str(copy))["policy_hash"]
+    before = model_identity.policy_hash(copy, full_below=10)
     flip_last_byte(copy / "model.safetensors")
-    after = model_identity.policy_facts(str(copy))["policy_hash"]
+    after = model_identity.policy_hash(copy, full_below=10)
     assert before.startswith("sampled:")
     assert before != after
 

@@ -17,7 +17,6 @@ from gymdata.checks.violations import CheckSettings
 from gymdata.rewards.scheduler import Flips
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.store import tables
 from gymdata.store.tables import ParquetSink
 from tests.benchmarks.bench_experience import rollouts
 
@@ -102,12 +101,12 @@ def test_flips_are_kept_in_columns() -> None:
         flips.flipped[20_000]
 
 
-def test_row_groups_are_cut_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_cut_by_bytes(tmp_path: Path) -> None:
     """Rows without tokens are not held until the end, and a batch that is too large is cut; no row is lost."""
-    monkeypatch.setattr(tables, "TEXT_GROUP_BYTES", 20_000)
     rows = {name: ["x"] * 1_000 for name in SCORES.schema.names} | {"value": np.arange(1_000.0)}
     table = pa.table([pa.array(rows[f.name], f.type) for f in SCORES.schema], schema=SCORES.arrow)
     sink = ParquetSink(tmp_path / "x.parquet", SCORES, SCORES.arrow)
+    sink.text_group_bytes = 20_000
     for batch in table.to_batches(max_chunksize=700):
         sink.write(batch)
     sink.close()

@@ -283,21 +283,19 @@ def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypa
     real = hash_file
     # append() returns None, so the hash is returned.
     monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "SETTLED_NS", 0)
-    first = file_hash(file)
+    first = file_hash(file, settled_ns=0)
     monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
-    assert file_hash(file) == first
+    assert file_hash(file, settled_ns=0) == first
     assert len(hashed) == 1
     with file.open("ab") as handle:
         handle.write(b"x")
-    assert file_hash(file) == real(file) != first
+    assert file_hash(file, settled_ns=0) == real(file) != first
     os.utime(file, ns=(1, 1))
-    file_hash(file)
+    file_hash(file, settled_ns=0)
     assert len(hashed) == 3
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "SETTLED_NS", 1 << 62)
     monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
     os.utime(file, ns=(2, 2))
-    assert [file_hash(file), file_hash(file)] == [real(file)] * 2
+    assert [file_hash(file, settled_ns=1 << 62) for _ in range(2)] == [real(file)] * 2
     assert len(hashed) == 5
 
 

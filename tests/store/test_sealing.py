@@ -173,11 +173,11 @@ def build_table(rows, folder: Path):
     return read_table(file)
 
 
-def test_row_groups_are_cut_by_tokens(tmp_path: Path, row, monkeypatch: pytest.MonkeyPatch):
+def test_row_groups_are_cut_by_tokens(tmp_path: Path, row):
     """No row group holds more tokens than the limit, unless one row alone does; no row is lost at a border."""
-    monkeypatch.setattr(tables, "ROW_GROUP_TOKENS", 20)
     table = build_table([row(i, n_turns=1 + (i % 5 == 4) * 9) for i in range(12)], tmp_path)
     sink = ParquetSink(tmp_path / "x.parquet", ROLLOUTS, ROLLOUTS.arrow)
+    sink.group_tokens = 20
     for batch in table.to_batches(max_chunksize=5):
         sink.write(batch)
     sink.close()

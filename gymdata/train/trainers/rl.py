@@ -38,9 +38,6 @@ from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 #: Of another model's: E r is 1 whatever sampled, so a mean outside of these bounds is of something else; and with a share
 #: outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to learn from.
 _MEANS, _HALF = (0.5, 2.0), 0.5
-#: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts, and
-#: again for the gradient, saves memory for time.
-MAX_LOGITS = 2**28
 #: Tokens that the ratio before the first step is measured on.
 RATIO_TOKENS = 1 << 16
 
@@ -167,6 +164,9 @@ class BatchRLTrainer(Exact, Trainer):
     sampled_in: Sequence[str | None] = ("float32",)
     #: Receives a step's values of each token, when they are stored.
     annotations: AnnotationWriter | None = None
+    #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts,
+    #: and again for the gradient, saves memory for time.
+    max_logits = 2**28
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class BatchRLTrainer(Exact, Trainer):
         inputs = model_inputs(batch)
         # Only positions after which some row has a trained token need logits.
         kept = mask.any(dim=0).nonzero().squeeze(1)
-        if self.fused and len(ids) * len(kept) * self.vocabulary > MAX_LOGITS:
+        if self.fused and len(ids) * len(kept) * self.vocabulary > self.max_logits:
             labels = ids.masked_fill(batch["completion_mask"] == 0, -100)
             fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).log_probs
             return fused

@@ -17,7 +17,6 @@ from gymdata.errors import RefusedError, StoreError
 from gymdata.rollouts.schema import ANNOTATIONS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table, write_run_json
-from gymdata.train import annotations
 from gymdata.train.annotations import AnnotationWriter, TurnPlaces, parts, place_of, run_behind, turn_places
 from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
 from tests.rollout_shapes import BRANCH, BREAK, RETRY
@@ -223,12 +222,11 @@ def rewritten(run: Path, out: Path) -> None:
 
 
 @pytest.mark.full
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held is written once it has TOKENS tokens; files come in the order of their steps, each process's apart, and
-    beginning after a step drops those of later ones."""
-    monkeypatch.setattr(annotations, "TOKENS", 10)
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """What is held is written once it has ``max_tokens`` tokens; files come in the order of their steps, each process's
+    apart, and beginning after a step drops those of later ones."""
     places = TurnPlaces(["a", "b"], np.array([0, 1]), np.array([0, 1]), np.array([2, 7]), np.array([4, 3]))
-    writers = [AnnotationWriter(tmp_path / "annotations", places, "t", rank) for rank in (0, 1)]
+    writers = [AnnotationWriter(tmp_path / "annotations", places, "t", rank, max_tokens=10) for rank in (0, 1)]
     for step in (1, 2, 3):
         writers[0].add(step, np.array([2, 3, 5, 8]), {"losses": np.array([1.0, 2.0, 3.0, 4.0])})
         writers[1].add(step, np.array([9]), {"losses": np.array([float(step)])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +78,6 @@ def by_hand(policy: Path, rows: list[dict[str, Any]], loss: str, kl_beta: float)
 def test_loss_and_gradient_are_those_by_hand(
     policy: Path,
     assemble_rl: Assemble,
-    monkeypatch: pytest.MonkeyPatch,
     loss: str,
     kl_beta: float,
     temperatures: tuple[float, ...],
@@ -87,9 +85,9 @@ def test_loss_and_gradient_are_those_by_hand(
 ) -> None:
     """Off-policy, at one temperature (also in parts, fused) and at two (row by row), with weights and a KL to saved
     references."""
-    monkeypatch.setattr(importlib.import_module("gymdata.train.trainers.rl"), "MAX_LOGITS", logits)
     rows = experience_rows(policy, temperatures)
     trainer, _ = assemble_rl(rows, loss, kl_beta)
+    trainer.max_logits = logits
     assert_same(loss_and_gradients(trainer), by_hand(policy, rows, loss, kl_beta), 2e-5)
 
 
