@@ -25,10 +25,9 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations
 test: lint types
 	$(PYTEST) -m "not full"
 
-# What is run after every change: no vLLM, no torch, no file that takes longer than three seconds. These modules import torch or transformers when they are collected.
-HEAVY := tests/train/trainers tests/experience/test_experience_batches.py tests/chat
+# What is run after every change: no vLLM, no torch, no file that takes longer than three seconds.
 test-fast: lint types
-	$(PYTEST) --at-most 3 -m "not full and not engine and not torch and not wheel and not browser" $(addprefix --ignore=,$(HEAVY))
+	$(PYTEST) --at-most 3 -m "not full and not engine and not torch and not tokenizer and not ray and not wheel and not browser"
 
 # Everything: the real demo, every kill, the long matrices. make test-full PART=2/4 runs a quarter. What passed on the same
 # sources is not run again, so an interrupted run goes on; 5 is pytest's code for nothing left to run.

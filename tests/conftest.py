@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import hypothesis
@@ -27,6 +28,38 @@ hypothesis.settings.register_profile(
 # Everywhere else a run may find what the last one did not; there, the same commit has the same verdict.
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("untimed"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "untimed")
+
+#: A test that has one of these fixtures has its mark.
+NEEDS = {"vllm_server": "engine", "vllm_sampler": "engine", "chromium": "browser", "store": "store", "nodes": "ray"}
+#: A test during which one of these packages is loaded has one of these marks.
+LOADS = {
+    "torch": {"torch", "tokenizer", "engine"},
+    "transformers": {"torch", "tokenizer", "engine"},
+    "vllm": {"torch", "engine"},
+    "playwright": {"browser"},
+    "moto": {"store"},
+    "ray": {"ray"},
+}
+LOADED = pytest.StashKey[set[str]]()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+        item.add_marker(NEEDS[fixture])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[LOADED] = LOADS.keys() & sys.modules.keys()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A mark that is missing would put a slow test into ``make test-fast``."""
+    marks = {mark.name for mark in item.iter_markers()}
+    for package in LOADS.keys() & sys.modules.keys() - item.stash[LOADED]:
+        if not marks & LOADS[package]:
+            pytest.fail(f"loads {package} without a mark that says so: one of {', '.join(sorted(LOADS[package]))}")
 
 
 def _no_sync(fd: Any) -> None:

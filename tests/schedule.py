@@ -3,7 +3,7 @@
 Every run writes ``runs/durations.json``: test file → seconds. The next one starts with the longest files, so that no
 process is left alone with one at the end; a fresh clone goes by ``tests/durations.json``. Tests of a file stay together on
 a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record,
-``--at-most 3`` the files that take no longer than three seconds, the others are not even imported, and
+``--at-most 3`` the files that take no longer than three seconds, and
 ``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
 ``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``. The tests of a file with the mark
 ``spread`` take minutes each and share little: every one may run on another process.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -40,10 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    limit = config.getoption("at_most")
-    if not limit or not collection_path.is_relative_to(ROOT):
+    """A file that takes too long, or whose own marks leave out all of its tests, is not even imported: torch, transformers
+    and an engine take longer to import than most files take to run."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(ROOT):
         return None
-    return True if recorded(SHIPPED).get(str(collection_path.relative_to(ROOT)), 0.0) > limit else None
+    limit, chosen = config.getoption("at_most"), config.getoption("markexpr")
+    if limit and recorded(SHIPPED).get(str(collection_path.relative_to(ROOT)), 0.0) > limit:
+        return True
+    left_out = set(chosen.split()) - {"not", "and"} if re.fullmatch(r"not \w+( and not \w+)*", chosen) else set()
+    marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE) if left_out else None
+    return True if marks and left_out & set(re.findall(r"\bmark\.(\w+)", marks[0])) else None
 
 
 def file_of(nodeid: str) -> str:

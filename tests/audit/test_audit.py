@@ -81,7 +81,6 @@ def drawn(
 
 
 @pytest.mark.full
-@pytest.mark.engine
 def test_what_an_engine_saved_in_float32_is_the_models_own(vllm_sampler: InProcess, clean_rows: Rows, tmp_path: Path):
     """Rollouts sampled here and now by vLLM differ from the forward pass by less than 1e-4."""
     prompts = [expand_prompts(row["turns"])[0].tolist() for row in clean_rows[::6]]

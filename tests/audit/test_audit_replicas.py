@@ -24,6 +24,7 @@ def run(clean_rows: list[dict[str, Any]], tmp_path: Path) -> Path:
 
 @pytest.mark.full
 @pytest.mark.engine
+@pytest.mark.ray
 @pytest.mark.torch
 def test_a_replica_of_vllm_gives_the_figures_of_a_forward_pass_here(run: Path) -> None:
     """The same tokens are scored, nothing is found, and the model is the one in the folder; Ray is gone afterwards."""

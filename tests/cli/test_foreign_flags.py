@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from gymdata.cli.main import main
@@ -22,11 +24,11 @@ from gymdata.cli.main import main
         (["--margin-scale", "2"], "--set margin_scale=2"),
     ],
 )
+@pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 def test_an_argument_of_the_trainer_is_answered_with_its_setting(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is read: the word, and what does it."""
-    pytest.importorskip("trl")
     assert main(["train-dpo", "pairs", "-m", "model", "-o", "out", *words]) == 2
     shown = capsys.readouterr().err
     assert f"No such option: {words[0].partition('=')[0]}\n" in shown

@@ -110,7 +110,6 @@ def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, served:
     assert "return_token_ids" in str(caught.value)
 
 
-@pytest.mark.engine
 def test_a_vllm_server_reads_the_ids_that_go_with_the_messages(vllm_server: str, policy: str, tmp_path: Path) -> None:
     """Multi-turn tool rollouts over the chat route have no break, and are those of the ids route, token for token."""
     settings: dict[str, Any] = {"tasks": TASKS, "limit": 12, "num_rollouts": 4, "max_tokens": 48, "seed": 1, "env": ENV,
@@ -133,7 +132,6 @@ def test_a_vllm_server_reads_the_ids_that_go_with_the_messages(vllm_server: str,
 
 
 @pytest.mark.full
-@pytest.mark.engine
 def test_a_vllm_server_with_messages_only_breaks_honestly(vllm_server: str, policy: str, tmp_path: Path) -> None:
     """Told messages only, the server tokenises again: rollouts that it rewrote are breaks whose cause is re-tokenising or
     re-templating, every other one is as sampled, and those with a break can be refused."""

@@ -245,7 +245,6 @@ async def on_engine(engine: InProcess, config: CollectConfig, output: Path) -> N
     await asyncio.to_thread(collect, config=config, parts=made, output=output)
 
 
-@pytest.mark.engine
 def test_tools_behind_http_give_the_rollouts_that_tools_in_process_give(
     sample_server: str, vllm_sampler: InProcess, tmp_path: Path, policy: str
 ) -> None:

@@ -292,7 +292,6 @@ def test_a_cluster_that_is_away_is_said_at_once(
     assert "no Ray cluster answers at 127.0.0.1:9" in capsys.readouterr().err
 
 
-@pytest.mark.engine
 @pytest.mark.full
 def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
     nodes: Nodes, vllm_sampler: InProcess, policy: str, tmp_path: Path

@@ -76,7 +76,6 @@ def test_a_server_that_is_away_is_an_outside_fault():
     assert main(["check", "--endpoint", "http://127.0.0.1:9"]) == EXIT_OUTSIDE
 
 
-@pytest.mark.engine
 def test_a_real_server_is_ready(vllm_server: str, capsys: pytest.CaptureFixture[str]):
     """vLLM with processed log-probs passes; the report names the model."""
     code = main(["check", "--endpoint", vllm_server, "--json"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import gymdata
 from gymdata import credit
@@ -245,6 +244,7 @@ def test_a_group_of_other_rewards_is_refused_by_pass_at_k(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def teacher(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The policy with other weights and the same tokenizer."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("models") / "teacher"

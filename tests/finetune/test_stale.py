@@ -15,7 +15,6 @@ pytestmark = pytest.mark.torch
 DATA = Path(__file__).parents[2] / "sample_data"
 
 
-@pytest.mark.engine
 @pytest.mark.full
 def test_an_endpoint_that_stays_behind_is_corrected_by_importance_weights(tmp_path: Path, vllm_server: str) -> None:
     """A server goes on serving the first policy: the second epoch trains on rollouts one version old. They are counted,

@@ -31,7 +31,6 @@ def test_a_part_of_ones_own_is_short(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.engine
 def test_the_tutorial_runs(tmp_path: Path, vllm_server: str) -> None:
     """The loop collects in the page's environment from a real engine, and trains through the page's adapter."""
     for name, code in FILES.items():

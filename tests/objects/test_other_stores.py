@@ -17,6 +17,7 @@ from tests.objects.conftest import plain
 from tests.objects.other_stores import Objects, objects
 from tests.store.conftest import make_row
 
+pytestmark = pytest.mark.store
 IDS = [f"{index:032x}" for index in range(5)]
 ENVIRONMENT = {
     "gs": {"GOOGLE_BEARER_TOKEN": "hidden-secret"},

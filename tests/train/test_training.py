@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_another_table_is_named_with_the_way_on(
     run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, two_turns(1, 50)), rollout("a", 1, 1.0, two_turns(1, 60))])
     given = made(run, held, suffix)
     if held == wanted:
-        pytest.importorskip("trl")
+        if find_spec("trl") is None:
+            pytest.skip("trl is not installed")
         with pytest.raises(DataError, match=r"no-model: no such file"):
             getattr(gymdata, f"train_{algorithm}")(given, tmp_path / "no-model", tmp_path / "out")
         return
@@ -142,12 +144,12 @@ class Notes:
     ("rewards", "loss", "warned"),
     [((1.0, 1.0), "ppo_clip", True), ((0.0, 1.0), "ppo_clip", False), ((1.0, 1.0), "awr", False)],
 )
+@pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 def test_advantages_that_are_all_zero_are_warned_of(
     tmp_path: Path, rewards: tuple[float, float], loss: str, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where every advantage is 0 a loss that is multiplied with it learns nothing: a warning says so and why; a loss that
     trains all the same is not warned of."""
-    pytest.importorskip("trl")
     monkeypatch.setattr("gymdata.train.launch.run_job", lambda *_: {})
     run = write_run(
         tmp_path / "run", [rollout("a", i, reward, two_turns(1, 50 + i)) for i, reward in enumerate(rewards)]

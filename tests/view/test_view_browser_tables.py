@@ -157,7 +157,6 @@ def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path
 
 
 @pytest.mark.full
-@pytest.mark.engine
 def test_a_run_grows_in_the_page_while_it_is_collected(
     page: Any, serve: Serve, vllm_server: str, policy: str, tmp_path: Path
 ):
