@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_415,
-    "record": 3_309,
+    "record": 3_331,
     "remote": 1_415,
     "report": 1_413,
     "rewards": 1_902,
@@ -59,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 589,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_353, 591
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_164, 105
+TOTAL, FILE_LINES = 76_375, 591
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_166, 105
 
 
 def sources() -> list[Path]:

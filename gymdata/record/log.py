@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow.compute as pc
 
+from gymdata.errors import DataError
 from gymdata.record.sessions import Event, Session
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import scan_batches
 from gymdata.store.journal import Journal, Repair, frame, repair, scan
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import SESSIONS_FOLDER
@@ -93,3 +97,12 @@ def facts_of(session: Session) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "ended_by": session.spent,
     }
+
+
+def recorded_turns(run: Path, rollout_id: str) -> list[dict[str, Any]]:
+    """The turns of a rollout whose row is written."""
+    for batch in scan_batches(run, ROLLOUTS, ("rollout_id", "turns")):
+        if (row := pc.index(batch.column("rollout_id"), rollout_id).as_py()) >= 0:
+            turns: list[dict[str, Any]] = batch.column("turns")[row].as_py()
+            return turns
+    raise DataError(f"{run}: rollout {rollout_id} was written and is not there", hint="was the run folder changed?")

@@ -26,8 +26,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
 from gymdata.record.dialects import DIALECTS
+from gymdata.record.log import recorded_turns
 from gymdata.record.recorder import Ending, Recorder
 from gymdata.record.request import AgentCompletion, CompletionDelta, Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
@@ -132,10 +134,17 @@ class Service:
         return await self._plain(request, work)
 
     async def state(self, request: Request) -> Response:
-        """GET /rollouts/KEY."""
+        """GET /rollouts/KEY; with ``?turns=true`` also its turns, as they are stored."""
 
         async def work() -> dict[str, Any]:
-            return self.recorder.state_of(request.path_params["key"])
+            key = request.path_params["key"]
+            state = self.recorder.state_of(key)
+            if request.query_params.get("turns") != "true":
+                return state
+            if key in self.recorder.sessions:
+                return {**state, "turns": turns_as_json(self.recorder.sessions[key].encoder.turns)}
+            run = self.recorder.run.folder
+            return {**state, "turns": await asyncio.to_thread(recorded_turns, run, state["rollout_id"])}
 
         return await self._plain(request, work)
 

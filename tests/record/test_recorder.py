@@ -299,3 +299,19 @@ def test_a_sub_agent_with_a_session_of_its_own_belongs_to_its_parents(tmp_path: 
         r.headers = {"x-session-id": "two", "x-parent-session-id": "one"}
         r.said("y", key="")
         assert list(r.recorder.sessions) == ["one"]
+
+
+def test_the_turns_of_a_session_are_answered_as_they_are_stored(tmp_path: Path) -> None:
+    """While it is open and after its end; a key that no request had is 404."""
+    with recording(tmp_path / "run", "3", "4") as r:
+        first = r.said("x")
+        (open_turn,) = r.client.get("/rollouts/k?turns=true").json()["turns"]
+        r.said("x", first, "y")
+        r.finish()
+        ended = r.client.get("/rollouts/k?turns=true").json()
+        assert r.client.get("/rollouts/k").json()["turns"] == 2
+        assert r.client.get("/rollouts/nobody?turns=true").status_code == 404
+    (row,) = rows_of(tmp_path / "run")
+    assert ended["turns"] == row["turns"]
+    assert [turn["generation_token_ids"] for turn in ended["turns"]] == [list(g.token_ids) for g in r.sampler.sampled]
+    assert open_turn | {"agent": "main"} == row["turns"][0]
