@@ -58,7 +58,8 @@ def file_of(nodeid: str) -> str:
 
 
 def group_of(item: pytest.Item) -> str:
-    alone = item.nodeid if item.get_closest_marker("spread") else file_of(item.nodeid)
+    # Without brackets: what follows the last one in a report's name is the group.
+    alone = re.sub(r"[\[\]@]", "-", item.nodeid) if item.get_closest_marker("spread") else file_of(item.nodeid)
     return next((name for name in SHARED if item.get_closest_marker(name)), alone)
 
 
