@@ -39,7 +39,7 @@ BUDGETS: dict[str, int] = {
     "mix": 368,
     "models": 1_534,
     "pairs": 1_497,
-    "query": 1_415,
+    "query": 1_417,
     "record": 3_331,
     "remote": 1_415,
     "report": 1_413,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 589,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 76_375, 591
+TOTAL, FILE_LINES = 76_377, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 575, 1_166, 105
 
 

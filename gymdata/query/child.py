@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,9 @@ def run_query(
     if (addresses := _inherited(resource.RLIMIT_AS)) < _LEAST_ADDRESSES:
         why = f" (under `ulimit -v` SQL takes at least {_LEAST_ADDRESSES / 1e9:.3g} GB)"
         raise _out_of_memory(replace(limits, memory=addresses), why)
+    # Made here, because a child that is ended removes nothing.
+    spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
+    limits = replace(limits, spill=spill.name)
     statement = Statement(sql, tuple(map(str, paths)), as_text, limits, reading.current().allow_changed)
     process, connection = _started()
     try:
@@ -93,6 +97,7 @@ def run_query(
         process.kill()
         process.wait()
         connection.close()
+        spill.cleanup()
 
 
 def _inherited(kind: int) -> int:

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one statement; None is no bound. ``memory`` in bytes, of the process that runs it (0: half of the
-    machine's): DuckDB's buffers take half of it, and spill to disk what is larger."""
+    machine's): DuckDB's buffers take half of it, and spill what is larger to ``spill``, a folder for this alone, because
+    DuckDB lets SQL read everything in it (none: nothing is spilled)."""
 
     seconds: float | None = None
     memory: int = 0
     threads: int | None = None
+    spill: str = ""
 
 
 def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:

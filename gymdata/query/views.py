@@ -165,15 +165,11 @@ class Views:
         return ("failures",) if self.files.folders else ()
 
     def __enter__(self) -> Views:
-        import tempfile
-
         import duckdb
 
         self._con = duckdb.connect(":memory:")
-        # For spilling. DuckDB lets SQL read everything in this folder, so it must be a separate one.
-        self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
         for setting in (
-            f"temp_directory={_text(self._spill.name)}",
+            f"temp_directory={_text(self.limits.spill)}",
             "python_enable_replacements=false",
             "autoload_known_extensions=false",
             "autoinstall_known_extensions=false",
@@ -190,7 +186,6 @@ class Views:
                 with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
                     self._con.remove_function(_UDF)
             self._con.close()
-            self._spill.cleanup()
 
     @property
     def con(self) -> duckdb.DuckDBPyConnection:

@@ -68,6 +68,18 @@ def test_a_statement_over_its_memory_is_an_error(sql: str):
     assert raised.value.exit_code == 1
 
 
+def test_a_statement_leaves_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither one that ends nor one that is ended: the folder is this process's, not the child's."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with run_query("select 1", RUN) as reader:
+        assert reader.read_all().num_rows == 1
+    endless = "select count(*) from range(100000000000) a, range(1000) b"
+    with pytest.raises(UsageError), run_query(endless, RUN, limits=Limits(0.2)) as reader:
+        reader.read_all()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("kilobytes", [300_000, 540_000, 1_300_000])
 def test_too_little_memory_for_the_process_is_named(kilobytes: int):
     """Under a low ``ulimit -v`` a query ends with an error about memory, not with a signal, and does not call the file
