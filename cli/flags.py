@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "concurrency": "-c"}
 #: Metavars in ``--help`` of settings whose type says too little.
 METAVARS = {
+    "agent": "COMMAND",
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",

@@ -463,7 +463,7 @@ class StoreError(GymdataError):
 
 
 class OutsideError(GymdataError):
-    """An outside system failed. ``system`` is one of engine, environment, hub, reward, judge, trainer, worker.
+    """An outside system failed. ``system`` is one of agent, engine, environment, hub, reward, judge, trainer, worker.
 
     ``reason`` is the message without the name of the system. It may quote any text; lone surrogates in it, which no
     file can hold, become question marks.

@@ -37,6 +37,7 @@ EDGES = {
     },
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
+    ("collect", "record"): {"agent", "attempts", "presets"},
     ("record", "collect"): {"*"},
     ("score", "collect"): {"tasks", "task_files"},
     ("pairs", "judge"): {"groups"},

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class EpisodeConfig:
     next_prompt: NextPrompt | None = None
     #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
     workflow: Workflow | None = None
+    #: Plays and writes the rollouts of agents, which call the model by themselves.
+    agents: Agents | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
     first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
@@ -315,6 +317,20 @@ def _finite(reward: float) -> float:
 def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Turns with plain lists, for failures.jsonl."""
     return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in turn.items()} for turn in turns]
+
+
+class Agents(Protocol):
+    """Rollouts whose model calls an agent makes."""
+
+    def rollout(self, setting: EpisodeConfig, task: Task, index: int) -> Rollout: ...
+
+    async def finish(self, rollout: Rollout) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Score a rollout and write its row; returns it, and the reward functions that failed."""
+        ...
+
+    async def discard(self, rollout: Rollout) -> None:
+        """Forget an attempt that failed."""
+        ...
 
 
 class WorkflowRollout(Rollout):

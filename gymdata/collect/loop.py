@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from gymdata.collect.episode import EpisodeConfig, NextPrompt, Rollout, WorkflowRollout
 from gymdata.collect.outcome import Failure, Limits
@@ -38,7 +39,7 @@ async def play_all(
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
     """
-    if setting.sampler is None or not setting.sampler.prefers_groups:
+    if setting.sampler is None or not setting.sampler.prefers_groups or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
     first = next(groups, None)
     if first is None:
@@ -69,7 +70,8 @@ async def play_all(
 async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:
     """The members of one group. The first turn of neighbours is one request; then each continues alone."""
     kind = Rollout if setting.workflow is None else WorkflowRollout
-    rollouts = [kind(setting, group.task, index) for index in indexes]
+    make = kind if setting.agents is None else setting.agents.rollout
+    rollouts = [make(setting, group.task, index) for index in indexes]
     if len(rollouts) == 1:
         await rollouts[0].begin()
         await _go_on(rollouts[0], None, finish)
@@ -154,6 +156,12 @@ class Collector:
     async def _sink(self, rollout: Rollout) -> None:
         if rollout.failure is not None:
             self._fail(rollout)
+            if self.setting.agents is not None:
+                await self.setting.agents.discard(rollout)
+        elif self.setting.agents is not None:
+            with self.setting.spent.on("reward"):
+                row, faults = await self.setting.agents.finish(rollout)
+            self._count(rollout, row, faults)
         else:
             await self._keep(rollout)
         self._say()
@@ -203,12 +211,15 @@ class Collector:
         self.run.append(row)
         for name, message in faults.items():
             self.run.fail(reward_fault_record(rollout, name, message))
-            if self.reward_faults < 3:
-                self.progress.message(f"{rollout.task.task_id} rollout {rollout.index} is not scored: {message}")
+        self._count(rollout, row, faults)
+
+    def _count(self, rollout: Rollout, row: Mapping[str, Any], faults: Mapping[str, str]) -> None:
+        for message in faults.values() if self.reward_faults < 3 else ():
+            self.progress.message(f"{rollout.task.task_id} rollout {rollout.index} is not scored: {message}")
         self.reward_faults += bool(faults)
         self.done += 1
         self.tokens += row["n_generated_tokens"]
-        self.empty += sum(len(turn["generation_token_ids"]) == 0 for turn in rollout.encoder.turns)
+        self.empty += sum(len(turn["generation_token_ids"]) == 0 for turn in row["turns"])
         if row["reward"] is not None:
             self._scored += 1
             self._reward_sum += row["reward"]

@@ -15,6 +15,10 @@
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
 | ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
 | the time limit passed while the server could not be reached | failed, kind ``engine`` | |
+| an agent ended with an exit code other than 0 after a model call | truncated | ``exit_N`` |
+| an agent called no model, was ended by a signal, or cannot be run | failed, kind ``agent`` | |
+| ``--agent-timeout`` seconds of an agent passed | failed, kind ``agent`` | |
+| the last model call of an agent failed in the engine | failed, kind ``engine`` | |
 | the user quit (second Ctrl-C) | nothing is kept: the rollout is pending | |
 
 Invariants: limits truncate and are never failures; a failure is no rollout and has no reward; completed and
@@ -32,6 +36,8 @@ from typing import Literal
 from gymdata.environments.port import StepResult
 from gymdata.errors import OutsideError
 
+#: What is at fault for an attempt.
+Kind = Literal["engine", "environment", "agent"]
 COMPLETED = "completed"
 TRUNCATED = "truncated"
 
@@ -67,7 +73,7 @@ class Failure:
     """An attempt that failed and becomes no row. ``fatal``: engine or environment is gone, and the attempt does not
     count; ``final``: another attempt would fail in the same way, so none is made unless more attempts are allowed."""
 
-    kind: Literal["engine", "environment"]
+    kind: Kind
     place: str
     message: str
     fatal: bool = False
@@ -130,5 +136,5 @@ def server_was_gone(limits: Limits, place: str) -> Failure:
 
 def failure(error: OutsideError, place: str) -> Failure:
     """An outside fault at ``place`` (turn k, environment start, …)."""
-    kind: Literal["engine", "environment"] = "engine" if error.system == "engine" else "environment"
-    return Failure(kind, place, error.message, error.fatal, error.hint, error.final)
+    kinds: dict[str, Kind] = {"engine": "engine", "agent": "agent"}
+    return Failure(kinds.get(error.system, "environment"), place, error.message, error.fatal, error.hint, error.final)

@@ -183,7 +183,7 @@ class CollectPlan(Report):
             ("  there already", self.rollouts_there),
             ("model", self.config["model"]),
             ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), self._own_engine())),
-            *self._environments(),
+            *([("agent", self.config["agent"])] if self.config.get("agent") else self._environments()),
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),
             *([("removed by --overwrite", removed)] if self.rollouts_removed else []),

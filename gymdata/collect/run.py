@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,6 +59,7 @@ def collect(
     reward: Rewards | None = None,
     env: Any = None,
     user: Any = None,
+    agent: Any = None,
     config: CollectConfig | None = None,
     parts: Parts | None = None,
     dry_run: bool = False,
@@ -72,13 +74,14 @@ def collect(
     ``map``. ``reward``: names and functions, one or several; a pair (function, weight) weights one. ``env``:
     ``path.py:Name``, a URL, or a class, an instance (each rollout gets a copy of it) or functions; or a dict of several by
     the name that a task's ``env`` gives. ``user``: who answers where no tool is called, ``path.py:Name``, a function of
-    (messages, task) or a class. Settings are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
+    (messages, task) or a class. ``agent``: what calls the model in a loop of its own, as text or an async function. Settings
+    are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
     Resumes a run that is there. With ``dry_run`` nothing is started or written: a ``CollectPlan`` says what would be done.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
-    config, given = _config(config, tasks, reward, env, user, settings)
+    config, given = _config(config, tasks, reward, env, user, agent, settings)
     began = time.monotonic()
     how: dict[str, Any] = {
         "limit": config.limit,
@@ -272,7 +275,7 @@ async def _play(
     key: RunKey,
     progress: Progress,
 ) -> _Done:
-    stop = Stop()
+    stop, serving, agents = Stop(), contextlib.AsyncExitStack(), None
     with ctrl_c(stop, progress) as interrupted:
         try:
             progress.message(_starting(config, str(parts.model["policy"])))
@@ -289,6 +292,12 @@ async def _play(
             limits = config.limits() | {"max_context": tightest[0]}
             for text in facts.get("notes", ()):
                 progress.message(text)
+            if parts.agent is not None:
+                from gymdata.record.attempts import AgentRuns  # loads a server
+
+                say = progress.message
+                agents = AgentRuns(config, parts, run, seed, tightest[0], say)
+                await serving.enter_async_context(agents.serving())
             setting = EpisodeConfig(
                 parts.sampler,
                 parts.chat,
@@ -300,13 +309,17 @@ async def _play(
                 on_break=config.on_break,
                 next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
+                agents=agents,
                 sampling=config.sampling_parameters() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
             collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
-            concurrency = config.concurrency or parts.source.default_concurrency
+            # An agent is a process or more.
+            most_agents = max(4, os.cpu_count() or 1)
+            concurrency = parts.source.default_concurrency
+            concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began
@@ -326,9 +339,11 @@ async def _play(
                 collector.empty,
                 wall,
                 interrupted.is_set(),
-                setting.spent.slowed_by(wall, engines * int(at_once), concurrency),
+                # The time of an agent is its tools' and the engine's.
+                setting.spent.slowed_by(wall, engines * int(at_once), concurrency) if agents is None else None,
             )
         finally:
+            await serving.aclose()
             if parts.environment is not None:
                 await parts.environment.close()
             await parts.source.close()
@@ -385,6 +400,7 @@ def _config(
     reward: Rewards | None,
     env: Any,
     user: Any,
+    agent: Any,
     settings: dict[str, Any],
 ) -> tuple[CollectConfig, Given]:
     """The settings, with a name in place of each object, and the objects."""
@@ -408,6 +424,9 @@ def _config(
     if user is not None:
         settings["user"] = _text_for(user)
         given.user = None if isinstance(user, str) else user
+    if agent is not None:
+        settings["agent"] = _text_for(agent)
+        given.agent = None if isinstance(agent, str) else agent
     return CollectConfig.called_with(collect, config, settings), given
 
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.errors import UsageError
+from gymdata.record.presets import PRESETS
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.logprobs import BIASES
@@ -48,25 +49,36 @@ _OURS = frozenset(("model", "prompt", "messages", "tools", "stream", "best_of", 
 _OF_ENGINE = ("endpoint", "chat_endpoint", "replicas", "tokenizer", "chat_template", "engine")
 _SERVERS_RUN = "--replicas starts engines on Ray, the other takes servers that run: leave one out"
 #: Settings of which only one may be given → what to do.
-_EXCLUDING = {
-    ("endpoint", "chat_endpoint"): "--endpoint, where the server takes ids",
-    ("replicas", "endpoint"): _SERVERS_RUN,
-    ("replicas", "chat_endpoint"): _SERVERS_RUN,
-    ("user", "user_model"): "one user answers: leave the other out",
-} | {
-    (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
-    for name in (*_OF_ENGINE, "env", "user", "user_model", "step_reward_field")
-}
+_EXCLUDING = (
+    {
+        ("endpoint", "chat_endpoint"): "--endpoint, where the server takes ids",
+        ("replicas", "endpoint"): _SERVERS_RUN,
+        ("replicas", "chat_endpoint"): _SERVERS_RUN,
+        ("user", "user_model"): "one user answers: leave the other out",
+    }
+    | {
+        (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
+        for name in (*_OF_ENGINE, "env", "user", "user_model", "step_reward_field", "agent")
+    }
+    | {
+        (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
+        for name in ("env", "user", "user_model", "step_reward_field", "chat_endpoint")
+    }
+)
 
 
 class CollectConfig(Config):
     """``gymdata collect``. Times are seconds, lengths are tokens."""
 
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
-    only_with: ClassVar[OnlyWith] = dict.fromkeys(
-        ("spool", "upload_every", "take_over"),
-        ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
-    ) | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
+    only_with: ClassVar[OnlyWith] = (
+        dict.fromkeys(
+            ("spool", "upload_every", "take_over"),
+            ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
+        )
+        | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
+        | dict.fromkeys(("agent_files", "isolate", "agent_timeout"), ("{agent}", lambda c: c.agent is not None))
+    )
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {
@@ -85,6 +97,7 @@ class CollectConfig(Config):
         "model": "Model",
         "temperature": "Sampling",
         "env": "Environment",
+        "agent": "Agent",
         "reward": "Reward",
         "output": "Output",
         "max_attempts": "Failures",
@@ -206,6 +219,20 @@ class CollectConfig(Config):
         None, min_length=1, description="Field of a resource server's tool results that is the step's reward."
     )
     tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call or user function.")
+    agent: str | None = pydantic.Field(
+        None,
+        description="Agent with a loop of its own, run for each rollout and recorded: a command with {prompt} or "
+        f"{{prompt_file}} in it, path.py:NAME (async function), or one of {', '.join(PRESETS)}.",
+    )
+    agent_files: Path | None = pydantic.Field(
+        None, description="Folder that each run of the agent starts with a copy of; a task's files are added."
+    )
+    agent_timeout: float | None = pydantic.Field(
+        None, gt=0.0, description="Seconds per run of the agent before it is a failed attempt (default: no limit)."
+    )
+    isolate: bool = pydantic.Field(
+        False, description="Run agents in a network namespace from which only the recorder can be reached."
+    )
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
     output: Path | None = pydantic.Field(
@@ -313,7 +340,10 @@ class CollectConfig(Config):
         return {**{name: getattr(self, name) for name in names}, "top_k": max(0, self.top_k), **self.sampling}
 
     def limits(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
+        """Of rollouts. Agents choose ``max_tokens`` themselves, and make side requests: only what was set limits them."""
+        limits = {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
+        unset = set() if self.agent is None else {"max_tokens", "max_turns"} - self.model_fields_set
+        return {name: None if name in unset else value for name, value in limits.items()}
 
     def identity(self) -> dict[str, object]:
         """The settings that a resumed run must share; the caller adds what depends on files and hashes."""
@@ -355,6 +385,8 @@ class CollectConfig(Config):
             "format",
             "upload_every",
             "tool_timeout",
+            "agent_timeout",
+            "isolate",
             "reward_timeout",
             "request_timeout",
             "wait_for_server",

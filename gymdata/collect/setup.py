@@ -46,6 +46,7 @@ from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.responses import conversation_of, task_body, verify_body
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.http import why_unreachable
+from gymdata.record.agent import Agent, load_agent
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
@@ -154,6 +155,9 @@ def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
     lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has. A shipped
     reward that applies to none of them is a note."""
     _check_columns(parts, tasks)
+    if parts.agent is not None:
+        for task in tasks:
+            parts.agent.check(task)
     environment = parts.environment
     by_name = environment if isinstance(environment, ByName) else None
     prompt = parts.user_prompt
@@ -274,6 +278,8 @@ class Parts:
     workflow: Workflow | None = None
     #: The prompt of the user's model, rendered for each task.
     user_prompt: TextTemplate | None = None
+    #: Calls the model in the environment's place.
+    agent: Agent | None = None
 
     @property
     def source(self) -> Sampler | Workflow:
@@ -283,8 +289,8 @@ class Parts:
         return source
 
     @property
-    def place(self) -> Environment | Workflow:
-        place = self.workflow or self.environment
+    def place(self) -> Environment | Workflow | Agent:
+        place = self.workflow or self.agent or self.environment
         assert place is not None
         return place
 
@@ -292,12 +298,13 @@ class Parts:
 @dataclass(slots=True)
 class Given:
     """Arguments that were given as objects instead of names: reward functions by their name in the settings, an
-    environment, or several by the name that tasks give, and a user."""
+    environment, or several by the name that tasks give, a user, and an agent."""
 
     rewards: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
     environment: Any = None
     environments: Mapping[str, Any] = field(default_factory=dict)
     user: Any = None
+    agent: Any = None
 
 
 def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
@@ -314,7 +321,10 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     prompt = None
     if config.user_prompt is not None:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
-    environment = environment_of(config, given, prompt)
+    agent = None
+    if config.agent is not None:
+        agent = load_agent(given.agent or config.agent, config.agent_files)
+    environment = environment_of(config, given, prompt) if agent is None else None
     servers = _servers(config)
     model: dict[str, Any]
     announced: list[str] = []
@@ -345,6 +355,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         model,
         [*announced, *notes],
         user_prompt=prompt,
+        agent=agent,
     )
     if config.chat_endpoint is not None:
         from gymdata.engines.servers.chat_server import OnPolicyPrompts

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -34,7 +35,7 @@ from gymdata.record.rows import label_turns, main_messages, session_row
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardScheduler, total, view_of
+from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
 from gymdata.rollouts.messages import Message, Task
 from gymdata.rollouts.turns import expand_prompts
@@ -55,6 +56,9 @@ class Ending:
     rewards: Mapping[str, float] = field(default_factory=dict)
     task: Mapping[str, Any] | None = None
     task_id: str | None = None
+    #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
+    left: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
 
     @classmethod
     def of(cls, body: Any) -> Ending:
@@ -85,7 +89,9 @@ class Ending:
 
 
 class Recorder:
-    """Everything behind the server. ``died`` is called with the error that ends it: an engine that is gone, a full disk."""
+    """Everything behind the server. ``died`` is called with the error that ends it: an engine that is gone, a full disk.
+    ``assigned``: the task of each session and its number in the group, where ``collect`` decides them: then no other
+    session begins, and no client ends one. ``sampling``: the run's own parameters."""
 
     def __init__(
         self,
@@ -95,6 +101,9 @@ class Recorder:
         seed: int,
         say: Callable[[str], None] = lambda _: None,
         died: Callable[[BaseException], None] = lambda _: None,
+        *,
+        assigned: Mapping[str, tuple[Task, int]] | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         assert parts.sampler is not None
         assert parts.chat is not None
@@ -119,10 +128,15 @@ class Recorder:
                 self.log.drop(session)
             else:
                 self.sessions[session.key] = session
+        self.assigned = assigned
+        #: Of assigned sessions whose last call the engine failed.
+        self.upstream: dict[str, OutsideError] = {}
+        #: The most tokens of one call.
+        self.max_tokens = _MOST_TOKENS
         self._locks: dict[str, asyncio.Lock] = {}
         self.counts: Counter[str] = Counter()
         self._forced = config.forced()
-        self._base = config.as_collect().sampling_parameters()
+        self._base = config.as_collect().sampling_parameters() if sampling is None else sampling
 
     async def start(self) -> Mapping[str, Any]:
         """Start the engine. Raises UsageError, OutsideError("engine")."""
@@ -136,6 +150,9 @@ class Recorder:
     def session_for(self, key: str | None, request: AgentRequest) -> Session:
         """The session of a request. Raises RequestError when it has ended, or there are too many."""
         key = key or request.session_key or self.config.session
+        if self.assigned is not None and (key is None or key not in self.assigned):
+            text = f"session {key} is not one of this run's" if key else "the request names no session"
+            raise RequestError("not_found", f"{text}: send it to OPENAI_BASE_URL or ANTHROPIC_BASE_URL as they are set")
         if key is None:
             found = self._by_conversation(request)
             if found is not None:
@@ -163,7 +180,11 @@ class Recorder:
         return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
 
     def _rollout_id(self, key: str) -> str:
-        return self.key.rollout_id(Task(key, [], None, {}, "session"), 0)
+        return self.key.rollout_id(*self._member(key))
+
+    def _member(self, key: str) -> tuple[Task, int]:
+        """The task of a session, and which member of its group the session is."""
+        return (self.assigned or {}).get(key) or (Task(key, [], None, {}, "session"), 0)
 
     def _by_conversation(self, request: AgentRequest) -> Session | None:
         """The session without a name that holds the longest beginning of these messages; of several, one that nothing
@@ -208,7 +229,7 @@ class Recorder:
                 where="messages",
             )
         requested = request.max_tokens if request.max_tokens is not None else room
-        max_tokens = min(n for n in (requested, room, _MOST_TOKENS) if n is not None)
+        max_tokens = min(n for n in (requested, room, self.max_tokens) if n is not None)
         left = self.config.max_tokens_total
         if left is not None:
             max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
@@ -271,7 +292,8 @@ class Recorder:
         place = f"turn {len(session.steps)}"
         seed = request.sampling.get("seed")
         if not isinstance(seed, int):
-            seed = request_seed(self._seed, Task(session.key, [], None, {}, "session"), turn, 0)
+            task, index = self._member(session.key)
+            seed = request_seed(self._seed, task, turn, index)
         sample = SampleRequest(
             request_id=f"{session.rollout_id}-{turn}-{secrets.token_hex(4)}",
             prompt_token_ids=list(plan.prompt),
@@ -290,6 +312,7 @@ class Recorder:
                     raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
                 if list(generation.prompt_token_ids) != sample.prompt_token_ids:
                     raise OutsideError("engine", "another prompt was read than was sent")
+            self.upstream.pop(session.key, None)
             return generations
         except TimeoutError:
             session.spent = session.spent or "timeout"
@@ -297,6 +320,8 @@ class Recorder:
                 "budget", f"session {session.key} took {self.config.timeout:g} seconds (--timeout)", where="timeout"
             ) from None
         except OutsideError as error:
+            if self.assigned is not None and error.status != 400:
+                self.upstream[session.key] = error
             self._fail(session, "engine", place, error.message)
             self.counts["upstream_failures_total"] += 1
             if error.fatal:
@@ -410,6 +435,9 @@ class Recorder:
 
     async def finish(self, key: str, ending: Ending) -> dict[str, Any]:
         """Write the session's row, or its failure. Raises RequestError for a key that no request had."""
+        if self.assigned is not None:
+            text = f"session {key} ends with its agent, and is scored by the rewards of the run"
+            raise RequestError("unsupported", text, status=409)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self.sessions:
                 state = self.state_of(key)
@@ -419,20 +447,29 @@ class Recorder:
                     raise RequestError("invalid", text, where="reward", status=409)
                 return state
             session = self.sessions[key]
-            while session.in_flight:  # calls in flight are answered first
-                await asyncio.sleep(0.01)
+            await self.answered(session)
             try:
                 if ending.status == FAILED:
                     self._fail(session, "environment", "agent", ending.stop_reason or "the client reported a failure")
-                    self.log.drop(session)
-                    self.sessions.pop(key, None)
+                    self.discard(session)
                     return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
-                await self._write(session, ending)
+                await self.write(session, ending)
             finally:
                 self._locks.pop(key, None)
             return self.state_of(key)
 
-    async def _write(self, session: Session, ending: Ending) -> None:
+    async def answered(self, session: Session) -> None:
+        """Calls in flight are answered first."""
+        while session.in_flight:
+            await asyncio.sleep(0.01)
+
+    def discard(self, session: Session) -> None:
+        """Forget a session that becomes no rollout."""
+        self.log.drop(session)
+        self.sessions.pop(session.key, None)
+
+    async def write(self, session: Session, ending: Ending) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Score a session, and write its row. Returns it, and the reward functions that failed."""
         labels = label_turns(session)
         shown = main_messages(session, labels)
         status, stop_reason = ending.status, ending.stop_reason
@@ -446,6 +483,11 @@ class Recorder:
         unnamed = session.key if session.named else f"prompt-{prompt_digest}"
         task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
         task = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
+        content = hashlib.blake2b(to_json(task).encode(), digest_size=16).hexdigest()
+        member = Task(task_id, [], None, {}, content), self._of_task[task_id]
+        if self.assigned is not None:
+            member = self.assigned[session.key]
+            task_id, task = member[0].task_id, member[0].row
         duration = session.last_at - session.started_at
         parts, faults = [], {}
         if ending.reward is not None or ending.rewards:
@@ -460,9 +502,16 @@ class Recorder:
                 tools=main.tools,
                 turns=session.encoder.turns,
                 status=status,
+                environment={**ending.left, "directory": ending.directory},
             )
             scored = await self.scheduler.score(view)
             parts, faults = [*parts, *scored.parts], scored.faults
+            turns = session.encoder.turns
+            for turn_row, step_reward in zip(
+                turns, step_rewards([] if faults else scored.parts, len(turns)), strict=True
+            ):
+                if step_reward is not None:
+                    turn_row["reward"] = step_reward
         reward = None if faults else total(parts)
         if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
             reward = float(ending.reward)
@@ -475,14 +524,12 @@ class Recorder:
                     f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
                     hint="this is a defect in gymdata: the session stays in RUN/sessions",
                 )
-        content = hashlib.blake2b(to_json(task).encode(), digest_size=16).hexdigest()
-        group_id = self.key.group_id(Task(task_id, [], None, {}, content))
         row = session_row(
             session,
             key=self.key,
-            group_id=group_id,
+            group_id=self.key.group_id(member[0]),
             task_id=task_id,
-            rollout_index=self._of_task[task_id],
+            rollout_index=member[1],
             task=task,
             labels=labels,
             status=status,
@@ -491,6 +538,7 @@ class Recorder:
             parts=parts,
             faults=faults,
             duration_s=duration,
+            left=ending.left,
         )
         used = {session.temperatures[t] for t in range(len(session.steps))}
         if len(used) > 1:
@@ -503,8 +551,7 @@ class Recorder:
         self._of_task[task_id] += 1
         for name, message in faults.items():
             self._fail(session, "reward", f"reward {name}", message, task_id)
-        self.log.drop(session)
-        self.sessions.pop(session.key, None)
+        self.discard(session)
         self.counts["rollouts_total"] += 1
         self._ended[session.rollout_id] = {
             "status": status,
@@ -516,6 +563,7 @@ class Recorder:
             "tokens_generated": row["n_generated_tokens"],
             "agents": labels,
         }
+        return row, faults
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long."""
@@ -530,7 +578,15 @@ class Recorder:
             if session.last_at < before:
                 await self.finish(session.key, ending)
 
+    def interrupted(self) -> None:
+        """Put sessions aside that a killed run left open: their agents are gone."""
+        for session in list(self.sessions.values()):
+            self._fail(session, "agent", "run", "interrupted: the command was killed while it ran")
+            self.discard(session)
+
     def _fail(self, session: Session, kind: str, place: str, message: str, task_id: str | None = None) -> None:
+        task, index = self._member(session.key)
+        told = kind in ("agent", "environment")
         self.run.fail(
             {
                 "kind": kind,
@@ -542,13 +598,11 @@ class Recorder:
                 "rollout_id": session.rollout_id,
                 "run_id": self.key.run_id,
                 "group_id": None,
-                "task_id": task_id or session.key,
-                "rollout_index": 0,
+                "task_id": task_id or task.task_id,
+                "rollout_index": index,
                 "at": datetime.now(UTC).isoformat(),
-                "turns": turns_as_json(session.encoder.turns) if kind == "environment" else [],
-                "messages": [table_message(m, t) for m, t in session.numbered(len(session.steps) - 1)]
-                if kind == "environment" and session.steps
-                else [],
+                "turns": turns_as_json(session.encoder.turns) if told else [],
+                "messages": [table_message(m, t) for m, t in session.numbered(len(session.steps) - 1)] if told else [],
                 "duration_s": session.last_at - session.started_at,
             }
         )

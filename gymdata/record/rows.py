@@ -91,8 +91,10 @@ def session_row(
     parts: Sequence[RewardPart],
     faults: Mapping[str, str],
     duration_s: float,
+    left: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name."""
+    """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name. ``left``: what
+    the agent's run left for rewards."""
     shown = main_messages(session, labels)
     last = next(turn for _, turn in reversed(shown) if turn is not None)
     main = session.threads[labels.index(MAIN)]
@@ -113,6 +115,7 @@ def session_row(
     extra: dict[str, object] = {"session": session.key, "conversations": began}
     if others:
         extra["other_messages"] = others
+    extra |= {"environment": dict(left)} if left else {}
     extra |= {"reward_faults": dict(faults)} if faults else {}
     extra |= {"sampling": session.sampling} if session.sampling else {}
     extra |= {"clamped": session.clamped} if session.clamped else {}

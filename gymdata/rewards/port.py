@@ -26,7 +26,8 @@ class View(TypedDict):
 
     ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
     the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are
-    saved; ``stdout``: the field of that name in the environment's verdict.
+    saved; ``stdout``, ``stderr``, ``exit_code``: the fields of these names in the environment's verdict, or of an agent's
+    run; ``directory``: in which the agent ran, while it is there.
     """
 
     messages: list[ChatMessage]
@@ -39,6 +40,9 @@ class View(TypedDict):
     turns: Sequence[Turn]
     status: str
     stdout: object
+    stderr: object
+    exit_code: object
+    directory: object
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,9 @@ def view_of(
         "turns": turns,
         "status": status,
         "stdout": (environment or {}).get("stdout"),
+        "stderr": (environment or {}).get("stderr"),
+        "exit_code": (environment or {}).get("exit_code"),
+        "directory": (environment or {}).get("directory"),
     }
 
 
@@ -199,7 +202,7 @@ def saved_view(row: Mapping[str, Any]) -> View | DataError:
     """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. The error names the
     rollout and the field whose text is not the JSON that it must be."""
     where, verdict = f"rollout {row['rollout_id']}", None
-    # `validate` reports other text; no reward but one that takes stdout has a use for it.
+    # `validate` reports other text; only rewards that take what is in it have a use for it.
     with contextlib.suppress(DataError):
         verdict = _from_json(row, "extra", dict, where).get("environment")
     try:

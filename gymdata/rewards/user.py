@@ -8,7 +8,9 @@ A function takes, by the names of its parameters, any of:
 | ``prompts`` | ``prompt`` | what it was given |
 | ``completion_ids`` | ``completion_ids`` | every token id after the first prompt |
 | ``messages`` | ``messages`` | the whole conversation, as chat messages |
-| ``stdout`` | ``stdout`` | what the environment says under that name, else the task's column |
+| ``stdout`` | ``stdout`` | what the environment says under that name or the agent wrote, else the task's column |
+| ``stderr``, ``exit_code`` | the same | of an agent's run, else the task's columns |
+| ``directory`` | ``directory`` | the agent's folder, a ``Path``, while rollouts are collected, else the task's column |
 | any column | any column | of the tasks' rows |
 
 Each is a list with one entry per rollout where the function is called for a batch, as TRL's trainers do. It is called for
@@ -68,8 +70,10 @@ def without_ids() -> OutsideError:
     return RewardError("T205: the rollout has no token ids")
 
 
+#: What an environment or agent leaves of a rollout. Functions that name it get it; for others it is a task's column.
+_LEFT = ("stdout", "stderr", "exit_code", "directory")
 #: What of a rollout reaches user code.
-_HANDED_OUT = ("messages", "prompt", "completion", "completion_ids", "task", "stdout")
+_HANDED_OUT = ("messages", "prompt", "completion", "completion_ids", "task", *_LEFT)
 _BATCH, _ONE = ("completions", "prompts"), ("completion", "prompt")
 #: Never columns; ``messages`` and ``stdout`` are only for functions that name them.
 _RESERVED = frozenset({*_BATCH, *_ONE, "completion_ids", "messages", "stdout"})
@@ -264,7 +268,7 @@ class UserReward:
 
     def lacking(self, task: TaskRow) -> list[str]:
         """Required parameters that are not columns of this task."""
-        return [name for name in self._required if name not in _RESERVED and name not in task]
+        return [name for name in self._required if name not in _RESERVED and name not in _LEFT and name not in task]
 
     def _taken(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The ``arguments`` that the function takes. Raises RewardError when a required one is missing."""
@@ -287,8 +291,13 @@ class UserReward:
             "completions": [r["text"] if _plain(r) else r["completion"] for r in rollouts],
             "completion_ids": [r["completion_ids"] for r in rollouts],
             "messages": [r["messages"] for r in rollouts],
-            "stdout": [r["task"].get("stdout") if r.get("stdout") is None else r["stdout"] for r in rollouts],
+            **{name: [_left(r, name) for r in rollouts] for name in _LEFT if name in self._takes},
         }
+
+
+def _left(rollout: Mapping[str, Any], name: str) -> object:
+    value = rollout.get(name)
+    return rollout["task"].get(name) if value is None else value
 
 
 def n_turns(rollout: View) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,9 +170,10 @@ def refused_fields(error: pydantic.ValidationError) -> Refused:
     return Refused(422, {"detail": [{**one, "loc": ["body", *one["loc"]]} for one in listed], "kind": "fields"})
 
 
-def server_of(app: Starlette, stop: Callable[[], Awaitable[None]]) -> uvicorn.Server:
-    """A server of ``app``: ``run(sockets=[…])`` serves until a signal, or ``should_exit``, ends it. ``stop`` is awaited
-    before the server waits for connections to close, so that it answers the requests that wait."""
+def server_of(app: Starlette, stop: Callable[[], Awaitable[None]], *, signals: bool = True) -> uvicorn.Server:
+    """A server of ``app``: ``run(sockets=[…])`` serves until a signal, or ``should_exit``, ends it; without ``signals``
+    they are the caller's. ``stop`` is awaited before the server waits for connections to close, so that it answers the
+    requests that wait."""
     import uvicorn
 
     # Every request that waits holds a connection; the default limit of 1,024 files is soon reached.
@@ -186,6 +187,11 @@ def server_of(app: Starlette, stop: Callable[[], Awaitable[None]]) -> uvicorn.Se
         async def shutdown(self, sockets: list[Any] | None = None) -> None:
             await stop()
             await super().shutdown(sockets)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            with super().capture_signals() if signals else contextlib.nullcontext():
+                yield
 
     # The last: how long a stopped server may keep the address to finish its answers.
     config = uvicorn.Config(

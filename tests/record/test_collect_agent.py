@@ -1,0 +1,213 @@
+"""``collect --agent``: a rollout is a session of an agent's run, scored by what the agent left, or a failed attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.collect.run import Parts, collect
+from gymdata.environments import SingleTurn
+from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.record.agent import load_agent, prompt_of
+from gymdata.rollouts.messages import Task
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.journal import read_failure_file
+from gymdata.validate.run import validate
+from tests.collect.fake_parts import FakeSampler, engine_fault
+from tests.record.agent_runs import ASK, asking, collected
+from tests.record.scripted_engine import Letters
+
+TASKS = [{"task_id": "a", "prompt": "it's $HOME", "answer": "2"}, {"task_id": "b", "prompt": "q2", "answer": "1"}]
+REWARD = '''
+def left(completion, stdout, stderr, exit_code, directory, answer) -> float:
+    """1 where the agent's file, output and exit code agree."""
+    text = (directory / "answer.txt").read_text()
+    assert stdout == f"wrote {text}\\n" and stderr.startswith("of ") and completion == text
+    return text == answer if exit_code == 0 else -exit_code
+'''
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return sorted(read_table(run, ROLLOUTS).to_pylist(), key=lambda row: (row["task_id"], row["rollout_index"]))
+
+
+def failures_of(run: Path) -> list[dict[str, Any]]:
+    return read_failure_file(run / "failures.jsonl")
+
+
+@pytest.mark.parametrize(("code", "status", "stop_reason"), [(0, "completed", None), (3, "truncated", "exit_3")])
+def test_a_rollout_is_what_the_agent_did(tmp_path: Path, code: int, status: str, stop_reason: str | None) -> None:
+    """Each task's group is recorded and scored by file, output and exit code, as often as was asked, and then stays."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    run, sampler = tmp_path / "run", FakeSampler()
+    settings: dict[str, Any] = {"agent": asking(code), "num_rollouts": 2, "reward": [f"{reward}:left"]}
+    summary = collected(TASKS, run, sampler, **settings)
+    rows = rows_of(run)
+    assert [(row["task_id"], row["rollout_index"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert {(row["status"], row["stop_reason"]) for row in rows} == {(status, stop_reason)}
+    assert len({row["group_id"] for row in rows}) == 2
+    assert [json.loads(row["task"]) for row in rows[::2]] == TASKS
+    for row in rows:
+        text = row["messages"][-1]["content"]
+        assert row["messages"][0]["content"] == json.loads(row["task"])["prompt"]
+        assert row["reward"] == (float(text == json.loads(row["task"])["answer"]) if code == 0 else -3.0)
+        left = json.loads(row["extra"])["environment"]
+        assert left == {"exit_code": code, "stdout": f"wrote {text}\n", "stderr": f"of {row['task_id']}\n"}
+    assert (summary.rollouts, summary.failures, summary.exit_code, len(sampler.requests)) == (4, 0, 0, 4)
+    assert validate(run).ok
+    assert not list(Path(run).glob("sessions/*"))
+    again = collected(TASKS, run, sampler, **settings)
+    assert (again.new_rollouts, len(sampler.requests)) == (0, 4)
+
+
+def test_the_ids_are_those_of_collect_with_the_same_seed(tmp_path: Path) -> None:
+    """An agent that sends the task's prompt gets what ``collect`` alone samples."""
+    collected(TASKS, tmp_path / "agent", FakeSampler(), agent=asking(), num_rollouts=2, run_id="r")
+    parts = Parts(FakeSampler(), Letters(), SingleTurn(), [], {"policy": "fake", "policy_hash": "fake-0"})
+    collect(TASKS, output=tmp_path / "alone", seed=3, num_rollouts=2, run_id="r", parts=parts)
+    pairs = zip(rows_of(tmp_path / "agent"), rows_of(tmp_path / "alone"), strict=True)
+    for recorded, alone in pairs:
+        for name in ("rollout_id", "group_id", "task", "temperature"):
+            assert recorded[name] == alone[name]
+        for key in ("prompt_delta_ids", "generation_token_ids", "generation_log_probs"):
+            assert recorded["turns"][0][key] == alone["turns"][0][key]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sh -c 'echo out of order >&2; exit 2' sh {prompt}",
+         "agent: ended with exit code 2 without a model call: out of order"),
+        ("true {prompt}", "agent: ended with exit code 0 without a model call"),
+        ("./no-such-agent {prompt}", "agent: ./no-such-agent: cannot be run: No such file or directory"),
+        (asking().replace("sys.exit(code)", "os.kill(os.getpid(), 9)"), "agent: was ended by signal SIGKILL"),
+    ],
+)  # fmt: skip
+def test_an_agent_that_crashes_is_a_failed_attempt(tmp_path: Path, command: str, message: str) -> None:
+    """Attributed to the agent, with what was sampled, and never a score."""
+    run = tmp_path / "run"
+    summary = collected(TASKS[1:], run, FakeSampler(), agent=command, reward=["exact_match"], max_attempts=1)
+    assert (summary.rollouts, summary.failures, summary.exhausted, summary.exit_code) == (0, 1, 1, 1)
+    (fault,) = failures_of(run)
+    assert (fault["kind"], fault["place"], fault["message"], fault["attempt"]) == ("agent", "run", message, 1)
+    assert len(fault["turns"]) == ("signal" in message)
+
+
+def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path) -> None:
+    """``--time-limit`` keeps what was recorded; ``--agent-timeout`` does not; both end all that the agent started."""
+    start = 'subprocess.Popen(["sleep", "1000"], start_new_session=True); time.sleep(1000)'
+    hangs = asking().replace("sys.exit(code)", start).replace("import json", "import subprocess, time, json")
+    summary = collected(TASKS[1:], tmp_path / "cut", FakeSampler(), agent=hangs, time_limit=6.0)
+    (row,) = rows_of(tmp_path / "cut")
+    assert (row["status"], row["stop_reason"], row["n_turns"], summary.exit_code) == ("truncated", "time_limit", 1, 0)
+    summary = collected(TASKS[1:], tmp_path / "failed", FakeSampler(), agent=hangs, agent_timeout=6.0, max_attempts=1)
+    (fault,) = failures_of(tmp_path / "failed")
+    assert (fault["kind"], fault["message"]) == ("agent", "agent: did not end within 6 s (--agent-timeout)")
+    assert (summary.rollouts, len(fault["turns"])) == (0, 1)
+    if sys.platform == "linux":
+        marker, left = f"GYMDATA_DIRECTORY={os.path.realpath('/tmp')}/gymdata-agents-".encode(), []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                left += [line for line in file.read_bytes().split(b"\0") if line.startswith(marker)]
+            except OSError:
+                continue
+        assert not left
+
+
+def test_an_engine_that_fails_is_not_the_agents_fault(tmp_path: Path) -> None:
+    """The attempt is the engine's failure, whatever the agent made of the error."""
+
+    async def out(_: object) -> None:
+        raise engine_fault()
+
+    run = tmp_path / "run"
+    careless = asking().replace(
+        "answer = json.load(", "import contextlib\nwith contextlib.suppress(OSError): json.load("
+    )
+    careless = careless.partition("text =")[0] + "' {prompt} 0"
+    for command in (asking(), careless):
+        summary = collected(TASKS[1:], run, FakeSampler(before=out), agent=command, max_attempts=1, overwrite=True)
+        assert (summary.rollouts, summary.failures) == (0, 1)
+        assert {f["kind"] for f in failures_of(run)} == {"engine"}
+        assert failures_of(run)[-1]["message"] == "engine: out of luck"
+
+
+def test_an_engine_that_dies_ends_the_run(tmp_path: Path) -> None:
+    """Every agent is ended, and no attempt is counted."""
+
+    async def die(_: object) -> None:
+        raise engine_fault("gone", fatal=True)
+
+    waits = asking().replace("sys.exit(code)", "").replace("answer = ", "import time\ntry: answer = ")
+    waits = waits.partition("text =")[0] + "\nexcept OSError: time.sleep(1000)' {prompt} 0"
+    with pytest.raises(OutsideError, match="gone"):
+        collected(TASKS, tmp_path / "run", FakeSampler(before=die), agent=waits)
+    assert not any(f["counts"] for f in failures_of(tmp_path / "run"))
+
+
+def test_an_agent_starts_from_files(tmp_path: Path) -> None:
+    """Those of ``--agent-files``, and the task's own; another content is another run."""
+    files = tmp_path / "files"
+    (files / "bin").mkdir(parents=True)
+    (files / "bin" / "start.sh").write_text('echo $1; cat src/x.txt; exec $2 -c "$(cat ask.py)" $1 0')
+    (files / "ask.py").write_text(ASK)
+    task = {"task_id": "a", "prompt": "q", "files": {"src/x.txt": "from the task\n"}}
+    settings: dict[str, Any] = {
+        "agent": f"sh bin/start.sh {{prompt}} {sys.executable}", "agent_files": files
+    }  # fmt: skip
+    collected([task], tmp_path / "run", FakeSampler(), **settings)
+    (row,) = rows_of(tmp_path / "run")
+    assert json.loads(row["extra"])["environment"]["stdout"].startswith("q\nfrom the task\nwrote ")
+    (files / "ask.py").write_text(ASK + "\n")
+    with pytest.raises(StoreError, match="other settings"):
+        collected([task], tmp_path / "run", FakeSampler(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("no-such-agent {prompt}", "'no-such-agent' is not a command that can be run"),
+        ("cat {prompt_file} | wc", "'|' is a shell's, and the command is run without one"),
+        ("python agent.py", r"has neither \{prompt\} nor \{prompt_file\}"),
+        ("python 'agent.py {prompt}", "a command line .No closing quotation."),
+        ("python agent.py {prompt}", "agent.py is a file of this folder, and the agent runs in a folder of its own"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str, message: str
+) -> None:
+    """By what is wrong with it, before anything is started."""
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").touch()
+    with pytest.raises(UsageError, match=message):
+        load_agent(agent)
+
+
+@pytest.mark.parametrize(
+    ("messages", "row", "message"),
+    [
+        ([{"role": "assistant", "content": "x"}], {}, "has a message of role 'assistant', expected a prompt"),
+        ([], {}, "has no prompt for the agent"),
+        ([{"role": "user", "content": "x\0"}], {}, "NUL or surrogates"),
+        ([{"role": "user", "content": "x" * 200_000}], {}, "the prompt has 200,000 bytes, an argument of a command at most"),
+        ([{"role": "user", "content": "x"}], {"files": {"../x": "y"}}, "expected a path below the agent's folder"),
+        ([{"role": "user", "content": "x"}], {"files": ["x"]}, "expected an object of paths and texts"),
+    ],
+)  # fmt: skip
+def test_a_task_that_no_agent_can_be_given_is_refused(messages: Any, row: dict[str, Any], message: str) -> None:
+    """By name, before anything is started."""
+    with pytest.raises(DataError, match=message):
+        load_agent("true {prompt}").check(Task("t", messages, None, row, ""))
+
+
+def test_a_prompt_is_system_and_user_text() -> None:
+    """One after the other."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert prompt_of(Task("t", messages, None, {}, "")) == "Be brief.\n\nHi"

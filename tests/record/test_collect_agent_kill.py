@@ -1,0 +1,93 @@
+"""A real ``gymdata collect --agent`` is killed while its agents run, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.journal import read_failure_file
+from gymdata.validate.run import validate
+from tests.collect.killing import kill_at, rows_there, start
+from tests.record.agent_runs import ASK
+from tests.server_process import FAULTY, ServerProcess, server_processes
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).parents[2]
+POLICY = ROOT / "sample_data" / "policy"
+#: Asks twice, so that a kill finds sessions that are open.
+TWICE = (
+    ASK.partition("open(\"answer")[0]
+    + "urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))"
+)
+
+
+@pytest.fixture
+def engine() -> Iterator[ServerProcess]:
+    """A server whose answers depend on seed and prompt alone."""
+    from gymdata.chat.template import TransformersChat
+
+    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
+    with server_processes(FAULTY) as started:
+        yield started("--latency", "0.05", "--eos", str(end), "--vocab", "51")
+
+
+def arguments(run: Path, engine: str) -> list[str]:
+    agent = f"{shlex.quote(sys.executable)} -c {shlex.quote(TWICE)} {{prompt}} 0"
+    words = [str(ROOT / "sample_data" / "tasks" / "train.jsonl"), "-o", str(run), "-n", "6", "-r", "2", "--seed", "3"]
+    words += ["--endpoint", engine, "-m", "fake", "--tokenizer", str(POLICY), "--run-id", "kill-test"]
+    return [*words, "--agent", agent, "--reward", "numeric", "--max-tokens", "8"]
+
+
+def rows_of(run: Path) -> dict[str, Any]:
+    """What was sampled, by rollout."""
+    return {
+        row["rollout_id"]: [list(turn["generation_token_ids"]) for turn in row["turns"]]
+        for row in read_table(run, ROLLOUTS).to_pylist()
+    }
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_a_killed_run_is_resumed(engine: ServerProcess, tmp_path: Path, kills: int) -> None:
+    """The same command gives the rows of a run that nobody killed; attempts that the kill ended are put aside, uncounted."""
+    run = tmp_path / "run"
+    for kill in range(kills):
+        process = start(arguments(run, engine.url))
+        kill_at(process.pid, run, 1 + kill * 10 // kills)
+        process.communicate()
+    ended = start(arguments(run, engine.url))
+    out, err = ended.communicate()
+    assert ended.returncode == 0, (out + err).decode()
+    whole = start(arguments(tmp_path / "whole", engine.url))
+    whole.communicate()
+    assert rows_of(run) == rows_of(tmp_path / "whole")
+    assert len(rows_of(run)) == 12
+    assert validate(run).ok
+    faults = read_failure_file(run / "failures.jsonl") if (run / "failures.jsonl").exists() else []
+    assert {(f["kind"], f["counts"]) for f in faults} <= {("agent", False)}
+    assert not list(run.glob("sessions/*"))
+
+
+def test_ctrl_c_lets_agents_end(engine: ServerProcess, tmp_path: Path) -> None:
+    """The first signal starts no other agent; what runs is written, and the same command does the rest."""
+    run = tmp_path / "run"
+    process = start(arguments(run, engine.url))
+    while rows_there(run) < 1 and process.poll() is None:
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130, (out + err).decode()
+    assert 1 <= len(rows_of(run)) < 12
+    assert json.loads((run / "run.json").read_text())["counts"]["pending"] == 12 - len(rows_of(run))
+    resumed = start(arguments(run, engine.url))
+    resumed.communicate()
+    assert len(rows_of(run)) == 12
