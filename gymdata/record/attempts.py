@@ -27,7 +27,8 @@ from gymdata.collect.setup import Parts
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, StoreError
 from gymdata.record.agent import Agent, AgentResult, Attempt, end_processes
-from gymdata.record.recorder import Ending, Recorder
+from gymdata.record.ending import Ending
+from gymdata.record.recorder import Recorder
 from gymdata.record.rows import label_turns
 from gymdata.record.server import Service, create_app
 from gymdata.record.sessions import Session

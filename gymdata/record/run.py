@@ -27,7 +27,8 @@ from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments import SingleTurn
 from gymdata.errors import OutsideError, UsageError, counted
-from gymdata.record.recorder import COMPLETED, TRUNCATED, Ending, Recorder
+from gymdata.record.ending import COMPLETED, TRUNCATED, Ending
+from gymdata.record.recorder import Recorder
 from gymdata.record.report import RecordSummary
 from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig

@@ -29,8 +29,9 @@ from starlette.routing import Route
 from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
 from gymdata.record.dialects import DIALECTS
+from gymdata.record.ending import Ending
 from gymdata.record.log import recorded_turns
-from gymdata.record.recorder import Ending, Recorder
+from gymdata.record.recorder import Recorder
 from gymdata.record.request import AgentCompletion, CompletionDelta, Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
 from gymdata.urls import OnlyHosts

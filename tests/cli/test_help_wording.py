@@ -39,6 +39,7 @@ def test_the_help_of_collect_is_in_groups() -> None:
         "Model",
         "Sampling",
         "Environment",
+        "Agent",
         "Reward",
         "Output",
         "Failures",

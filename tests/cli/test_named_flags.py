@@ -37,6 +37,10 @@ OTHERS = {
         "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
+    "codex, claude, pi, qwen": {
+        "--skip-git-repo-check", "--provider", "--auth-type", "--openai-api-key",
+        "--openai-base-url", "--yolo",
+    },
 }  # fmt: skip
 
 

@@ -211,3 +211,43 @@ def test_a_prompt_is_system_and_user_text() -> None:
     """One after the other."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert prompt_of(Task("t", messages, None, {}, "")) == "Be brief.\n\nHi"
+
+
+FUNCTION = """
+import asyncio, json, urllib.request
+
+async def solve(task, base_url, api_key, directory):
+    body = {"model": "m", "messages": [{"role": "user", "content": task["prompt"]}]}
+    headers = {"content-type": "application/json", "authorization": "Bearer " + api_key}
+    request = urllib.request.Request(base_url + "/chat/completions", json.dumps(body).encode(), headers)
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+    (directory / "answer.txt").write_text(answer)
+    if task["prompt"] == "raise":
+        raise ValueError("no idea")
+    return float(answer == task["answer"])
+"""
+
+
+def test_an_async_function_is_an_agent(tmp_path: Path) -> None:
+    """It may block, gets what it names, and returns the reward; what it raises is a failed attempt with its line."""
+    (tmp_path / "agent.py").write_text(FUNCTION)
+    tasks = [*TASKS, {"task_id": "c", "prompt": "raise", "answer": "1"}]
+    summary = collected(tasks, tmp_path / "run", FakeSampler(), agent=f"{tmp_path}/agent.py:solve", max_attempts=1)
+    rows = rows_of(tmp_path / "run")
+    assert [row["task_id"] for row in rows] == ["a", "b"]
+    assert [row["reward"] for row in rows] == [
+        float(row["messages"][-1]["content"] == json.loads(row["task"])["answer"]) for row in rows
+    ]
+    assert [row["rewards"][0]["name"] for row in rows] == ["reported", "reported"]
+    (fault,) = failures_of(tmp_path / "run")
+    assert (fault["kind"], len(fault["turns"]), summary.exhausted) == ("agent", 1, 1)
+    assert fault["message"].startswith("agent: raised ValueError: no idea (")
+    assert "agent.py:12" in fault["message"]
+
+
+def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None:
+    """With what it may take."""
+    (tmp_path / "agent.py").write_text("async def solve(question): ...")
+    with pytest.raises(UsageError, match="the function takes question") as refused:
+        load_agent(f"{tmp_path}/agent.py:solve")
+    assert "task, base_url, api_key, model, directory, rollout_index" in str(refused.value.hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
-from tests.collect.killing import kill_at, rows_there, start
+from tests.collect.killing import kill_at, start, wait_for_rows
 from tests.record.agent_runs import ASK
 from tests.server_process import FAULTY, ServerProcess, server_processes
 
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "sample_data" / "policy"
 #: Asks twice, so that a kill finds sessions that are open.
 TWICE = (
-    ASK.partition("open(\"answer")[0]
+    ASK.partition('open("answer')[0]
     + "urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))"
 )
 
@@ -77,12 +76,12 @@ def test_a_killed_run_is_resumed(engine: ServerProcess, tmp_path: Path, kills: i
     assert not list(run.glob("sessions/*"))
 
 
+@pytest.mark.full
 def test_ctrl_c_lets_agents_end(engine: ServerProcess, tmp_path: Path) -> None:
     """The first signal starts no other agent; what runs is written, and the same command does the rest."""
     run = tmp_path / "run"
     process = start(arguments(run, engine.url))
-    while rows_there(run) < 1 and process.poll() is None:
-        os.sched_yield()
+    wait_for_rows(process, run, 1, "python")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, (out + err).decode()

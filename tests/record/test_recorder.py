@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gymdata.errors import OutsideError, UsageError
-from gymdata.record.recorder import Ending
+from gymdata.record.ending import Ending
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_failures, read_run_json, read_table

@@ -1,0 +1,57 @@
+"""How a session ends: as a client says with POST /rollouts/KEY/finish, or as its agent's run did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gymdata.record.request import RequestError
+
+COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
+#: The reward that a client reports, among the parts.
+REPORTED = "reported"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a session ends, as POST /rollouts/KEY/finish says."""
+
+    status: str = COMPLETED
+    stop_reason: str | None = None
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    task: Mapping[str, Any] | None = None
+    task_id: str | None = None
+    #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
+    left: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @classmethod
+    def of(cls, body: Any) -> Ending:
+        """From the body of a request. Raises RequestError."""
+        if not isinstance(body, dict):
+            raise RequestError("invalid", "the body is not an object")
+        allowed = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
+        for name in body.keys() - set(allowed):
+            raise RequestError("invalid", f"{name}: expected one of {', '.join(allowed)}", where=name)
+        given = {name: value for name, value in body.items() if value is not None}
+        if (status := given.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
+            raise RequestError(
+                "invalid", f"status: got {status!r}, expected completed, truncated or failed", where="status"
+            )
+        rewards = given.get("rewards", {})
+        if not isinstance(rewards, dict):
+            raise RequestError("invalid", "rewards: expected an object of numbers by name", where="rewards")
+        for name, value in [("reward", given.get("reward", 0)), *rewards.items()]:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise RequestError("invalid", f"{name}: got {value!r}, expected a finite number", where=name)
+        if not isinstance(given.get("task", {}), dict):
+            raise RequestError("invalid", "task: expected an object", where="task")
+        for name in ("task_id", "stop_reason"):
+            if not isinstance(given.get(name, ""), (str, int)):
+                raise RequestError("invalid", f"{name}: expected text", where=name)
+        texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
+        return cls(**{**given, **texts})
