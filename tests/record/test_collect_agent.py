@@ -242,7 +242,7 @@ def test_an_async_function_is_an_agent(tmp_path: Path) -> None:
     (fault,) = failures_of(tmp_path / "run")
     assert (fault["kind"], len(fault["turns"]), summary.exhausted) == ("agent", 1, 1)
     assert fault["message"].startswith("agent: raised ValueError: no idea (")
-    assert "agent.py:12" in fault["message"]
+    assert "agent.py:11" in fault["message"]
 
 
 def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None:
