@@ -55,7 +55,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A mark that is missing would put a slow test into ``make test-fast``."""
+    """A mark that is missing would put a slow test into ``make test-fast``. Only there is each such test found: elsewhere
+    it is the first of its process."""
+    if "not torch" not in item.config.getoption("markexpr"):
+        return
     marks = {mark.name for mark in item.iter_markers()}
     for package in LOADS.keys() & sys.modules.keys() - item.stash[LOADED]:
         if not marks & LOADS[package]:
