@@ -465,6 +465,10 @@ def _two_line_bar() -> Bar:
             return _BAR_WIDTH + sum(len(text) + 1 for text in texts)
 
     return TwoLines(
-        TextColumn("{task.description}"), BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.fields[of]}"),
-        TextColumn("{task.fields[behind]}"), TextColumn("{task.fields[left]}"), console=Console(stderr=True),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=_BAR_WIDTH),
+        TextColumn("{task.fields[of]}"),
+        TextColumn("{task.fields[behind]}"),
+        TextColumn("{task.fields[left]}"),
+        console=Console(stderr=True),
+    )

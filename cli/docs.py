@@ -48,9 +48,8 @@ def docs(
         from . import for_programs
         from .settings_page import config_schema
 
-        given = [name for name, is_given in {
-            "TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None
-        }.items() if is_given]  # fmt: skip
+        words = {"TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None}
+        given = [word for word, is_given in words.items() if is_given]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
         if schema is not None:

@@ -31,9 +31,14 @@ _ConfigFile = Annotated[
 ]
 _Override = Annotated[
     list[str] | None,
-    typer.Option("-o", "--override", metavar="KEY VALUE", rich_help_panel=_CONFIG,
-                 help="Set a dotted key; repeatable. A key without a section belongs to finetuning."),
-]  # fmt: skip
+    typer.Option(
+        "-o",
+        "--override",
+        metavar="KEY VALUE",
+        rich_help_panel=_CONFIG,
+        help="Set a dotted key; repeatable. A key without a section belongs to finetuning.",
+    ),
+]
 #: Published with underscores.
 _NAMES = {
     "validation_dataset": ["--validation-dataset", "--validation_dataset"],
@@ -73,9 +78,13 @@ def finetune(
         raise UsageError(given, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
     with LiveTable() as board, prints_apart():
         report = run(
-            config or config_file or "", overrides, **dict(settings), overwrite=overwrite, watch=board,
+            config or config_file or "",
+            overrides,
+            **dict(settings),
+            overwrite=overwrite,
+            watch=board,
             command=command_words(),
-        )  # fmt: skip
+        )
     return finish(report, "finetune", json=json)
 
 

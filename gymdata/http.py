@@ -283,10 +283,10 @@ class HttpClient:
                     response.close()  # the rest is not read, so the connection cannot be reused
                 dead = response.status == 500 and any(text in _message(raw) for text in _DEAD_ENGINE)
                 if dead:
+                    reason, advice = f"{self.base} cannot be reached: its engine died", self.advice.unreachable
                     raise OutsideError(
-                        self.system, f"{self.base} cannot be reached: its engine died", hint=self.advice.unreachable,
-                        retryable=True, fatal=True, status=response.status,
-                    )  # fmt: skip
+                        self.system, reason, hint=advice, retryable=True, fatal=True, status=response.status
+                    )
                 self._reached(sent_at)
                 if answers and not whole:
                     text = f"{url} answers with more than {most_bytes:,} bytes, more than requested"

@@ -75,8 +75,10 @@ def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) ->
     whole, _, _ = url.partition("#")
     root, _, query = whole.partition("?")
     if f"={HIDDEN}" in query:
-        raise UsageError(f"{setting}: {url}: the values of its query were taken out when it was written down",
-                         hint="give the URL again, with its values")  # fmt: skip
+        raise UsageError(
+            f"{setting}: {url}: the values of its query were taken out when it was written down",
+            hint="give the URL again, with its values",
+        )
     try:
         named = urlsplit(root).hostname
     except ValueError:
@@ -137,8 +139,10 @@ def expanded(settings: Any, where: str) -> Any:
         return settings
     for name in PLACEHOLDER.findall(settings):
         if name not in os.environ:
-            raise UsageError(f"{where}: {settings}: {name} is not in the environment",
-                             hint="set it to the value that the URL needs there, or give the URL again")  # fmt: skip
+            raise UsageError(
+                f"{where}: {settings}: {name} is not in the environment",
+                hint="set it to the value that the URL needs there, or give the URL again",
+            )
     return PLACEHOLDER.sub(lambda found: os.environ[found[1]], settings)
 
 

@@ -27,13 +27,13 @@ _TIMES_OUT = (-signal.SIGXCPU, -signal.SIGKILL)
 _faults: dict[str, str | None] = {}
 _USER = {"role": "user", "content": "begin"}
 _ASSISTANT = {"role": "assistant", "content": "said"}
+_SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
 #: What a chat template is tried with.
 CONVERSATIONS = tuple(
-    {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": generate, "bos_token": "<s>",
-     "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": generate, **_SPECIAL_TOKENS}
     for messages in ([_USER], [{"role": "system", "content": "brief"}, _USER, _ASSISTANT, _USER])
     for generate in (False, True)
-)  # fmt: skip
+)
 
 
 class TemplateLimitError(TemplateError):
@@ -54,8 +54,8 @@ def _tried(template: str, renderings: Sequence[Mapping[str, Any]], cpu_s: int) -
     slow = f"it does not end within {cpu_s} s"
     try:
         # -P: the folder of this file is no place for modules.
-        done = subprocess.run([sys.executable, "-P", __file__], input=given.encode(), timeout=WALL_S, check=False,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        command, silent = [sys.executable, "-P", __file__], subprocess.DEVNULL
+        done = subprocess.run(command, input=given.encode(), timeout=WALL_S, check=False, stdout=silent, stderr=silent)
     except subprocess.TimeoutExpired:
         return slow
     if done.returncode == _TOO_MUCH:

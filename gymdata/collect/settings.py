@@ -42,9 +42,10 @@ SAMPLED = "sampled"
 _RECORDED = ("temperature", *BIASES, "top_logprobs")
 #: vLLM's names of what other settings decide, and of what an engine is asked in gymdata's own way.
 _DECIDED = {"max_tokens": "--max-tokens", "seed": "--seed", "n": "-r/--num-rollouts", "logprobs": "--top-logprobs"}
-_OURS = frozenset(("model", "prompt", "messages", "tools", "stream", "best_of", "echo", "detokenize", "output_kind")) | {
-    "prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids", "request_id",
-}  # fmt: skip
+_OURS = {
+    *("model", "prompt", "messages", "tools", "stream", "best_of", "echo", "detokenize", "output_kind", "request_id"),
+    *("prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids"),
+}
 
 _OF_ENGINE = ("endpoint", "chat_endpoint", "replicas", "tokenizer", "chat_template", "engine")
 _SERVERS_RUN = "--replicas starts engines on Ray, the other takes servers that run: leave one out"

@@ -241,8 +241,8 @@ def _engine_context(config: CollectConfig, model: Mapping[str, Any]) -> int | No
 def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
     """Prompts of the first tasks against the context. An environment may add to them, so these are the least they have."""
     assert parts.chat is not None
-    lengths = [len(parts.chat.render(task.messages, task.tools)) for task in itertools.islice(tasks, _PROMPTS)
-               if task.messages]  # fmt: skip
+    prompts = [task for task in itertools.islice(tasks, _PROMPTS) if task.messages]
+    lengths = [len(parts.chat.render(task.messages, task.tools)) for task in prompts]
     if not lengths:
         return []
     if min(lengths) >= limit:
@@ -253,8 +253,10 @@ def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Itera
         )
     notes = []
     if too_long := sum(n >= limit for n in lengths):
-        notes.append(f"{too_long:,} of the first {len(lengths):,} prompts do not fit the context of {limit:,} tokens: "
-                     "their rollouts fail")  # fmt: skip
+        notes.append(
+            f"{too_long:,} of the first {len(lengths):,} prompts do not fit the context of {limit:,} tokens: "
+            "their rollouts fail"
+        )
     if cut := sum(n < limit < n + config.max_tokens for n in lengths):
         notes.append(
             f"{cut:,} of the first {len(lengths):,} prompts and --max-tokens {config.max_tokens:,} are more than the "
@@ -427,8 +429,10 @@ def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | N
         step_reward_field=config.step_reward_field,
     )
     if config.step_reward_field is not None and not any(map(server_url, specs.values())):
-        raise UsageError("--step-reward-field is for resource servers, and --env names none",
-                         hint="tools in Python return gymdata.Step(content, reward=…)")  # fmt: skip
+        raise UsageError(
+            "--step-reward-field is for resource servers, and --env names none",
+            hint="tools in Python return gymdata.Step(content, reward=…)",
+        )
     arguments: Mapping[Any, Any] = config.env_args if set(specs) - {None} else {None: config.env_args}
     if unknown := set(arguments) - {*specs, None}:
         raise UsageError.unknown_choice("--set env_args: the environment", str(min(unknown)), map(str, specs))
@@ -445,8 +449,10 @@ def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | N
             )
         )
         if user is not None and getattr(environment, "responds", False):
-            raise UsageError(f"{spec} has a respond of its own, and --user or --user-model was given",
-                             hint="one user answers: leave the other out")  # fmt: skip
+            raise UsageError(
+                f"{spec} has a respond of its own, and --user or --user-model was given",
+                hint="one user answers: leave the other out",
+            )
         environments[name] = environment if user is None else WithUser(environment, user)
     alone = environments.get(None)
     return alone if alone is not None else ByName({str(name): each for name, each in environments.items()})
@@ -503,9 +509,16 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
             from gymdata.engines.servers._ray import replicated
 
             return replicated(
-                config.replicas, config.ray, config.replica, config.model, config.engine,
-                policy_hash=policy_hash, retries=config.retries, sampling=sampling, seed=config.seed,
-            )  # fmt: skip
+                config.replicas,
+                config.ray,
+                config.replica,
+                config.model,
+                config.engine,
+                policy_hash=policy_hash,
+                retries=config.retries,
+                sampling=sampling,
+                seed=config.seed,
+            )
         from gymdata.engines._vllm import VllmSampler
 
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)

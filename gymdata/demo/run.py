@@ -307,18 +307,18 @@ class _Commands:
 
     def judge(self, policy: Path, run: Path, groups: int) -> Path:
         """The policy from pairs on which the judge's comparisons agree in both positions; those that failed are counted."""
-        self._run("judge", str(run), "--genrm", str(self.data / "genrm"), "--name", JUDGE, "--show", "transcript",
-                  "--max-tokens", "64", "-n", str(groups), "--seed", str(self.seed),
-                  fine=(EXIT_OK, EXIT_FAULTS))  # fmt: skip
+        judge = ("--genrm", str(self.data / "genrm"), "--name", JUDGE, "--show", "transcript", "--max-tokens", "64")
+        fine = (EXIT_OK, EXIT_FAULTS)
+        self._run("judge", str(run), *judge, "-n", str(groups), "--seed", str(self.seed), fine=fine)
         return self._train(
             policy, run, run.parent / "judged-pairs", run.parent / "judged-policy", "--from", "comparisons"
         )
 
     def _train(self, policy: Path, run: Path, pairs: Path, out: Path, *source: str) -> Path:
-        self._run("pairs", str(run), "-o", str(pairs), *source, "--strategy", "all", "--max-pairs-per-task", "4",
-                  "--seed", str(self.seed))  # fmt: skip
-        self._run("train-dpo", str(pairs), "-m", str(policy), "-o", str(out),
-                  "--config", str(self.data / "dpo.yaml"), "--set", f"seed={self.seed}")  # fmt: skip
+        drawn = ("--strategy", "all", "--max-pairs-per-task", "4", "--seed", str(self.seed))
+        self._run("pairs", str(run), "-o", str(pairs), *source, *drawn)
+        config = ("--config", str(self.data / "dpo.yaml"), "--set", f"seed={self.seed}")
+        self._run("train-dpo", str(pairs), "-m", str(policy), "-o", str(out), *config)
         return out
 
     def _collect(self, tasks: Path, policy: Path, run: Path, flags: list[str]) -> None:

@@ -99,14 +99,15 @@ def _held_out(axis: Any, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -> 
     xs, ys = [x for x, *_ in points], [y for _, y, _ in points]
     intervals = [[y - (b[0] if b else y) for _, y, b in points], [(b[1] if b else y) - y for _, y, b in points]]
     n = found[-1][1]["n"]
-    axis.errorbar(xs, ys, yerr=intervals, color=_HELD_OUT, marker="s", ms=7, lw=1.6, capsize=4, zorder=4,
-                  label=f"held-out rate, n = {n:,} (95 % interval)")  # fmt: skip
+    label = f"held-out rate, n = {n:,} (95 % interval)"
+    look = {"color": _HELD_OUT, "marker": "s", "ms": 7, "lw": 1.6, "capsize": 4, "zorder": 4}
+    axis.errorbar(xs, ys, yerr=intervals, label=label, **look)
     for place, (x, y, _) in enumerate(points):
         if place in (0, len(points) - 1):
             # Beside its point on the inner side, above the error bar's middle.
             side, align = ((10, 12), "left") if place == 0 else ((-8, 7), "right")
-            axis.annotate(f"{100 * y:.1f} %", (x, y), xytext=side, textcoords="offset points", color=_HELD_OUT, ha=align,
-                          weight="bold")  # fmt: skip
+            look = {"color": _HELD_OUT, "ha": align, "weight": "bold"}
+            axis.annotate(f"{100 * y:.1f} %", (x, y), xytext=side, textcoords="offset points", **look)
 
 
 def _groups(axis: Any, rows: Sequence[EpochRow]) -> None:
@@ -122,16 +123,18 @@ def _groups(axis: Any, rows: Sequence[EpochRow]) -> None:
         if len(rows) <= 12:
             for row, count, under in zip(rows, counts, below, strict=True):
                 if count > 0.09 * max(row["groups"], 1):
-                    axis.text(row["epoch"] - 0.5, under + count / 2, f"{count:,}", ha="center", va="center", fontsize=8,
-                              color="white" if name == "trained on" else "#38424d")  # fmt: skip
+                    center, color = under + count / 2, "white" if name == "trained on" else "#38424d"
+                    look = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
+                    axis.text(row["epoch"] - 0.5, center, f"{count:,}", **look)
         below = [under + count for under, count in zip(below, counts, strict=True)]
     axis.set_ylabel("groups")
     handles, labels = axis.get_legend_handles_labels()
     if rows and rows[0]["curriculum"].get("enabled"):
         beside = axis.twinx()
         shares = [row["curriculum"]["current_percentile"] for row in rows]
-        beside.stairs(shares, [0, *(row["epoch"] for row in rows)], baseline=None, color=_HELD_OUT, lw=1.8, ls="--",
-                      label="curriculum: share of usable groups (right)")  # fmt: skip
+        label = "curriculum: share of usable groups (right)"
+        edges = [0, *(row["epoch"] for row in rows)]
+        beside.stairs(shares, edges, baseline=None, color=_HELD_OUT, lw=1.8, ls="--", label=label)
         beside.set_ylim(0, 1.05)
         beside.tick_params(axis="y", colors=_HELD_OUT, labelsize=8)
         beside.spines["top"].set_visible(False)

@@ -65,9 +65,12 @@ def load(
 
 
 def check(
-    values: dict[str, Any], where: str, more: More | None = None, refused: Sequence[UsageError] = (),
+    values: dict[str, Any],
+    where: str,
+    more: More | None = None,
+    refused: Sequence[UsageError] = (),
     names: Mapping[str, str] | None = None,
-) -> FinetuneConfig:  # fmt: skip
+) -> FinetuneConfig:
     """``values`` as a configuration. Raises UsageError naming the dotted path in ``where``, or its name in ``names``, of
     everything that is wrong: what is ``refused`` already, too; ``more`` gives what else is, of right keys."""
     read = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
@@ -98,8 +101,12 @@ def _with_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if variable is None:
             continue
         if variable[1] not in os.environ:
-            faults.append(UsageError(f"{where}: llms.{name}.api_key: {variable[1]} is not in the environment",
-                                     hint=f"export {variable[1]}=…, or take api_key out"))  # fmt: skip
+            faults.append(
+                UsageError(
+                    f"{where}: llms.{name}.api_key: {variable[1]} is not in the environment",
+                    hint=f"export {variable[1]}=…, or take api_key out",
+                )
+            )
         llms[name] = {**llm, "api_key": os.environ.get(variable[1], "")}
     if faults:
         raise UsageError.several(faults)

@@ -100,8 +100,12 @@ class _Run:
                 judging = plan.judging
                 self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
         chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
-        data = self._stage(epoch, "data", lambda: make_data(
-            plan, folder, self._call("data", plan.loop.algorithm), chosen, self.watch, self._kl_coef(epoch)))  # fmt: skip
+        kind = plan.loop.algorithm
+        data = self._stage(
+            epoch,
+            "data",
+            lambda: make_data(plan, folder, self._call("data", kind), chosen, self.watch, self._kl_coef(epoch)),
+        )
         trained = self._stage(epoch, "train", lambda: self._train(epoch, policy, version, data))
         policy_of = int(trained["policy_of_epoch"])
         after = plan.folder(policy_of) / "policy" if policy_of else plan.start
@@ -116,12 +120,17 @@ class _Run:
             validation = self._stage(epoch, "validate", lambda: self._validate(epoch, after, next_version))
         elif (known := self.state.done(epoch, "validate")) is not None:
             validation = known  # it was the last epoch once
-        row = cast("EpochRow", self._stage(epoch, "log", lambda: {
-            "epoch": epoch, "algorithm": plan.loop.algorithm, "policy_version": version, **chosen,
+        facts = {
+            "epoch": epoch,
+            "algorithm": plan.loop.algorithm,
+            "policy_version": version,
+            **chosen,
             **{k: v for k, v in data.items() if k != "path"},
             **{k: v for k, v in trained.items() if k not in ("policy_of_epoch", "next_policy_version")},
-            "kl_to_start": kl.get("k3"), "validation": validation,
-        }))  # fmt: skip
+            "kl_to_start": kl.get("k3"),
+            "validation": validation,
+        }
+        row = cast("EpochRow", self._stage(epoch, "log", lambda: facts))
         if row["validation"] is None and validation is not None:
             row["validation"] = cast("HeldOut", validation)
         self.rows.append(row)
@@ -189,9 +198,14 @@ class _Run:
             return {"policy_of_epoch": kept, "next_policy_version": version, "skipped": data["skipped"]}
         output = self.plan.folder(epoch) / "policy"
         job = TrainingJob(
-            job_id=f"{self.state.run_id}-epoch-{epoch:03d}", epoch=epoch, algorithm=loop.algorithm,
-            data=Path(data["path"]), model=policy, output=output, seed=loop.seed,
-        )  # fmt: skip
+            job_id=f"{self.state.run_id}-epoch-{epoch:03d}",
+            epoch=epoch,
+            algorithm=loop.algorithm,
+            data=Path(data["path"]),
+            model=policy,
+            output=output,
+            seed=loop.seed,
+        )
         ref = self.state.noted(epoch, "train", "ref")
         if ref is None or self._call("status", ref, kind=port.JobStatus).state in ("failed", "canceled"):
             ref = self._call("submit", job)

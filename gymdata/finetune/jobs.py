@@ -156,9 +156,13 @@ class CollectingBuilder:
         own["num_rollouts"] = own.pop("num_generations")
         allow_missing = float(own.pop("allow_missing", self.config.allow_missing))
         decided = {
-            "tasks": order.tasks, "output": str(order.output), "policy_version": order.policy_version,
-            "run_id": order.run_id, "seed": order.seed, "reward": list(order.reward),
-        }  # fmt: skip
+            "tasks": order.tasks,
+            "output": str(order.output),
+            "policy_version": order.policy_version,
+            "run_id": order.run_id,
+            "seed": order.seed,
+            "reward": list(order.reward),
+        }
         model = {"model": order.model} if order.model is not None else {}
         file = settings_file(order.output.parent / f"{order.output.name}.collect.yaml", {**own, **model, **decided})
         log = order.output.parent / "logs" / f"{order.output.name}.log"
@@ -221,9 +225,15 @@ class ProcessJobs:
         process = start(words, log, environment=environment)
         self.processes[ref] = process
         facts = {
-            "job_id": job.job_id, "state": "running", "pid": process.pid, "command": list(words), "log": str(log),
-            "output": str(job.output), "model": str(self.model_of(job)), "started": time.time(),
-        }  # fmt: skip
+            "job_id": job.job_id,
+            "state": "running",
+            "pid": process.pid,
+            "command": list(words),
+            "log": str(log),
+            "output": str(job.output),
+            "model": str(self.model_of(job)),
+            "started": time.time(),
+        }
         write_json(Path(ref), facts)
         return ref
 
@@ -335,8 +345,14 @@ class CommandJobs(ProcessJobs):
         return job.output / self._config.model_folder
 
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
-        places = {"data": job.data, "model": job.model, "output": job.output, "epoch": job.epoch, "seed": job.seed,
-                  "algorithm": job.algorithm}  # fmt: skip
+        places = {
+            "data": job.data,
+            "model": job.model,
+            "output": job.output,
+            "epoch": job.epoch,
+            "seed": job.seed,
+            "algorithm": job.algorithm,
+        }
         words = list(self._words)
         for name, value in places.items():
             # Other braces stay as they are, since commands use them too.

@@ -62,8 +62,9 @@ def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tupl
     if plan.judging is not None:
         settings |= {"source": "comparisons", "judge": plan.judging.name}
     result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
-    return folder / "pairs" / "pairs.parquet", {"pairs": result["pairs"], "pair_candidates": result["candidates"],
-                              "pairs_dropped": {k: v for k, v in result["dropped"].items() if v}}  # fmt: skip
+    dropped = {reason: count for reason, count in result["dropped"].items() if count}
+    counts = {"pairs": result["pairs"], "pair_candidates": result["candidates"], "pairs_dropped": dropped}
+    return folder / "pairs" / "pairs.parquet", counts
 
 
 def _experiences(
@@ -97,9 +98,9 @@ def _run(
 FREE = ("num_epochs", "output_dir", "endpoint_timeout", "tensorboard", "deploy", "enabled", "run_id")
 #: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
 FREE_OF_COLLECTING = {
-    "allow_missing", "max_attempts", "give_up", "tool_timeout", "reward_timeout", "request_timeout", "retries",
-    "rows_per_file",
-}  # fmt: skip
+    *("allow_missing", "max_attempts", "give_up", "retries", "rows_per_file"),
+    *("tool_timeout", "reward_timeout", "request_timeout"),
+}
 
 
 class Watch(Progress, Protocol):

@@ -21,10 +21,15 @@ from gymdata.finetune.settings import IGNORED_KEYS, KINDS, override
 
 #: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
 _ART = {
-    "learning_rate": "learning_rate", "per_device_train_batch_size": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps", "num_train_epochs": "num_train_epochs",
-    "max_grad_norm": "max_grad_norm", "weight_decay": "weight_decay", "warmup_ratio": "warmup_ratio", "beta": "kl_beta",
-}  # fmt: skip
+    "learning_rate": "learning_rate",
+    "per_device_train_batch_size": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "num_train_epochs": "num_train_epochs",
+    "max_grad_norm": "max_grad_norm",
+    "weight_decay": "weight_decay",
+    "warmup_ratio": "warmup_ratio",
+    "beta": "kl_beta",
+}
 _CUSTOMIZER = {
     "learning_rate": "learning_rate",
     "epochs": "num_train_epochs",

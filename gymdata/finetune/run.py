@@ -255,17 +255,30 @@ def plan_of(
     defaults = {"sections": config.defaults(), "validation": own.defaults() if own is not None else None}
     resolved = config.model_dump(mode="json", by_alias=True)
     plan = Plan(
-        output=local_output(output_dir(config)).absolute(), tasks=tasks, start=start, served=served, reward=reward,
+        output=local_output(output_dir(config)).absolute(),
+        tasks=tasks,
+        start=start,
+        served=served,
+        reward=reward,
         judging=judging,
-        curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed), loop=loop,
-        trainer=_epochs_of(trainer, beside), validation=validation,
-        commands=commands, measure_kl=None if served else _measure_kl, draw=_draw(loop.tensorboard),
-        deploy=_deploy(loop.deploy) if loop.deploy is not None else None, identity=identity,
+        curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed),
+        loop=loop,
+        trainer=_epochs_of(trainer, beside),
+        validation=validation,
+        commands=commands,
+        measure_kl=None if served else _measure_kl,
+        draw=_draw(loop.tensorboard),
+        deploy=_deploy(loop.deploy) if loop.deploy is not None else None,
+        identity=identity,
         defaults=defaults,
-        facts={"config": resolved, "command": list(command), "config_file": str(file.absolute()),
-               "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None},
+        facts={
+            "config": resolved,
+            "command": list(command),
+            "config_file": str(file.absolute()),
+            "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None,
+        },
         overwrite=overwrite,
-    )  # fmt: skip
+    )
     return plan, builder
 
 
@@ -381,8 +394,8 @@ def _validation(
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
         name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
-        stated = {**((document.get("llms") or {}).get(target_of(own)) or {}),
-                  **((document.get("trajectory_builders") or {}).get(name) or {})}  # fmt: skip
+        parts = (("llms", target_of(own)), ("trajectory_builders", name))
+        stated = {key for part, title in parts for key in (document.get(part) or {}).get(title) or {}}
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
         if own.eval.general.dataset != config.eval.general.dataset:
             section = section.model_copy(update={"dataset": own.eval.general.dataset})

@@ -80,16 +80,23 @@ def select(
     }
     counts["rollouts_selected"] = _copy(sources, folder / "selected", group_ids, epoch)
     facts = {
-        "epoch": epoch, "policy_version": version, "curriculum": chosen.state, "counts": counts,
+        "epoch": epoch,
+        "policy_version": version,
+        "curriculum": chosen.state,
+        "counts": counts,
         "left_out": dict(sorted(chosen.left_out.items())),
         "groups": {
             one.task_id: {
-                "n": one.n, "unscored": one.n_unscored, "mean": one.mean, "min": one.minimum, "max": one.maximum,
+                "n": one.n,
+                "unscored": one.n_unscored,
+                "mean": one.mean,
+                "min": one.minimum,
+                "max": one.maximum,
                 "included": one.task_id in included,
             }
             for one in sorted(stats, key=lambda one: one.task_id)
         },
-    }  # fmt: skip
+    }
     write_json(folder / SELECTION, plain(facts))
     state = {k: v for k, v in chosen.state.items() if k not in ("included_groups", "config")}
     return {**counts, "curriculum": {"enabled": curriculum.enabled, **state}}
@@ -142,8 +149,8 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
 
 def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, judged: pa.Table | None) -> pa.Table:
     """Rows with every column of ``schema``, the reward replaced by the judge's, which is also named among the rewards."""
-    columns = {f.name: batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
-               for f in schema}  # fmt: skip
+    names, n = batch.schema.names, batch.num_rows
+    columns = {f.name: batch.column(f.name) if f.name in names else pa.nulls(n, f.type) for f in schema}
     if judged is not None:
         columns["reward"] = _values_of(batch.column("rollout_id"), judged)
     return pa.table({f.name: columns[f.name].cast(f.type) for f in schema}, schema=schema)

@@ -146,8 +146,9 @@ class CollectBuilder(OfCommand):
     good (their attempts used up) before the epoch counts as failed; lost ones are counted, never scored."""
 
     command = CollectConfig
-    decided = frozenset({"tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward", "run_id",
-                         "policy_version", "overwrite", "concurrency"})  # fmt: skip
+    decided = frozenset(("tasks", "model", "endpoint", "tokenizer", "output", "num_rollouts", "seed", "reward")) | {
+        *("run_id", "policy_version", "overwrite", "concurrency")
+    }
     filled_in: ClassVar[Mapping[str, str]] = {"tasks": ""}
 
     num_generations: int = pydantic.Field(8, ge=1)

@@ -60,11 +60,10 @@ def preferences(begins: Sequence[bytes], batch: pa.RecordBatch, lost: Losses) ->
         np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
         for what in ("ids", "logprobs")
     )
-    _add_counts(lost, {
-        IDS: has_ids, LOG_PROBS: has_log_probs, ENDS: has_ids,
-        CALL_TEXT: np.logical_or(*(side.rows(side.sampled()) for side in sides)),
-        "weights other than 1": batch.column("weight").to_numpy(zero_copy_only=False) != 1,
-    })  # fmt: skip
+    calls = np.logical_or(*(side.rows(side.sampled()) for side in sides))
+    weighted = batch.column("weight").to_numpy(zero_copy_only=False) != 1
+    counts = {IDS: has_ids, LOG_PROBS: has_log_probs, ENDS: has_ids, CALL_TEXT: calls, "weights other than 1": weighted}
+    _add_counts(lost, counts)
     pieces, margins = Pieces(), batch.column("margin").to_pylist()
     # Imported pairs may have no margin; TRL expects a number, so the key is left out.
     ends = [b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in margins]
@@ -135,7 +134,6 @@ def count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
     """Count what none of the text formats can hold of rollouts."""
     of_turns, broken = (batch.column(name).to_numpy(zero_copy_only=False) > 0 for name in ("n_turns", "n_breaks"))
     rewarded = batch.column("reward").is_valid().to_numpy(zero_copy_only=False)
-    _add_counts(lost, {
-        IDS: of_turns, LOG_PROBS: of_turns, ENDS: of_turns, CALL_TEXT: chat.rows(chat.sampled()), REWARDS: rewarded,
-        "which turn wrote which message": of_turns, "breaks and branches": broken,
-    })  # fmt: skip
+    by_turn = dict.fromkeys((IDS, LOG_PROBS, ENDS, "which turn wrote which message"), of_turns)
+    calls = chat.rows(chat.sampled())
+    _add_counts(lost, by_turn | {CALL_TEXT: calls, REWARDS: rewarded, "breaks and branches": broken})

@@ -271,8 +271,12 @@ def _missing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
         for shard in _shards(one):
             index, count = map(int, shard.split("/"))
             splits.setdefault((one.get("run_id"), count), set()).add(index)
-    return [f"{index}/{count} of run {run}" for (run, count), there in splits.items() if run not in whole
-            for index in range(1, count + 1) if index not in there]  # fmt: skip
+    return [
+        f"{index}/{count} of run {run}"
+        for (run, count), there in splits.items()
+        for index in sorted(set(range(1, count + 1)) - there)
+        if run not in whole
+    ]
 
 
 def _folders(sources: Sequence[Path]) -> list[Path]:

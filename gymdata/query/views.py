@@ -201,8 +201,8 @@ class Views:
         text = sql.lower()
         named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
         everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
-        self._make(named or self.names, rewards=everything or "reward_" in text,
-                   prompts=everything or "prompt_token_ids" in text)  # fmt: skip
+        rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
+        self._make(named or self.names, rewards=rewards, prompts=prompts)
         self._warn_of_copies(named or self.names)
         self.con.execute(_FIND_IDS)
         lock(self.con, self.limits)

@@ -117,10 +117,9 @@ class Recorder:
         if rollout_id in self._ended:
             raise RequestError("not_found", f"session {name} has ended: its rollout is {rollout_id}", status=409)
         if len(self.sessions) >= self.config.max_sessions:
-            raise RequestError(
-                "busy", f"{len(self.sessions):,} sessions are open, at most {self.config.max_sessions:,}: finish some "
-                "with POST /rollouts/KEY/finish, or start the recorder with a higher --max-sessions", retry_after=5.0,
-            )  # fmt: skip
+            counts = f"{len(self.sessions):,} sessions are open, at most {self.config.max_sessions:,}"
+            advice = "finish some with POST /rollouts/KEY/finish, or start the recorder with a higher --max-sessions"
+            raise RequestError("busy", f"{counts}: {advice}", retry_after=5.0)
         return Session(name, rollout_id, named=key is not None)
 
     def state_of(self, key: str) -> dict[str, Any]:

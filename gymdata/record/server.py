@@ -154,9 +154,16 @@ class Service:
 
         async def work() -> dict[str, Any]:
             name, recorder = self.recorder.model, self.recorder
-            card = {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "gymdata",
-                    "display_name": name, "created_at": "1970-01-01T00:00:00Z",
-                    "max_model_len": recorder.context}  # fmt: skip
+            card = {
+                "id": name,
+                "object": "model",
+                "type": "model",
+                "created": 0,
+                "owned_by": "gymdata",
+                "display_name": name,
+                "created_at": "1970-01-01T00:00:00Z",
+                "max_model_len": recorder.context,
+            }
             if "model" in request.path_params:
                 return {**card, "id": request.path_params["model"]}
             return {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}

@@ -27,9 +27,10 @@ Numbers = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
 _TEXTS = ("task_id", "group_id", "status", "stop_reason")
 _COLUMNS = (
-    *_TEXTS, "reward", "rewards", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "started_at",
-    "duration_s",
-)  # fmt: skip
+    *_TEXTS,
+    *("reward", "rewards", "n_turns", "n_breaks"),
+    *("n_context_tokens", "n_generated_tokens", "started_at", "duration_s"),
+)
 #: Bins of a histogram, and points of a curve over time.
 _BINS, _POINTS = 20, 24
 _BATCH = 4_096
@@ -139,8 +140,15 @@ def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, 
         values = table[column].to_numpy()
         if len(values):
             low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
-            found[name] = {"sum": int(values.sum()), "mean": float(values.mean()), "p10": low, "median": half, "p90": high,
-                           "max": int(values.max()), "histogram": histogram(values)}  # fmt: skip
+            found[name] = {
+                "sum": int(values.sum()),
+                "mean": float(values.mean()),
+                "max": int(values.max()),
+                "p10": low,
+                "median": half,
+                "p90": high,
+                "histogram": histogram(values),
+            }
     # How many groups differ in reward within themselves, and the means of all.
     grouped = (
         table.select(["group_id", "reward"])
@@ -244,11 +252,18 @@ def _of_turns(path: str | Path) -> dict[str, Any]:
     mean = total / tokens if tokens else None
     return {
         "finish_reasons": dict(finish),
-        "logprobs": {"tokens": tokens, "not_finite": odd, "mean": mean,
-                     "entropy": None if mean is None else -mean, "histogram": bins if tokens else []},
-        "tools": {**share(sum(errors.values()), sum(results.values())),
-                  "by_name": {name: share(errors[name], n) for name, n in sorted(results.items())}},
-    }  # fmt: skip
+        "logprobs": {
+            "tokens": tokens,
+            "not_finite": odd,
+            "mean": mean,
+            "entropy": None if mean is None else -mean,
+            "histogram": bins if tokens else [],
+        },
+        "tools": {
+            **share(sum(errors.values()), sum(results.values())),
+            "by_name": {name: share(errors[name], n) for name, n in sorted(results.items())},
+        },
+    }
 
 
 def _over_time(table: pa.Table, path: Path) -> dict[str, Any]:

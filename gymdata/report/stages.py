@@ -22,9 +22,9 @@ from gymdata.store.paths import Source
 METRICS = "metrics.jsonl"
 #: Curves worth a look, in their order; the rest of a trainer's log stays in metrics.jsonl.
 CURVES = (
-    "loss", "rewards/accuracies", "rewards/margins", "accuracy", "heldout/accuracy", "ratio/mean", "kl", "entropy",
-    "mean_token_accuracy", "grad_norm", "learning_rate",
-)  # fmt: skip
+    *("loss", "rewards/accuracies", "rewards/margins", "accuracy", "heldout/accuracy"),
+    *("ratio/mean", "kl", "entropy", "mean_token_accuracy", "grad_norm", "learning_rate"),
+)
 
 
 def figures(path: Path) -> dict[str, Any]:

@@ -95,9 +95,15 @@ class RemoteReward:
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
         client = HttpClient(
-            self._address, "reward", timeout_s=self._timeout_s, max_retries=self._max_retries, pause_s=self._pause_s,
-            key_names=REWARD_KEYS, advice=_ADVICE, notice=self._notice,
-        )  # fmt: skip
+            self._address,
+            "reward",
+            timeout_s=self._timeout_s,
+            max_retries=self._max_retries,
+            pause_s=self._pause_s,
+            key_names=REWARD_KEYS,
+            advice=_ADVICE,
+            notice=self._notice,
+        )
         room = asyncio.Semaphore(_IN_FLIGHT)
         await client.open()
         try:

@@ -205,10 +205,16 @@ class Ratios:
         n = self.tokens
         usable = self.squares and math.isfinite(self.squares)
         return {
-            "tokens": n, "mean": self.total / n, "max": self.high, "min": self.low, "share_outside": self.outside / n,
-            "effective_sample_size": self.total**2 / self.squares / n if usable else 0.0, "max_abs_difference": self.apart,
-            "mean_abs_difference": self.absolute / n, "share_beyond": self.beyond / n,
-        }  # fmt: skip
+            "tokens": n,
+            "mean": self.total / n,
+            "max": self.high,
+            "min": self.low,
+            "share_outside": self.outside / n,
+            "effective_sample_size": self.total**2 / self.squares / n if usable else 0.0,
+            "max_abs_difference": self.apart,
+            "mean_abs_difference": self.absolute / n,
+            "share_beyond": self.beyond / n,
+        }
 
     def departures(self) -> list[str]:
         """What shows, beyond rounding, that the saved log-probs are not the model's; empty where nothing does."""

@@ -343,13 +343,11 @@ EXPERIENCES = Table(
         c + _LEAF
         for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
     ),
-    optional=frozenset({
-        "ref_logprobs", "values", "entropy", "kl", "rl_weight", "ce_weight", "ref_kl_weight", "optimal_value",
-        "teacher_logprobs",
-    }),
+    optional=frozenset(("ref_logprobs", "values", "entropy", "kl", "optimal_value", "teacher_logprobs"))
+    | {"rl_weight", "ce_weight", "ref_kl_weight"},
     float_level=-1,
     page_bytes=2 << 20,
-)  # fmt: skip
+)
 
 VIOLATIONS = Table(
     "violations",

@@ -137,9 +137,13 @@ class RolloutSequences(Sequences):
         some = super().take(rows)
         prompts = None if self.prompts is None else self.prompts.take(rows)
         return replace(
-            some, rollout=self.rollout[rows], index=self.index[rows], turn_starts=self.turn_starts.take(rows), source=source,
+            some,
+            rollout=self.rollout[rows],
+            index=self.index[rows],
+            turn_starts=self.turn_starts.take(rows),
+            source=source,
             prompts=prompts,
-        )  # fmt: skip
+        )
 
     def _source(self) -> Ints:
         return np.arange(len(self.sampled.logprobs.values)) if self.source is None else self.source

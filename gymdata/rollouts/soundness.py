@@ -161,21 +161,21 @@ def refuse_unsound(
         found = outside(lists.values, limit)
         if len(found):
             k, position = lists.locate(found[0])
-            _refuse("T206", where, named(k), f"token id {lists.values[found[0]]} at position {position} of {name}, "
-                    f"expected 0 to {limit - 1}", len(found))  # fmt: skip
+            fault = f"token id {lists.values[found[0]]} at position {position} of {name}, expected 0 to {limit - 1}"
+            _refuse("T206", where, named(k), fault, len(found))
     given, expected = log_probs.lists.lengths, ids[-1].lists.lengths
     uneven = np.flatnonzero(given != expected)
     if len(uneven):
         k = int(uneven[0])
-        _refuse("L301", where, named(k), f"{given[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each "
-                f"{log_probs.name}", len(uneven))  # fmt: skip
+        fault = f"{given[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each {log_probs.name}"
+        _refuse("L301", where, named(k), fault, len(uneven))
     odd = odd_log_probs(log_probs.lists.values)
     if odd:
         at, code = odd[0]
         k, position = log_probs.lists.locate(at)
         wanted = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
-        _refuse(code, where, named(k), f"a log-probability of {log_probs.lists.values[at]} at position {position}, expected "
-                f"{wanted}", sum(other == code for _, other in odd))  # fmt: skip
+        fault = f"a log-probability of {log_probs.lists.values[at]} at position {position}, expected {wanted}"
+        _refuse(code, where, named(k), fault, sum(other == code for _, other in odd))
 
 
 def _refuse(code: str, where: str, name: str, what: str, n: int) -> None:

@@ -183,8 +183,14 @@ def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any
             if text is not None:
                 messages = [*task.messages, {"role": "assistant", "content": text}]
                 produced_by = [*[None] * len(task.messages), 0]
-                view = view_of(messages=messages, produced_by=produced_by, task=task.row, tools=task.tools, turns=[],
-                               status="completed")  # fmt: skip
+                view = view_of(
+                    messages=messages,
+                    produced_by=produced_by,
+                    task=task.row,
+                    tools=task.tools,
+                    turns=[],
+                    status="completed",
+                )
                 yield {"rollout_id": kind, "task_id": task.task_id, "rollout_index": index}, view
 
 

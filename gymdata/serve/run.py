@@ -142,6 +142,6 @@ def _template(config: ServerConfig) -> str:
     given = str(config.chat_template) if config.chat_template is not None else None
     with contextlib.suppress(GymdataError):
         folder = tokenizer_folder(config.model)
-        return str(TransformersChat.load(folder, chat_template=given, tool_parser="none", keep_reasoning=False)
-                   .tokenizer.chat_template)  # fmt: skip
+        chat = TransformersChat.load(folder, chat_template=given, tool_parser="none", keep_reasoning=False)
+        return str(chat.tokenizer.chat_template)
     return ""

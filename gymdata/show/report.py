@@ -30,12 +30,21 @@ _WIDEST = 110
 _NO_TERMINAL = 80
 #: From this width on the sides of a pair are shown side by side.
 _BESIDE = 100
-_ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "function": "yellow",
-          "environment": "yellow"}  # fmt: skip
+_ROLES = {
+    "system": "magenta",
+    "user": "cyan",
+    "assistant": "green",
+    **dict.fromkeys(("tool", "function", "environment"), "yellow"),
+}
 _SEVERITIES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue"}
 #: Lowest probability, and how a token of at least that is shown. Black on these reads on dark and light terminals.
-_COLORS = ((0.95, "black on #b7e4c7"), (0.5, "black on #d8f3a6"), (0.1, "black on #ffe08a"), (0.01, "black on #ffb37a"),
-           (0.0, "black on #ff8f8f"))  # fmt: skip
+_COLORS = (
+    (0.95, "black on #b7e4c7"),
+    (0.5, "black on #d8f3a6"),
+    (0.1, "black on #ffe08a"),
+    (0.01, "black on #ffb37a"),
+    (0.0, "black on #ff8f8f"),
+)
 _UNKNOWN = "reverse"
 #: Longer values of a task are left to ``--json``.
 _SHORT = 60
@@ -289,8 +298,15 @@ def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
     half = (whole.width - 3) // 2
     columns = []
     for name in _SIDES:
-        part = Console(width=half, markup=False, highlight=False, emoji=False, color_system=whole.color_system,  # type: ignore[arg-type]  # one of its own names
-                       force_terminal=whole.is_terminal, legacy_windows=False)  # fmt: skip
+        part = Console(
+            width=half,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            color_system=whole.color_system,  # type: ignore[arg-type]  # one of its own names
+            force_terminal=whole.is_terminal,
+            legacy_windows=False,
+        )
         with part.capture() as captured:
             _side(_Page(part, out.reading), shown, name, tokens)
         columns.append(Text.from_ansi(captured.get()))

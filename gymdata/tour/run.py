@@ -156,13 +156,15 @@ def _steps(folder: Path) -> list[TourStep]:
         ),
         TourStep(
             "What can be trained from it?",
-            ["gymdata", "pairs", before, "--strategy", "all", "--max-pairs-per-task", "4", "--breaks", "drop",
-             "-o", str(folder / "pairs"), "--overwrite"],
+            [
+                *("gymdata", "pairs", before, "--strategy", "all", "--max-pairs-per-task", "4", "--breaks", "drop"),
+                *("-o", str(folder / "pairs"), "--overwrite"),
+            ],
             "Candidates that were dropped are counted by reason. `gymdata train-dpo` takes the folder; `gymdata experience` "
             "makes sequences with advantages of the same rollouts, and train-sft and train-kto take the run itself.",
             "/pairs",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _files() -> dict[Path, Path]:

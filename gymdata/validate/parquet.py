@@ -24,19 +24,17 @@ from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.paths import Part
 from gymdata.workers.tuning import ahead, in_order
 
-_SCALARS = (
-    "rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens",
-)  # fmt: skip
+_SCALARS = ("rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens")
 #: Read if present: behavior is not a fault of the file.
 _WHERE_THERE = ("tools", "started_at")
 _NESTED = {
     "rewards": ("name", "value"),
     "messages": ("role", "turn", "tool_calls", "tool_call_id", "content", "reasoning"),
     "turns": (
-        "parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest", "agent",
-        "finish_reason", "rendered", "weight_versions",
+        *("parent", "prefix_length", "prompt_delta_ids", "generation_token_ids", "generation_log_probs", "digest"),
+        *("agent", "finish_reason", "rendered", "weight_versions"),
     ),
-}  # fmt: skip
+}
 _TEXTS = ("content", "reasoning")
 _REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rendered", "weight_versions"}
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.

@@ -147,10 +147,16 @@ def _marked(
 ) -> list[dict[str, Any]]:
     special = vocabulary.special if vocabulary is not None else frozenset()
     return [
-        {"at": at, "id": token, "text": visible(vocabulary.text(token)).replace("\n", "⏎\n") if vocabulary else f"{token} ",
-         "differs": other, "special": token in special, "sampled": bool(trained)}
+        {
+            "at": at,
+            "id": token,
+            "text": visible(vocabulary.text(token)).replace("\n", "⏎\n") if vocabulary else f"{token} ",
+            "differs": other,
+            "special": token in special,
+            "sampled": bool(trained),
+        }
         for at, (token, trained, other) in enumerate(zip(ids, mask, differs, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 # -- comparisons -----------------------------------------------------------------------------------------------------
@@ -208,8 +214,8 @@ class Verdicts:
     def tabs(self) -> dict[str, np.ndarray]:
         """The comparisons of each tab but the one of all."""
         failed = pc.not_equal(self.rows.keys["status"], "judged").to_numpy(zero_copy_only=False)
-        return {"flips": self.flips, "half": self.half_ties, "reversed": self.reversed, "tied": self.tied,
-                "unequal": self.unequal, "failed": failed}  # fmt: skip
+        tabs = {"flips": self.flips, "half": self.half_ties, "reversed": self.reversed}
+        return tabs | {"tied": self.tied, "unequal": self.unequal, "failed": failed}
 
     def outcomes(self) -> dict[str, int]:
         """How many verdicts agree with the rewards and how many do not, and what happened to pairs when their positions

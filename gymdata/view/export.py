@@ -27,8 +27,10 @@ from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 
-_SHOWN = ("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks",
-          "n_context_tokens", "n_generated_tokens", "policy", "policy_version")  # fmt: skip
+_SHOWN = (
+    *("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks"),
+    *("n_context_tokens", "n_generated_tokens", "policy", "policy_version"),
+)
 
 
 def export(paths: Sequence[Path], config: ViewConfig) -> str:

@@ -33,8 +33,10 @@ from gymdata.view.settings import ViewConfig
 from gymdata.view.why import counts_over_run, seen_in_training, why
 
 Page = tuple[str, dict[str, Any]]
-_TABLE = ["rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards",
-          "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"]  # fmt: skip
+_TABLE = [
+    *("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards"),
+    *("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"),
+]
 _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
@@ -327,8 +329,7 @@ class Pages:
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> dict[str, Any]:
         """The values of the page of a group's rollouts."""
-        columns = ["rollout_id", "rollout_index", "task_id", "group_id", "status", "stop_reason", "reward", "rewards",
-                   "n_turns", "n_breaks", "n_generated_tokens", "messages"]  # fmt: skip
+        columns = [*_TABLE, "messages"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
         rewards = [
             card["reward"] for card in values["cards"] if card["reward"] is not None and np.isfinite(card["reward"])
@@ -367,8 +368,9 @@ class Pages:
         listed: list[dict[str, Any]] = []
         if (made := self.stages.rows("comparisons")) and len(made):
             verdicts = self.verdicts(made, snapshot)
-            numbers = [n for one, other in (ids, ids[::-1]) for n in made.where("rollout_i", one)
-                       if made.keys["rollout_j"][n].as_py() == other]  # fmt: skip
+            second = made.keys["rollout_j"]
+            sides = (ids, ids[::-1])
+            numbers = [n for one, other in sides for n in made.where("rollout_i", one) if second[n].as_py() == other]
             listed = verdicts.listed(numbers)
         return comparing.pair_page(row, self.vocabulary(source)) | {
             "verdicts": listed,
@@ -420,10 +422,10 @@ class Pages:
                 continue
             row_of = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"])
             one = snapshot.scored(row_of, [number]).to_pylist()[0]
-            own = one["messages"][comparing.completion(one["messages"]) :]
-            prompt = one["messages"][: comparing.completion(one["messages"])]
-            sides.append({"id": row[name], "messages": messages_of(own, ()), "reward": one["reward"],
-                          "index": one["rollout_index"], "prompt": messages_of(prompt, ())})  # fmt: skip
+            start = comparing.completion(one["messages"])
+            prompt, own = (messages_of(part, ()) for part in (one["messages"][:start], one["messages"][start:]))
+            facts = {"id": row[name], "reward": one["reward"], "index": one["rollout_index"]}
+            sides.append(facts | {"messages": own, "prompt": prompt})
         swapped = int(verdicts.swapped[found[0]])
         return "comparison.html", {
             "row": row | verdicts.listed(found[:1])[0],

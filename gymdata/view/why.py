@@ -147,8 +147,10 @@ def _shaped(rewards: npt.NDArray[np.float64], estimator: str, config: Mapping[st
 
 
 #: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.
-_SHAPING = ("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights",
-            "whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio")  # fmt: skip
+_SHAPING = (
+    *("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights"),
+    *("whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio"),
+)
 
 
 def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict[str, Any]:

@@ -208,8 +208,10 @@ class Behavior(Check):
     def append(self, other: Self) -> None:
         """Append the data of another, of the rows that follow."""
         self._calls, self._cut, self._spelled = (
-            self._calls + other._calls, self._cut + other._cut, self._spelled + other._spelled
-        )  # fmt: skip
+            self._calls + other._calls,
+            self._cut + other._cut,
+            self._spelled + other._spelled,
+        )
         self._parsed, self._offered = self._parsed or other._parsed, self._offered or other._offered
         self._foreign = self._foreign or other._foreign
         self._first_cut = self._first_cut or other._first_cut

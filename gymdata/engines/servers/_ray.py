@@ -171,9 +171,15 @@ class Replicas(Places):
     may_change = False
 
     def __init__(
-        self, count: int, make: Callable[[], Member], *, needs: Needs, address: str, policy_hash: str | None = None,
+        self,
+        count: int,
+        make: Callable[[], Member],
+        *,
+        needs: Needs,
+        address: str,
+        policy_hash: str | None = None,
         concurrency: int = 512,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.count, self.concurrency, self.policy_hash = count, concurrency, policy_hash
         self._make, self._needs, self._address = make, needs, address
         self._bundle: dict[str, float] = {}
@@ -237,9 +243,12 @@ class Replicas(Places):
                 state = placement_group_table(self._groups[index]).get("state")
                 if state != "CREATED":
                     raise OutsideError(
-                        "engine", f"no node has room for replica-{index} now ({spelt(self._bundle)}; placement {state})",
-                        hint="`ray status` shows what is in use", retryable=True, fatal=True,
-                    )  # fmt: skip
+                        "engine",
+                        f"no node has room for replica-{index} now ({spelt(self._bundle)}; placement {state})",
+                        hint="`ray status` shows what is in use",
+                        retryable=True,
+                        fatal=True,
+                    )
             node_id, process = await call
             self._reached.add(index)
             return str(node_id), int(process)
@@ -270,9 +279,14 @@ class Replicas(Places):
         environment = {k: v for k, v in os.environ.items() if k.startswith("VLLM_") and k not in _NOT_SENT}
         actor: Any = ray.remote(Replica)
         return actor.options(
-            num_cpus=self._bundle.get("CPU", 0), num_gpus=self._bundle.get("GPU", 0), resources=others,
-            max_restarts=-1, max_task_retries=0, max_concurrency=_CALLS, scheduling_strategy=where,
-        ).remote(self._make, environment)  # fmt: skip
+            num_cpus=self._bundle.get("CPU", 0),
+            num_gpus=self._bundle.get("GPU", 0),
+            resources=others,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=_CALLS,
+            scheduling_strategy=where,
+        ).remote(self._make, environment)
 
 
 def _gone(name: str, error: RayError | None = None) -> OutsideError:
@@ -280,9 +294,12 @@ def _gone(name: str, error: RayError | None = None) -> OutsideError:
     if "ModuleNotFoundError" in text:
         missing = next(line.strip() for line in text.splitlines() if "ModuleNotFoundError" in line)
         return OutsideError(
-            "engine", f"{name} cannot be started: {missing}", retryable=True, fatal=True,
+            "engine",
+            f"{name} cannot be started: {missing}",
+            retryable=True,
+            fatal=True,
             hint="every node needs the same install as this machine, with the extra ray",
-        )  # fmt: skip
+        )
     away = "its process or its node is gone, or is being started"
     return OutsideError("engine", f"{name} does not answer: {away}", retryable=True, fatal=True)
 
@@ -313,8 +330,10 @@ def _join(address: str) -> bool:
         address = checked_address(os.environ.get("RAY_ADDRESS") or address)
     if address == LOCAL:
         if threading.current_thread() is not threading.main_thread():
-            raise UsageError("Ray can only be started in a program's main thread",
-                             hint="call ray.init() before, or give --ray HOST:PORT")  # fmt: skip
+            raise UsageError(
+                "Ray can only be started in a program's main thread",
+                hint="call ray.init() before, or give --ray HOST:PORT",
+            )
         quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
     with _handler_stays():
         try:
@@ -322,9 +341,11 @@ def _join(address: str) -> bool:
             ray.init(address=address, **quiet)
         except (OSError, RayError) as error:
             raise OutsideError(
-                "engine", f"no Ray cluster answers at {address}: {_first(error)}",
-                hint="`ray status` on a node of it must answer; --ray auto is the cluster of this machine", fatal=True,
-            ) from error  # fmt: skip
+                "engine",
+                f"no Ray cluster answers at {address}: {_first(error)}",
+                hint="`ray status` on a node of it must answer; --ray auto is the cluster of this machine",
+                fatal=True,
+            ) from error
         except (RuntimeError, ValueError) as error:  # another version of Ray or Python, or an invalid address
             raise UsageError(f"Ray cannot be used at {address}: {_first(error)}") from error
     # Private, and without another form: deaths of nodes are written to stdout, where data goes. We report them ourselves.

@@ -392,9 +392,12 @@ class Pool(Generic[M]):
         why = "none is listed" if last is None else last.reason if isinstance(last, OutsideError) else last.message
         verb = "reached" if last is None or isinstance(last, OutsideError) else "used"
         return OutsideError(
-            self.system, f"none of {len(self.servers)} {self._noun}s can be {verb}: {why}",
-            fatal=True, retryable=True, hint=None if last is None else last.hint,
-        )  # fmt: skip
+            self.system,
+            f"none of {len(self.servers)} {self._noun}s can be {verb}: {why}",
+            fatal=True,
+            retryable=True,
+            hint=None if last is None else last.hint,
+        )
 
     async def _revive(self, server: Server[M]) -> None:
         """Compare a server with the first until it can be used: again, or for the first time."""

@@ -102,9 +102,11 @@ class ServedPolicy:
             say(note)
         self._longest = engine.get("max_model_len")
         self.facts: Mapping[str, Any] = {
-            "dtype": engine.get("dtype") or UNKNOWN, "device": counted(len(servers.servers), servers.places.noun),
-            "served_model": engine.get("served_model"), "served_from": engine.get("served_from"),
-        }  # fmt: skip
+            "dtype": engine.get("dtype") or UNKNOWN,
+            "device": counted(len(servers.servers), servers.places.noun),
+            "served_model": engine.get("served_model"),
+            "served_from": engine.get("served_from"),
+        }
 
     def log_probs(
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None

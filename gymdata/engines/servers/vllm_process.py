@@ -26,8 +26,11 @@ from gymdata.errors import OutsideError
 MODULE = "vllm.entrypoints.openai.api_server"
 _POLL_S, _STOP_S, _HEALTH_S = 0.25, 5.0, 5.0
 _QUIET = {
-    "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1",
-}  # fmt: skip
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def words_of(arguments: Mapping[str, Any]) -> list[str]:
@@ -47,8 +50,8 @@ def words_of(arguments: Mapping[str, Any]) -> list[str]:
 def shell_line(words: Sequence[str], environment: Mapping[str, str], width: int = 100) -> str:
     """The line to type, with the variables that it needs; broken before flags with a backslash."""
     python = "python" if shutil.which("python") == sys.executable else sys.executable
-    lines = [" ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()),
-                       shlex.quote(python), "-m", MODULE])]  # fmt: skip
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    lines = [" ".join([*assignments, shlex.quote(python), "-m", MODULE])]
     flags: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not flags:

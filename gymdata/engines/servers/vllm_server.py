@@ -93,17 +93,17 @@ def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
 
 def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
     """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
-    http = HttpClient(
-        server_address(endpoint), "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS,
-        advice=Advice("start the server, or correct its base URL"),
-    )  # fmt: skip
+    address, advice = server_address(endpoint), Advice("start the server, or correct its base URL")
+    http = HttpClient(address, "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
 
     def models(answer: dict[str, Any]) -> list[ServedModel]:
         cards = answer.get("data")
         if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
             raise http.garbage("a list of models", answer)
-        return [ServedModel(str(card["id"]), card.get("root") if isinstance(card.get("root"), str) else None)
-                for card in cards]  # fmt: skip
+        return [
+            ServedModel(str(card["id"]), card.get("root") if isinstance(card.get("root"), str) else None)
+            for card in cards
+        ]
 
     async def listed() -> list[ServedModel]:
         await http.open()
@@ -172,8 +172,8 @@ async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, f
 
     found = []
     for prompt in PRINTS:
-        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1,
-                "logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}  # fmt: skip
+        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1}
+        body |= {"logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}
         try:
             found.append(await http.ask("POST", "/v1/completions", body, read))
         except OutsideError as error:
@@ -281,15 +281,15 @@ class ServerSampler:
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
-        body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0,
-                "return_token_ids": True}  # fmt: skip
+        body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
+        body |= {"prompt_logprobs": 0, "return_token_ids": True}
 
         def read(answer: dict[str, Any]) -> list[float]:
             try:
                 (choice,) = answer["choices"]
                 # The text of a token comes along, and the likeliest one's where that is another.
-                found = [float(row[str(token)]["logprob"])
-                         for token, row in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)]  # fmt: skip
+                rows = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
+                found = [float(row[str(token)]["logprob"]) for token, row in rows]
             except (KeyError, TypeError, ValueError) as error:
                 raise self._http.garbage(f"log-probabilities of the {len(ids):,} ids that were sent", answer) from error
             if not all(value <= POSITIVE_TOLERANCE for value in found):
@@ -374,11 +374,12 @@ class ServerSampler:
         started for scale-out."""
         body = self._body(PROBE, 1, 1, 1, Sampling())
         try:
-            await self._http.ask(
-                "POST", _GENERATE, _generate_body(body),
-                lambda answer: generations(answer, body, of_generate, sent=PROBE, vocab_size=self.vocab_size),
-                retries=0, timeout_s=min(self._http.timeout_s, _ROUTE_S),
-            )  # fmt: skip
+
+            def read(answer: Any) -> Any:
+                return generations(answer, body, of_generate, sent=PROBE, vocab_size=self.vocab_size)
+
+            limit = min(self._http.timeout_s, _ROUTE_S)
+            await self._http.ask("POST", _GENERATE, _generate_body(body), read, retries=0, timeout_s=limit)
         except OutsideError:
             return  # a server without it; what else is wrong shows on the other route
         self._route, self._read = _GENERATE, of_generate

@@ -26,9 +26,10 @@ class TextFormat(Format):
     columns: ClassVar[Sequence[str] | None] = COLUMNS
     #: No text format uses them. They are not read from Parquet: even an empty one takes time.
     unread: ClassVar[tuple[str, ...]] = (
-        "messages.extra", "turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs", "turns.server",
-        "turns.weight_versions",
-    )  # fmt: skip
+        "messages.extra",
+        *("turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs"),
+        *("turns.server", "turns.weight_versions"),
+    )
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Any:
         """The rows of a batch, as ``save`` takes them: by default ``chat_text.Lines``."""

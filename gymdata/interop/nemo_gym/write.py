@@ -23,9 +23,9 @@ from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, l
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
-    "run_id", "task_id", "group_id", "rollout_index", "policy", "policy_hash", "policy_version", "status", "stop_reason",
-    "rewards", "duration_s",
-)  # fmt: skip
+    *("run_id", "task_id", "group_id", "rollout_index", "policy", "policy_hash", "policy_version"),
+    *("status", "stop_reason", "rewards", "duration_s"),
+)
 
 
 _REBUILT = "prompts_rebuilt"

@@ -35,17 +35,15 @@ class Outcome:
 
     def results(self) -> list[dict[str, Any]]:
         """Judged matches in the published shape."""
+        verdicts = [(j.match, j.verdict) for j in self.judged if j.verdict is not None]
         return [
-            {**j.match._asdict(), "score_1": j.verdict.score_1, "score_2": j.verdict.score_2, "ranking": j.verdict.ranking}
-            for j in self.judged
-            if j.verdict is not None
-        ]  # fmt: skip
+            {**match._asdict(), "score_1": v.score_1, "score_2": v.score_2, "ranking": v.ranking}
+            for match, v in verdicts
+        ]
 
     def failures(self) -> list[dict[str, Any]]:
         """The other matches, with status and reason."""
-        return [
-            {**j.match._asdict(), "status": j.status, "reason": j.reason} for j in self.judged if j.verdict is None
-        ]  # fmt: skip
+        return [{**j.match._asdict(), "status": j.status, "reason": j.reason} for j in self.judged if j.verdict is None]
 
     def why_none(self, response: int) -> str:
         """Why a response has no reward."""

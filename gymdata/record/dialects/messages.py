@@ -206,10 +206,11 @@ def _chat(messages: Sequence[Json], system: Any) -> list[Json]:
 def _lines(message: Json) -> Json:
     """The message with its texts as one, a line each."""
     blocks = [
-        block | {"content": one_text(block["content"])} if block.get("type") == "tool_result" and "content" in block
+        block | {"content": one_text(block["content"])}
+        if block.get("type") == "tool_result" and "content" in block
         else block
         for block in message["content"]
-    ]  # fmt: skip
+    ]
     return message | {"content": one_text(blocks)}
 
 

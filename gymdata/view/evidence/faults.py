@@ -30,8 +30,10 @@ UNASKED = 20_000
 _WAITED_FOR = 5_000
 _WAIT_S = 0.5
 #: Columns that the checks read.
-_CHECKED = ["rollout_id", "run_id", "group_id", "policy", "reward", "rewards", "temperature", "n_turns", "n_context_tokens",
-            "n_generated_tokens", "messages", "turns"]  # fmt: skip
+_CHECKED = [
+    *("rollout_id", "run_id", "group_id", "policy", "reward", "rewards", "temperature"),
+    *("n_turns", "n_context_tokens", "n_generated_tokens", "messages", "turns"),
+]
 #: The vocabulary of a rollout's tokenizer, of its run_id and policy.
 VocabularyOf = Callable[[Mapping[str, Any]], Any]
 

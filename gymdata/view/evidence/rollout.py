@@ -262,6 +262,6 @@ def _side(
             out.append({"gap": at - end})
         token, end = int(ids[at]), at + 1
         text = text_of(vocabulary, token).replace("\n", "⏎\n")
-        out.append({"at": at, "id": token, "text": text, "differs": bool(marked[at]), "special": token in special,
-                    "sampled": at >= sampled_from})  # fmt: skip
+        flags = {"differs": bool(marked[at]), "special": token in special, "sampled": at >= sampled_from}
+        out.append({"at": at, "id": token, "text": text, **flags})
     return [*out, {"gap": len(ids) - end}] if end < len(ids) else out
