@@ -124,10 +124,14 @@ def test_ci_draws_the_same_examples_each_time() -> None:
 
 
 def test_engine_and_wheel_tests_stay_together(request: pytest.FixtureRequest) -> None:
-    """Every test has one group: what shares an engine or a wheel has that name, another its file."""
-    for item in request.session.items:
-        (group,) = {mark.args[0] for mark in item.iter_markers("xdist_group")}
+    """Every test has one group: what shares an engine or a wheel has that name, one of a spread file its own, another its
+    file."""
+    groups = [{mark.args[0] for mark in item.iter_markers("xdist_group")} for item in request.session.items]
+    for item, (group,) in zip(request.session.items, groups, strict=True):
         costly = [name for name in ("engine", "wheel") if item.get_closest_marker(name)]
-        assert group == (costly[0] if costly else item.nodeid.partition("::")[0].partition("@")[0]), item.nodeid
+        if item.get_closest_marker("spread") and not costly:
+            assert groups.count({group}) == 1, item.nodeid
+        else:
+            assert group == (costly[0] if costly else item.nodeid.partition("::")[0].partition("@")[0]), item.nodeid
         # What xdist goes by is the end of the name, which it writes itself.
         assert not request.config.getoption("loadgroup", False) or item.nodeid.endswith(f"@{group}"), item.nodeid
