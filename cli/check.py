@@ -32,6 +32,11 @@ def check(
     from gymdata.check import run as checking
     from gymdata.errors import UsageError
 
+    if settings.agent is not None:
+        from gymdata.check.agents import check_agent
+
+        found = check_agent(settings.agent)
+        return finish(found, f"agent {settings.agent}", json=json)
     if named is not None and settings.model is not None:
         raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
     model = settings.model if named is None else named

@@ -19,10 +19,10 @@ BUDGETS: dict[str, int] = {
     ".": 3_485,
     "audit": 1_302,
     "chat": 978,
-    "check": 520,
+    "check": 577,
     "checks": 2_650,
-    "cli": 3_567,
-    "collect": 3_668,
+    "cli": 3_572,
+    "collect": 3_672,
     "credit": 1_332,
     "demo": 386,
     "doctor": 339,
@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_417,
-    "record": 4_117,
+    "record": 4_262,
     "remote": 1_415,
     "report": 1_428,
     "rewards": 1_924,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 595,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 77_472, 591
+TOTAL, FILE_LINES = 77_683, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 580, 1_178, 11
 
 

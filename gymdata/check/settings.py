@@ -13,7 +13,7 @@ from gymdata.urls import REWARD_KEYS
 
 
 class CheckConfig(Config):
-    """What is probed: a model's chat template, the server at an endpoint, or a reward on saved rollouts."""
+    """What is probed: a model's chat template, the server at an endpoint, a reward on saved rollouts, or an agent."""
 
     key_only: ClassVar[Set[str]] = frozenset({"reward_timeout"})
 
@@ -25,6 +25,9 @@ class CheckConfig(Config):
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     data: str | None = pydantic.Field(
         None, description="Rollouts to try --reward on (run folder, file or glob), or tasks."
+    )
+    agent: str | None = pydantic.Field(
+        None, description="Agent of collect --agent to look for; says what it needs and is missing."
     )
     limit: int = pydantic.Field(20, ge=1, description="Rollouts to try --reward on, the first N.")
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")

@@ -78,7 +78,7 @@ class CollectConfig(Config):
             ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
         )
         | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
-        | dict.fromkeys(("agent_files", "agent_timeout"), ("{agent}", lambda c: c.agent is not None))
+        | dict.fromkeys(("agent_files", "isolate", "agent_timeout"), ("{agent}", lambda c: c.agent is not None))
     )
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
@@ -230,6 +230,9 @@ class CollectConfig(Config):
     )
     agent_timeout: float | None = pydantic.Field(
         None, gt=0.0, description="Seconds per run of the agent before it is a failed attempt (default: no limit)."
+    )
+    isolate: bool = pydantic.Field(
+        False, description="Run agents in a network namespace from which only the recorder can be reached."
     )
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
@@ -384,6 +387,7 @@ class CollectConfig(Config):
             "upload_every",
             "tool_timeout",
             "agent_timeout",
+            "isolate",
             "reward_timeout",
             "request_timeout",
             "wait_for_server",

@@ -325,7 +325,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
     agent = None
     if config.agent is not None:
-        agent = load_agent(given.agent or config.agent, config.agent_files)
+        agent = load_agent(given.agent or config.agent, config.agent_files, isolate=config.isolate)
     environment = environment_of(config, given, prompt) if agent is None else None
     servers = _servers(config)
     model: dict[str, Any]

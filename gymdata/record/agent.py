@@ -19,13 +19,16 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from gymdata.errors import DataError, OutsideError, UsageError, brief
+from gymdata.record import isolation
 from gymdata.record.presets import MODEL, PRESETS, Preset
 from gymdata.rollouts.messages import Task
 from gymdata.user_code import in_memory, in_thread, load_symbol, place_of, raised_at
@@ -97,17 +100,20 @@ class Agent(Protocol):
         ...
 
 
-def load_agent(spec: Any, files: Path | None = None) -> Agent:
+def load_agent(spec: Any, files: Path | None = None, *, isolate: bool = False) -> Agent:
     """The agent that ``--agent`` names, or an async function. Raises UsageError."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--agent-files {files}: no such folder", hint="give the folder that each attempt starts from")
-    if not isinstance(spec, str):
-        return FunctionAgent(spec, in_memory(spec)[1], files)
-    if _FUNCTION.fullmatch(spec):
-        return FunctionAgent(*load_symbol(spec, "--agent"), files)
+    if not isinstance(spec, str) or _FUNCTION.fullmatch(spec):
+        if isolate:
+            raise UsageError("--isolate is for commands: a function runs in this process", hint="leave it out")
+        function, source = load_symbol(spec, "--agent") if isinstance(spec, str) else (spec, in_memory(spec)[1])
+        return FunctionAgent(function, source, files)
+    if isolate:
+        isolation.refuse_impossible()
     if spec in PRESETS:
-        return CommandAgent(list(PRESETS[spec].words), files, PRESETS[spec], spec)
-    return CommandAgent(_words(spec, files), files)
+        return CommandAgent(PRESETS[spec].words, files, isolate=isolate, preset=PRESETS[spec], name=spec)
+    return CommandAgent(_words(spec, files), files, isolate=isolate)
 
 
 def prompt_of(task: Task) -> str:
@@ -164,10 +170,19 @@ class FolderAgent:
 
 
 class CommandAgent(FolderAgent):
-    """A command line, run without a shell. ``preset``: with a home folder of its own."""
+    """A command line, run without a shell. ``preset``: with a home folder of its own, called ``name``; ``isolate``: in a
+    network namespace from which only the recorder can be reached."""
 
-    def __init__(self, words: Sequence[str], files: Path | None, preset: Preset | None = None, name: str = "") -> None:
-        self.words, self.preset = words, preset
+    def __init__(
+        self,
+        words: Sequence[str],
+        files: Path | None,
+        *,
+        isolate: bool = False,
+        preset: Preset | None = None,
+        name: str = "",
+    ) -> None:
+        self.words, self.preset, self.isolate = words, preset, isolate
         if "/" not in words[0] and shutil.which(words[0]) is None:
             hint = "give its full path" if preset is None else f"npm install -g {preset.package}"
             raise UsageError(f"--agent: {words[0]!r} is not a command that can be run", hint=hint)
@@ -193,24 +208,33 @@ class CommandAgent(FolderAgent):
     async def run(self, attempt: Attempt) -> AgentResult:
         """Raises OutsideError("agent") for a command that cannot be run."""
         words = [self._filled(word, attempt) for word in self.words]
-        with (attempt.folder / "stdout").open("wb") as stdout, (attempt.folder / "stderr").open("wb") as stderr:
+        port = int(urlsplit(attempt.url).port or 0)
+        async with contextlib.AsyncExitStack() as stack:
+            ours, passed = None, []
+            if self.isolate:
+                ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+                words, passed = isolation.launched(words, theirs.fileno(), port), [theirs]
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *words,
-                    cwd=attempt.work,
-                    env=self._environment(attempt),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    **OWN_GROUP,
-                )
+                with (attempt.folder / "stdout").open("wb") as stdout, (attempt.folder / "stderr").open("wb") as stderr:
+                    process = await asyncio.create_subprocess_exec(
+                        *words,
+                        cwd=attempt.work,
+                        env=self._environment(attempt),
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        pass_fds=[end.fileno() for end in passed],
+                        **OWN_GROUP,
+                    )
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
                 raise OutsideError("agent", f"{words[0]}: cannot be run: {why}") from error
-        try:
+            stack.push_async_callback(_end, process, attempt)
+            for end in passed:
+                end.close()
+            if ours is not None and (server := await isolation.pass_on(ours, port)) is not None:
+                stack.callback(server.close)
             return AgentResult(await process.wait())
-        finally:
-            await _end(process, attempt)
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
         variables = {
@@ -221,6 +245,7 @@ class CommandAgent(FolderAgent):
             "ANTHROPIC_API_KEY": attempt.api_key,
             "GYMDATA_TASK": attempt.task.task_id,
             "GYMDATA_DIRECTORY": str(attempt.work),
+            "PWD": str(attempt.work),  # agents trust it
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gymdata.collect.run import Parts, collect
 from gymdata.environments import SingleTurn
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.record.agent import load_agent, prompt_of
+from gymdata.record.isolation import why_not
 from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
@@ -251,3 +253,44 @@ def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="the function takes question") as refused:
         load_agent(f"{tmp_path}/agent.py:solve")
     assert "task, base_url, api_key, model, directory, rollout_index" in str(refused.value.hint)
+
+
+REACH = """
+import socket
+for place in (("10.255.255.1", 80), ("127.0.0.1", int(sys.argv[3]))):
+    try:
+        socket.create_connection(place, timeout=5).close()
+        print("reached", place)
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no network namespaces here: {why_not()}")
+def test_an_isolated_agent_reaches_the_recorder_alone(tmp_path: Path) -> None:
+    """Neither the network nor another server of this machine, at several attempts at a time."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        command = f"{sys.executable} -c '{ASK.replace('sys.exit(code)', REACH)}' {{prompt}} 0 {other.getsockname()[1]}"
+        summary = collected(TASKS, tmp_path / "run", FakeSampler(), agent=command, isolate=True, num_rollouts=2)
+    assert summary.rollouts == 4
+    for row in rows_of(tmp_path / "run"):
+        _, network, neighbour = json.loads(row["extra"])["environment"]["stdout"].splitlines()
+        assert (network, neighbour) == ("OSError", "ConnectionRefusedError")
+
+
+def test_an_isolated_command_that_is_missing_is_a_failed_attempt(tmp_path: Path) -> None:
+    """As without a namespace."""
+    if (why := why_not()) is not None:
+        pytest.skip(f"no network namespaces here: {why}")
+    collected(TASKS[1:], tmp_path / "run", FakeSampler(), agent="./gone {prompt}", isolate=True)
+    (fault,) = failures_of(tmp_path / "run")
+    assert fault["message"].endswith("without a model call: ./gone: cannot be run: No such file or directory")
+
+
+def test_a_machine_without_namespaces_refuses_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, before anything is started; a function is refused everywhere."""
+    monkeypatch.setattr("gymdata.record.isolation.why_not", lambda: "no network namespace: not permitted")
+    with pytest.raises(UsageError, match="--isolate: no network namespace: not permitted"):
+        load_agent("true {prompt}", isolate=True)
+    with pytest.raises(UsageError, match="a function runs in this process"):
+        load_agent(lambda task: None, isolate=True)

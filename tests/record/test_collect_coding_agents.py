@@ -1,0 +1,92 @@
+"""Coding agents over ten tasks: real tools write files that the reward sees, and every id is the sampled one.
+
+Each runs isolated, and is skipped where its command is not on PATH (``npm install -g`` the package that ``gymdata check
+--agent NAME`` names).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.record.isolation import why_not
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.turns import expand_prompts
+from gymdata.store import read_table
+from gymdata.validate.run import validate
+from tests.record.agent_runs import collected
+from tests.record.recorded_agent import KeptSampler
+
+REWARD = '''
+def written(directory, exit_code, answer) -> float:
+    """1 where the agent wrote the answer."""
+    file = directory / "answer.txt"
+    return float(exit_code == 0 and file.exists() and file.read_text().strip() == answer)
+'''
+#: The tool that writes, and what it is called with besides the command.
+WRITES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "codex": ("exec_command", "cmd", {}),
+    "claude": ("Bash", "command", {"description": "Write"}),
+    "pi": ("bash", "command", {}),
+    "opencode": ("bash", "command", {"description": "Write"}),
+    "qwen": ("run_shell_command", "command", {"is_background": False}),
+}
+#: The tool that starts another agent, and the name of its prompt.
+DELEGATES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "claude": ("Agent", "prompt", {"description": "Write", "subagent_type": "general-purpose"}),
+    "opencode": ("task", "prompt", {"description": "Write", "subagent_type": "general"}),
+}
+
+
+def runs(tmp_path: Path, name: str, prompt: str, script: list[tuple[str, str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of ten tasks, after their ids were compared with what the engine read and sampled."""
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not on PATH")
+    if (why := why_not()) is not None:
+        pytest.skip(f"no network namespaces here: {why}")
+    (tmp_path / "reward.py").write_text(REWARD)
+    tasks = [{"task_id": f"t{n}", "prompt": prompt.format(n), "answer": str(n)} for n in range(10)]
+    sampler, run = KeptSampler(script), tmp_path / "run"
+    summary = collected(
+        tasks, run, sampler, agent=name, isolate=True, concurrency=2, reward=[f"{tmp_path}/reward.py:written"]
+    )
+    assert (summary.rollouts, summary.failures, summary.breaks) == (10, 0, 0)
+    rows = read_table(run, ROLLOUTS).to_pylist()
+    recorded = [
+        (prompt.tolist(), list(turn["generation_token_ids"]))
+        for row in rows
+        for turn, prompt in zip(row["turns"], expand_prompts(row["turns"]), strict=True)
+    ]
+    key = Counter(json.dumps(pair) for pair in recorded)
+    assert key == Counter(json.dumps([one["prompt"], one["generation"]]) for one in sampler.sampled)
+    assert validate(run).ok
+    return rows
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WRITES)
+def test_ten_tasks_are_solved_by_real_tools(tmp_path: Path, name: str) -> None:
+    """Each file is seen by the reward; the tool's result is in the messages."""
+    tool, argument, more = WRITES[name]
+    script = [(f"write {n}.", tool, {argument: f"echo {n} > answer.txt", **more}) for n in range(10)]
+    rows = runs(tmp_path, name, "write {}.", script)
+    assert [row["reward"] for row in rows] == [1.0] * 10
+    assert all(any(m["role"] == "tool" for m in row["messages"]) for row in rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", DELEGATES)
+def test_ten_tasks_are_solved_by_sub_agents(tmp_path: Path, name: str) -> None:
+    """Two rollouts at a time, each with an agent that starts another one; both are told apart."""
+    tool, argument, more = WRITES[name]
+    starts, prompt, others = DELEGATES[name]
+    script = [(f"delegate {n}.", starts, {prompt: f"write {n}.", **others}) for n in range(10)]
+    script += [(f"write {n}.", tool, {argument: f"echo {n} > answer.txt", **more}) for n in range(10)]
+    rows = runs(tmp_path, name, "delegate {}.", script)
+    assert [row["reward"] for row in rows] == [1.0] * 10
+    assert all({turn["agent"] for turn in row["turns"]} >= {"main", "sub-agent"} for row in rows)
