@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import hypothesis
@@ -31,38 +30,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "un
 
 #: A test that has one of these fixtures has its mark.
 NEEDS = {"vllm_server": "engine", "vllm_sampler": "engine", "chromium": "browser", "store": "store", "nodes": "ray"}
-#: A test during which one of these packages is loaded has one of these marks.
-LOADS = {
-    "torch": {"torch", "tokenizer", "engine"},
-    "transformers": {"torch", "tokenizer", "engine"},
-    "vllm": {"torch", "engine"},
-    "playwright": {"browser"},
-    "moto": {"store"},
-    "ray": {"ray"},
-}
-LOADED = pytest.StashKey[set[str]]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(NEEDS[fixture])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[LOADED] = LOADS.keys() & sys.modules.keys()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A mark that is missing would put a slow test into ``make test-fast``. Only there is each such test found: elsewhere
-    it is the first of its process."""
-    if "not torch" not in item.config.getoption("markexpr"):
-        return
-    marks = {mark.name for mark in item.iter_markers()}
-    for package in LOADS.keys() & sys.modules.keys() - item.stash[LOADED]:
-        if not marks & LOADS[package]:
-            pytest.fail(f"loads {package} without a mark that says so: one of {', '.join(sorted(LOADS[package]))}")
 
 
 def _no_sync(fd: Any) -> None:
