@@ -27,7 +27,7 @@ class CheckConfig(Config):
         None, description="Rollouts to try --reward on (run folder, file or glob), or tasks."
     )
     agent: str | None = pydantic.Field(
-        None, description="Agent of collect --agent to look for; says what it needs and is missing."
+        None, description="Agent of collect --agent; what it needs and is missing is reported."
     )
     limit: int = pydantic.Field(20, ge=1, description="Rollouts to try --reward on, the first N.")
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
