@@ -168,6 +168,8 @@ class Recorder:
 
     async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
         """Sample, journal and return the completions of a request. Raises RequestError."""
+        # Requests that begin a session together are of one session.
+        session = self.sessions.get(session.key, session)
         self._refuse_spent(session)
         self._refuse_unsupported(request)
         plan = self.prompt_of(session, request)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gymdata.errors import OutsideError, UsageError
+from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.schema import ROLLOUTS
@@ -315,3 +316,20 @@ def test_the_turns_of_a_session_are_answered_as_they_are_stored(tmp_path: Path) 
     assert ended["turns"] == row["turns"]
     assert [turn["generation_token_ids"] for turn in ended["turns"]] == [list(g.token_ids) for g in r.sampler.sampled]
     assert open_turn | {"agent": "main"} == row["turns"][0]
+
+
+def test_requests_that_begin_a_session_together_are_of_one_session(tmp_path: Path) -> None:
+    """Both are turns of its rollout, although each was read before the other was sampled."""
+    with recording(tmp_path / "run", "1", "2") as r:
+        chat = DIALECTS["chat"].object()
+        requests = [chat.parse({"messages": [{"role": "user", "content": text}]}, {}) for text in ("x", "y")]
+
+        async def together() -> None:
+            sessions = [r.recorder.session_for("k", request) for request in requests]
+            await asyncio.gather(*map(r.recorder.complete, sessions, requests))
+
+        asyncio.run(together())
+        r.finish()
+    (row,) = rows_of(tmp_path / "run")
+    assert [turn["generation_token_ids"][0] for turn in row["turns"]] == [ord("1"), ord("2")]
+    assert validate(tmp_path / "run").ok
