@@ -3,7 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, check_reward, validate, fix, audit, query, view, report, ls, reading.
+Check them: check, check_endpoint, check_recorder, check_reward, validate, fix, audit, query, view, report, ls, reading.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
@@ -59,6 +59,7 @@ _HOME = {
     "audit": "audit.run",
     "check": "check.run",
     "check_endpoint": "check.run",
+    "check_recorder": "check.conformance.run",
     "check_reward": "score.trial",
     "collect": "collect.run",
     "demo": "demo.run",

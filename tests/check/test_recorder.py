@@ -1,0 +1,94 @@
+"""``gymdata check --recorder``: gymdata's own recorder passes every case, and each wrong one is named by one that fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gymdata
+from gymdata.check.conformance.probe import CASES
+from gymdata.cli.main import main
+from gymdata.errors import OutsideError
+from gymdata.record.recorder import Recorder
+from gymdata.urls import address_of, listening_socket
+from gymdata.validate.run import validate
+from tests.check import recorders
+
+pytestmark = pytest.mark.torch
+#: What each wrong recorder is told, by a case of this name.
+WRONG: dict[type[Recorder], tuple[str, str]] = {
+    recorders.Rounded: ("an answer", "the log-probabilities are rounded: at token 0 got"),
+    recorders.ShiftedLogprobs: ("an answer", "the log-probabilities are shifted by one token"),
+    recorders.WithoutStop: ("an answer", "the last generated token is missing: the stop token was dropped"),
+    recorders.EncodedAgain: ("an answer", "its text was encoded again into other ids: from token"),
+    recorders.Rerendered: ("a second turn continues the ids", "an earlier message was rendered again"),
+    recorders.WithoutTools: ("a tool call, sent back in another form", "the prompt that the engine read lacks 'add'"),
+    recorders.StaleHistory: ("an edited message begins a branch", "the prompt that the engine read"),
+    recorders.OtherText: ("an answer", "the client got 'It  is  1242"),
+    recorders.ZeroIds: ("an answer", "its generated ids are all 0"),
+    recorders.ShiftedBorder: ("an answer", "the border between prompt and generation is shifted by 1"),
+    recorders.Swapped: ("parallel requests are branches", "its generation was sampled after another prompt"),
+    recorders.Doubled: ("an answer", "another turn has the same sample: it is recorded twice"),
+    recorders.LostTurn: ("the same request again", "2 of 3 samples are not recorded"),
+    recorders.FailuresAreTurns: ("an engine that fails", "a request that the engine failed is recorded as a turn"),
+}
+
+
+def test_gymdata_s_recorder_passes_every_case(tmp_path: Path) -> None:
+    """In all four dialects, and what it wrote is clean."""
+    report = recorders.check(tmp_path / "run")
+    assert [case for case in report.cases if case.result != "passed"] == []
+    assert report.exit_code == 0
+    assert len(report.cases) == len(CASES) >= 30
+    assert {case.case.partition(":")[0] for case in report.cases} == {"chat", "responses", "messages", "completions"}
+    assert validate(tmp_path / "run").ok
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_wrong_recorder_is_named(kind: type[Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a case whose message says what is wrong; the same case passes with the right one (above)."""
+    name, words = WRONG[kind]
+    monkeypatch.setattr("gymdata.check.conformance.run.CASES", [case for case in CASES if case.name == name])
+    report = recorders.check(tmp_path / "run", kind)
+    assert report.exit_code == 1
+    failed = [case for case in report.cases if case.result == "failed"]
+    assert failed, report.cases
+    assert all(words in case.detail for case in failed), failed
+
+
+def test_the_command_checks_a_recorder_that_starts_after_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves the engine, waits for the recorder in front of it, and prints each case."""
+    monkeypatch.setattr("gymdata.check.conformance.run.CASES", [case for case in CASES if case.name == "an answer"])
+    bound = [listening_socket("127.0.0.1", 0) for _ in range(2)]
+    upstream, own = (address_of(socket).rpartition(":")[2] for socket in bound)
+    for socket in bound:
+        socket.close()
+    record = [sys.executable, "-m", "gymdata", "record", "-o", str(tmp_path / "run"), "--port", own]
+    record += ["--endpoint", f"http://127.0.0.1:{upstream}", "--tokenizer", recorders.POLICY]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def note(text: str) -> None:
+        if text.startswith("waiting for"):
+            started.append(subprocess.Popen(record))
+
+    monkeypatch.setattr("gymdata.cli.check.note", note)
+    try:
+        code = main(["check", "--recorder", f"http://127.0.0.1:{own}/v1", "--upstream-port", upstream, "--json"])
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    printed = json.loads(capfd.readouterr().out)
+    assert (code, printed["ok"], len(printed["cases"])) == (0, True, 3)
+
+
+def test_a_recorder_that_does_not_answer_is_an_outside_fault() -> None:
+    """With the place, and what to start."""
+    with pytest.raises(OutsideError, match=r"recorder: http://127.0.0.1:9 did not answer within 0.1 s"):
+        gymdata.check_recorder("http://127.0.0.1:9", upstream_port=0, wait=0.1)
