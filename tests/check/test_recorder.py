@@ -88,6 +88,13 @@ def test_the_command_checks_a_recorder_that_starts_after_it(
     assert (code, printed["ok"], len(printed["cases"])) == (0, True, 3)
 
 
+def test_the_documentation_says_how_many_cases_there_are() -> None:
+    """And each case has a name of its own in its dialect."""
+    page = (Path(__file__).parents[2] / "gymdata" / "docs" / "record-your-agent.md").read_text()
+    assert f"in {len(CASES)} cases" in page.replace("\n", " ")
+    assert len({case.title for case in CASES}) == len(CASES)
+
+
 def test_a_recorder_that_does_not_answer_is_an_outside_fault() -> None:
     """With the place, and what to start."""
     with pytest.raises(OutsideError, match=r"recorder: http://127.0.0.1:9 did not answer within 0.1 s"):
