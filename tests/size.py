@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_417,
-    "record": 4_264,
+    "record": 4_266,
     "remote": 1_415,
     "report": 1_428,
     "rewards": 1_924,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 595,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 79_188, 591
+TOTAL, FILE_LINES = 79_190, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 587, 1_180, 11
 
 

@@ -117,7 +117,9 @@ class Service:
             parsed = await self.bodies.read_as(body, lambda text: self.bodies.parse(text, strict=True))
         except Refused as refused:
             kind: ErrorKind = "too_large" if refused.status == 413 else "invalid"
-            raise RequestError(kind, str(refused.body["detail"]), status=refused.status) from refused
+            # These APIs answer a body that is wrong with 400.
+            status = None if refused.status == 422 else refused.status
+            raise RequestError(kind, str(refused.body["detail"]), status=status) from refused
         if not isinstance(parsed, dict):
             raise RequestError("invalid", f"the body: expected an object, got {type(parsed).__name__}")
         return parsed
@@ -128,7 +130,7 @@ class Service:
         """POST /rollouts/KEY/finish."""
 
         async def work() -> dict[str, Any]:
-            empty = request.headers.get("content-length", "0") == "0"
+            empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
             ending = Ending.of({} if empty else await self._body(request))
             return await self.recorder.finish(request.path_params["key"], ending)
 

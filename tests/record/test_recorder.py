@@ -287,9 +287,30 @@ def test_limits_of_bodies_and_sessions(tmp_path: Path) -> None:
         assert (busy.status_code, "--max-sessions" in busy.text) == (429, True)
         long = r.chat("x" * 600)
         assert (long.status_code, "max_body_bytes=" in long.text) == (413, True)
-        assert (
-            r.client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"}).status_code == 422
-        )
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [(b"{", "not JSON"), (b"", "not JSON"), (b'"\xff"', "not JSON"), (b"[]", "list"), (b"null", "NoneType"),
+     (b'{"messages": ' + b"[" * 101 + b"]" * 101 + b"}", "max_depth")],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_400_in_the_words_of_each_dialect(
+    tmp_path: Path, content: bytes, got: str
+) -> None:
+    """On every path that takes a body."""
+    headers = {"content-type": "application/json"}
+    with recording(tmp_path / "run", "a") as r:
+        for path in [path for entry in DIALECTS for path in (*entry.object().paths, *entry.object().count_paths)]:
+            answer = r.client.post(path, content=content, headers=headers)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), path
+            assert got in error["message"]
+            assert (answer.json().get("type") == "error") == path.startswith("/v1/messages")
+        r.said("x")
+        # In chunks: a finish without any body is a plain ending.
+        answer = r.client.post("/rollouts/k/finish", content=iter([content]), headers=headers)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid")
+        assert "k" in r.recorder.sessions
 
 
 def test_a_sub_agent_with_a_session_of_its_own_belongs_to_its_parents(tmp_path: Path) -> None:
