@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_417,
-    "record": 4_266,
+    "record": 4_303,
     "remote": 1_415,
     "report": 1_428,
     "rewards": 1_924,
@@ -59,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 595,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 79_190, 591
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 587, 1_180, 11
+TOTAL, FILE_LINES = 79_227, 591
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 587, 1_181, 11
 
 
 def sources() -> list[Path]:

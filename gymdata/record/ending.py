@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gymdata.record.request import RequestError
 
 COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
+#: Stop reasons of sessions that used up a budget: they are truncated, whatever their client says.
+BUDGETS = ("max_turns", "max_tokens_total", "timeout")
 #: The reward that a client reports, among the parts.
 REPORTED = "reported"
 
@@ -28,6 +32,8 @@ class Ending:
     #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
     left: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
+    #: The fields of the request that have a value.
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: Any) -> Ending:
@@ -54,4 +60,36 @@ class Ending:
             if not isinstance(given.get(name, ""), (str, int)):
                 raise RequestError("invalid", f"{name}: expected text", where=name)
         texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
-        return cls(**{**given, **texts})
+        return cls(**{**given, **texts}, given={**given, **texts})
+
+    def refuse_other(self, key: str, row: Mapping[str, Any], *, scored: bool) -> None:
+        """Raise RequestError when session ``key`` ended with other values than these: ``row`` is its rollout.
+        ``scored``: the run has rewards of its own, which are among the row's parts."""
+        parts = [(part["name"], part["value"]) for part in row["rewards"]]
+        status = row["status"]
+        if status == TRUNCATED and row["stop_reason"] in BUDGETS and self.status != FAILED:
+            status = self.status
+        reported = row["reward"]
+        if scored:
+            # The run's rewards decide; of what a client reports only parts are kept, or the total as one.
+            reported = self.reward if self.rewards else dict(parts).get(REPORTED)
+        rewards = dict(parts)
+        if scored and all(part in parts for part in self.rewards.items()):
+            rewards = dict(self.rewards)
+        task = {"task_id": row["task_id"], **(self.task or {})}
+        ended_with = {
+            "status": status,
+            "reward": reported,
+            "rewards": rewards,
+            "task": self.task if task == orjson.loads(row["task"]) else orjson.loads(row["task"]),
+            "task_id": row["task_id"],
+        }
+        for name, value in ended_with.items():
+            if name in self.given and self.given[name] != value:
+                raise RequestError(
+                    "invalid",
+                    f"session {key} has ended with {name} {value!r:.200}, got {self.given[name]!r:.200}: its rollout "
+                    f"{row['rollout_id']} stays as it is",
+                    where=name,
+                    status=409,
+                )

@@ -8,7 +8,7 @@ aside and reported. No key of a client is in a file's name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,9 @@ def facts_of(session: Session) -> dict[str, Any]:
     }
 
 
-def recorded_turns(run: Path, rollout_id: str) -> list[dict[str, Any]]:
-    """The turns of a rollout whose row is written."""
-    for batch in scan_batches(run, ROLLOUTS, ("rollout_id", "turns")):
+def recorded(run: Path, rollout_id: str, columns: Sequence[str]) -> dict[str, Any]:
+    """These columns of a rollout whose row is written."""
+    for batch in scan_batches(run, ROLLOUTS, ("rollout_id", *columns)):
         if (row := pc.index(batch.column("rollout_id"), rollout_id).as_py()) >= 0:
-            turns: list[dict[str, Any]] = batch.column("turns")[row].as_py()
-            return turns
+            return {name: batch.column(name)[row].as_py() for name in ("rollout_id", *columns)}
     raise DataError(f"{run}: rollout {rollout_id} was written and is not there", hint="was the run folder changed?")

@@ -27,7 +27,7 @@ from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.errors import DataError, GymdataError, OutsideError
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
-from gymdata.record.log import SessionLog, facts_of
+from gymdata.record.log import SessionLog, facts_of, recorded
 from gymdata.record.messages import digests, spells_call, tools_digest
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError, TokenLogprob
 from gymdata.record.rows import label_turns, main_messages, session_row
@@ -395,10 +395,10 @@ class Recorder:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self.sessions:
                 state = self.state_of(key)
-                reward = state["reward"]
-                if ending.reward not in (None, reward) and not self.scheduler.rewards:
-                    text = f"session {key} has ended with reward {reward}: its rollout {state['rollout_id']} stays as it is"
-                    raise RequestError("invalid", text, where="reward", status=409)
+                if ending.given:
+                    columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
+                    row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
+                    ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
                 return state
             session = self.sessions[key]
             await self.answered(session)

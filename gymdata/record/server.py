@@ -30,7 +30,7 @@ from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
-from gymdata.record.log import recorded_turns
+from gymdata.record.log import recorded
 from gymdata.record.recorder import Recorder
 from gymdata.record.request import AgentCompletion, CompletionDelta, Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
@@ -147,7 +147,7 @@ class Service:
             if key in self.recorder.sessions:
                 return {**state, "turns": turns_as_json(self.recorder.sessions[key].encoder.turns)}
             run = self.recorder.run.folder
-            return {**state, "turns": await asyncio.to_thread(recorded_turns, run, state["rollout_id"])}
+            return {**state, **await asyncio.to_thread(recorded, run, state["rollout_id"], ["turns"])}
 
         return await self._plain(request, work)
 

@@ -37,7 +37,7 @@ def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
                              stop_reason="steps")  # fmt: skip
             assert r.finish(key, reward=reward) == ended
             other = r.client.post(f"/rollouts/{key}/finish", json={"reward": 9})
-            assert (other.status_code, "has ended with reward" in other.text) == (409, True)
+            assert (other.status_code, f"has ended with reward {reward}, got 9" in other.text) == (409, True)
             assert r.client.get(f"/rollouts/{key}").json() == ended
         assert r.chat("x", key="one").status_code == 409
         assert r.client.get("/rollouts/nobody").status_code == 404
@@ -49,6 +49,48 @@ def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
     assert (one["status"], one["stop_reason"]) == ("truncated", "steps")
     assert json.loads(one["task"]) == task
     assert validate(tmp_path / "run").ok
+
+
+ENDING = {"reward": 0.5, "rewards": {"style": 0.5}, "status": "truncated", "task_id": "t", "task": {"answer": "4"}}
+OTHERS: list[dict[str, Any]] = [
+    {"reward": 0.25}, {"rewards": {"style": 1}}, {"rewards": {"exact": 0.5}}, {"status": "completed"},
+    {"status": "failed"}, {"task": {"answer": "5"}}, {"task": {}}, {"task_id": "u"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rewards", [[], ["numeric"]])
+def test_a_second_finish_with_other_values_is_refused_by_field_and_both_values(
+    tmp_path: Path, rewards: list[str]
+) -> None:
+    """Also by the recorder that resumes the run; the same values, and any part of them, are answered as before. What the
+    run's own rewards scored is not what the client reported."""
+    with recording(tmp_path / "run", "3", "4", rewards=rewards) as r:
+        r.said("x")
+        assert r.finish(**ENDING)["status"] == "truncated"
+        r.said("y", key="plain")
+        r.finish("plain", reward=0.5)
+    for _ in range(2):
+        with recording(tmp_path / "run", rewards=rewards) as r:
+            for same in (ENDING, {}, *({name: value} for name, value in ENDING.items() if name != "reward")):
+                assert r.finish(**same)["status"] == "truncated"
+            assert r.finish("plain", reward=0.5)["status"] == "completed"
+            assert r.client.post("/rollouts/plain/finish", json={"reward": 1}).status_code == 409
+            for other in OTHERS if not rewards else OTHERS[1:]:
+                ((name, value),) = other.items()
+                answer = r.client.post("/rollouts/k/finish", json=other)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (409, name), other
+                assert f"{name} " in error["message"]
+                assert f"got {value!r}" in error["message"]
+
+
+def test_a_finish_after_a_budget_may_be_sent_again(tmp_path: Path) -> None:
+    """It ended as truncated although the client says completed: twice the same is no conflict."""
+    with recording(tmp_path / "run", "a", max_turns=1) as r:
+        first = r.said("x")
+        assert r.chat("x", first, "y").status_code == 403
+        ended = r.finish(status="completed", reward=1.0)
+        assert (ended["status"], r.finish(status="completed", reward=1.0)) == ("truncated", ended)
 
 
 @pytest.mark.parametrize(
