@@ -153,6 +153,23 @@ def test_every_system_is_named() -> None:
     assert "more than 1,114,112 bytes" in str(fault)
 
 
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_server_that_fails_is_tried_as_often_as_was_asked_for(retries: int) -> None:
+    """Once, and as many times again: each try may cost money, or an attempt."""
+    tries = 0
+
+    async def fail(request: web.Request) -> web.Response:
+        nonlocal tries
+        tries += 1
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.router.add_get("/x", fail)
+    with serving(app) as url, pytest.raises(OutsideError):
+        ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=retries))
+    assert tries == 1 + retries
+
+
 def test_a_machine_that_takes_no_connection_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not even refuse: the error says so with the time for a connection, not with that for an answer."""
     monkeypatch.setattr("gymdata.http._CONNECT_S", 0.2)
