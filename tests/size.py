@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_497,
     "query": 1_417,
-    "record": 4_303,
+    "record": 4_338,
     "remote": 1_415,
     "report": 1_428,
     "rewards": 1_924,
@@ -59,8 +59,8 @@ BUDGETS: dict[str, int] = {
     "workers": 595,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 79_227, 591
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 587, 1_181, 11
+TOTAL, FILE_LINES = 79_262, 591
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 587, 1_183, 11
 
 
 def sources() -> list[Path]:

@@ -8,6 +8,7 @@ aside and reported. No key of a client is in a file's name.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def facts_of(session: Session) -> dict[str, Any]:
         "tokens_generated": session.encoder.n_generated_tokens,
         "conversations": len(session.threads),
         "in_flight": session.in_flight,
+        "idle_s": 0.0 if session.in_flight else round(max(0.0, time.time() - session.last_at), 3),
         "ended_by": session.spent,
     }
 

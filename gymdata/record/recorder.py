@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import itertools
 import math
 import secrets
@@ -130,6 +131,16 @@ class Recorder:
         if rollout_id not in self._ended:
             raise RequestError("not_found", f"no session {key}")
         return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
+
+    def states(self, limit: int, after: str) -> tuple[list[dict[str, Any]], bool]:
+        """What GET /rollouts answers: sessions that are open, and those that this process ended, by key, and whether more
+        follow. A session that ends between two pages is on one of them. Raises RequestError in ``collect``, where a key is
+        known to its agent alone."""
+        if self.assigned is not None:
+            raise RequestError("unsupported", "the sessions of gymdata collect are not listed", status=409)
+        keys = {*self.sessions, *(ended["key"] for ended in self._ended.values() if "key" in ended)}
+        first = heapq.nsmallest(limit + 1, (key for key in keys if key > after))
+        return [{"idle_s": None, **self.state_of(key)} for key in first[:limit]], len(first) > limit
 
     def _rollout_id(self, key: str) -> str:
         return self.key.rollout_id(*self._member(key))
@@ -508,6 +519,7 @@ class Recorder:
         self.discard(session)
         self.counts["rollouts_total"] += 1
         self._ended[session.rollout_id] = {
+            "key": session.key,
             "status": status,
             "stop_reason": stop_reason,
             "reward": reward,

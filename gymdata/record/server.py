@@ -43,6 +43,8 @@ _HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
 #: Seconds after which a stream begins although the model still writes, and between two signs of life.
 _BEGIN_S, _ALIVE_S = 1.0, 10.0
 _OBJECTS = 1_000_000
+#: The most sessions that one answer lists.
+_PAGE = 1000
 
 
 class Service:
@@ -151,6 +153,24 @@ class Service:
 
         return await self._plain(request, work)
 
+    async def states(self, request: Request) -> Response:
+        """GET /rollouts?limit=N&after=KEY."""
+
+        async def work() -> dict[str, Any]:
+            text = request.query_params.get("limit", "100")
+            limit = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
+            if not 1 <= limit <= _PAGE:
+                raise RequestError("invalid", f"limit: got {text!r:.80}, expected 1 to {_PAGE}", where="limit")
+            listed, more = self.recorder.states(limit, request.query_params.get("after", ""))
+            return {
+                "object": "list",
+                "data": listed,
+                "has_more": more,
+                "last_id": listed[-1]["key"] if listed else None,
+            }
+
+        return await self._plain(request, work)
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/ID, in the words of both OpenAI and Anthropic."""
 
@@ -247,6 +267,7 @@ def create_app(
     add("/v1/models/{model:path}", "GET", service.models)
     add("/rollouts/{key}/finish", "POST", service.finish)
     add("/rollouts/{key}", "GET", service.state)
+    add("/rollouts", "GET", service.states)
 
     async def health(_: Request) -> Response:
         return _json(200, service.health())

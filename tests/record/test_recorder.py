@@ -396,3 +396,31 @@ def test_requests_that_begin_a_session_together_are_of_one_session(tmp_path: Pat
     (row,) = rows_of(tmp_path / "run")
     assert [turn["generation_token_ids"][0] for turn in row["turns"]] == [ord("1"), ord("2")]
     assert validate(tmp_path / "run").ok
+
+
+def test_open_and_ended_sessions_are_listed_in_pages(tmp_path: Path) -> None:
+    """By key, each once although one ends between two pages; what another process ended is not among them."""
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x", key="before")
+        r.finish("before")
+    with recording(tmp_path / "run", "a", "bc", "d") as r:
+        for key in ("one", "two", "three"):
+            r.said("x", key=key)
+        r.finish("one", reward=1.0)
+        first = r.client.get("/rollouts?limit=2").json()
+        r.finish("three")
+        second = r.client.get(f"/rollouts?limit=2&after={first['last_id']}").json()
+        assert [first["has_more"], second["has_more"]] == [True, False]
+        states = [*first["data"], *second["data"]]
+        assert [(s["key"], s["status"], s["turns"], s["tokens_generated"]) for s in states] == [
+            ("one", "completed", 1, 2), ("three", "open", 1, 2), ("two", "open", 1, 3)
+        ]  # fmt: skip
+        assert states[0]["idle_s"] is None
+        assert states[1]["idle_s"] >= 0
+        for limit in ("0", "1001", "x", "-1"):
+            answer = r.client.get(f"/rollouts?limit={limit}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+        assert r.client.get("/rollouts?after=zz").json()["data"] == []
+        # The sessions of gymdata collect are known to their agents alone.
+        r.recorder.assigned = {}
+        assert r.client.get("/rollouts").status_code == 409
