@@ -42,7 +42,20 @@ def check(
         raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
     model = settings.model if named is None else named
     if settings.reward or settings.data is not None:
-        return _reward(settings, model, json)
+        from gymdata.score.trial import check_reward
+
+        if not settings.reward or settings.data is None:
+            raise UsageError(
+                "a reward is tried on saved rollouts or on tasks: give both --reward and --data",
+                hint="gymdata check --reward rewards.py:score --data runs/x",
+            )
+        if model is not None or settings.endpoint is not None or settings.chat_template is not None:
+            raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
+        with Watch("check") as watch:
+            trial = check_reward(
+                settings.data, settings.reward, limit=settings.limit, timeout=settings.reward_timeout, progress=watch
+            )
+        return finish(trial, lambda: _show_reward(trial), json=json)
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
@@ -66,24 +79,6 @@ def check(
         )
     report = checking.check(model, chat_template=settings.chat_template)
     return finish(report, lambda: _show(report), json=json)
-
-
-def _reward(settings: CheckConfig, model: str | None, json: bool) -> int:
-    from gymdata.errors import UsageError
-    from gymdata.score.trial import check_reward
-
-    if not settings.reward or settings.data is None:
-        raise UsageError(
-            "a reward is tried on saved rollouts or on tasks: give both --reward and --data",
-            hint="gymdata check --reward rewards.py:score --data runs/x",
-        )
-    if model is not None or settings.endpoint is not None or settings.chat_template is not None:
-        raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
-    with Watch("check") as watch:
-        report = check_reward(
-            settings.data, settings.reward, limit=settings.limit, timeout=settings.reward_timeout, progress=watch
-        )
-    return finish(report, lambda: _show_reward(report), json=json)
 
 
 def _show_reward(report: RewardCheck) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -95,14 +96,10 @@ def rewrite(words: list[str]) -> list[str]:
         word = left.pop(0)
         found.append(word)
         if word in ("-o", "--override") and left and "=" not in left[0]:
+            # Another option begins with a hyphen, as values such as -1 do.
             key = left.pop(0)
-            found.append(f"{key}={left.pop(0)}" if left and not _is_flag(left[0]) else key)
+            found.append(f"{key}={left.pop(0)}" if left and not re.match(r"-[^\d.]", left[0]) else key)
     return found
-
-
-def _is_flag(word: str) -> bool:
-    """Whether a word is another option, rather than a value such as -1."""
-    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
 
 
 def pair(text: str) -> tuple[str, str]:

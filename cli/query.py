@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -162,23 +162,27 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
             say(f"row {number:,}")
             for name, value in zip(names, row, strict=True):
                 text = repr(value) if isinstance(value, float) else show(value, column=name).replace("\\[", "[")
-                spoken = isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
-                lines = _conversation(value) if spoken else text.split("\n")
+                is_conversation = (
+                    isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
+                )
+                lines = text.split("\n")
+                if is_conversation:
+                    lines = []
+                    for message in value:
+                        parts = [
+                            str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)
+                        ]
+                        said_by = f" {message['name']}" if message.get("name") else ""
+                        lines += [
+                            f"{message['role']}{said_by}:",
+                            *(f"  {x}" for part in parts for x in part.split("\n")),
+                        ]
                 if len(lines) == 1:
                     say(f"  {name}  {lines[0]}")
                     continue
                 say(f"  {name}")
                 for line in lines:
                     say(f"    {line}".rstrip())
-
-
-def _conversation(messages: Any) -> list[str]:
-    lines: list[str] = []
-    for message in messages:
-        texts = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
-        name = f" {message['name']}" if message.get("name") else ""
-        lines += [f"{message['role']}{name}:", *(f"  {line}" for text in texts for line in text.split("\n"))]
-    return lines
 
 
 def _show(reader: pa.RecordBatchReader) -> None:

@@ -493,7 +493,11 @@ def source_fields(module: str, name: str) -> Fields | None:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return source_fields(_home(node, module, alias.name), alias.name)
+                    home = _HOMES.get((node.module or "", alias.name), node.module or "")
+                    if node.level:
+                        above = module.split(".")[: -node.level]
+                        home = ".".join([*above, *([node.module] if node.module else [])])
+                    return source_fields(home, alias.name)
         if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets) and isinstance(node.value, ast.Name):
             return source_fields(module, node.value.id)
     return None
@@ -538,13 +542,6 @@ def _union(members: list[ast.expr]) -> set[type]:
             continue
         parts.append(_fields_kinds(member))
     return set().union(*parts) if all(parts) else set()
-
-
-def _home(node: ast.ImportFrom, module: str, name: str) -> str:
-    if node.level:
-        above = module.split(".")[: -node.level]
-        return ".".join([*above, *([node.module] if node.module else [])])
-    return _HOMES.get((node.module or "", name), node.module or "")
 
 
 @cache

@@ -254,8 +254,23 @@ def _module(file: Path, flag: str) -> Any:
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
-    _prefer(str(file.resolve().parent))
-    _drop_stale(file)
+    # Put ``folder`` on the import path: behind what was there, before the folders of other user files.
+    folder = str(file.resolve().parent)
+    if folder in _folders or folder not in sys.path:
+        sys.path[:] = [other for other in sys.path if other != folder]
+        sys.path.insert(next((n for n, other in enumerate(sys.path) if other in _folders), len(sys.path)), folder)
+        _folders[:] = [folder, *(other for other in _folders if other != folder)]
+    # Forget imported helpers that changed since, or that are another folder's: they are then imported again.
+    importlib.invalidate_caches()
+    helpers = {**_helpers(file), **_loaded.setdefault(file.resolve(), {})}
+    contents = {path: _hash(path, 8) for path in helpers.values() if path.is_file()}
+    changed = any(_contents.get(path, now) != now for path, now in contents.items())
+    for name in {*helpers, *(name for names in _loaded.values() for name in names)}:
+        path = Path(getattr(sys.modules.get(name), "__file__", None) or "").resolve()
+        other = not path.is_relative_to(file.resolve().parent) and any(path.is_relative_to(f) for f in _folders)
+        if path in _contents and (changed or other):
+            del sys.modules[name]
+    _contents.update(contents)
     _loading.add(file)
     before, writes = set(sys.modules), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # compiled files are compared by whole seconds: an edit within one would be missed
@@ -281,28 +296,6 @@ _folders: list[str] = []
 _loaded: dict[Path, dict[str, Path]] = {}
 _contents: dict[Path, str] = {}
 _loading: set[Path] = set()
-
-
-def _prefer(folder: str) -> None:
-    """Put ``folder`` on the import path: behind what was there, before the folders of other user files."""
-    if folder in _folders or folder not in sys.path:
-        sys.path[:] = [other for other in sys.path if other != folder]
-        sys.path.insert(next((n for n, other in enumerate(sys.path) if other in _folders), len(sys.path)), folder)
-        _folders[:] = [folder, *(other for other in _folders if other != folder)]
-
-
-def _drop_stale(file: Path) -> None:
-    """Forget imported helpers that changed since, or that are another folder's: they are then imported again."""
-    importlib.invalidate_caches()
-    helpers = {**_helpers(file), **_loaded.setdefault(file.resolve(), {})}
-    contents = {path: _hash(path, 8) for path in helpers.values() if path.is_file()}
-    changed = any(_contents.get(path, now) != now for path, now in contents.items())
-    for name in {*helpers, *(name for names in _loaded.values() for name in names)}:
-        path = Path(getattr(sys.modules.get(name), "__file__", None) or "").resolve()
-        other = not path.is_relative_to(file.resolve().parent) and any(path.is_relative_to(f) for f in _folders)
-        if path in _contents and (changed or other):
-            del sys.modules[name]
-    _contents.update(contents)
 
 
 def _is_users(path: Path, folder: Path) -> bool:

@@ -328,15 +328,7 @@ def explain(
     )
     if best is not None:
         return best
-    prompts = _first_prompts(some, renderings)
-    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding.mean)
-    if best is not None:
-        return best
-    return truncated(probe, known.cut_by, rounding.token) or unexplained(probe, known.same_policy, list(prompts))
-
-
-def _first_prompts(some: ScoredSample, renderings: Renderings) -> _Prompts:
-    """Other prompts that the first turns may have been sampled under."""
+    # Other prompts that the first turns may have been sampled under.
     prompts = dict(renderings(some.rollout_ids))
     own = [some.given.token_ids[row] for row in range(len(some.given))]
     if len({int(ids[0]) for ids in own}) == 1:
@@ -344,7 +336,10 @@ def _first_prompts(some: ScoredSample, renderings: Renderings) -> _Prompts:
         prompts["the file's prompt without its first token"] = [
             ids[1:end].tolist() if end > 1 else None for ids, end in zip(own, starts, strict=True)
         ]
-    return prompts
+    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding.mean)
+    if best is not None:
+        return best
+    return truncated(probe, known.cut_by, rounding.token) or unexplained(probe, known.same_policy, list(prompts))
 
 
 def _under(

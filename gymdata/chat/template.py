@@ -170,7 +170,12 @@ class TransformersChat:
             served = served.get("tool_use") or served.get("default")
             tokenizer.chat_template = served
         if chat_template is not None:
-            tokenizer.chat_template = _template_text(chat_template)
+            if "{" not in chat_template:
+                file = Path(chat_template)
+                if not file.is_file():
+                    raise DataError.missing_path(file, "a chat template's text, or a file with it")
+                chat_template = file.read_text()
+            tokenizer.chat_template = chat_template
         eos_ids = generation_eos_ids(Path(tokenizer.name_or_path))
         if tokenizer.eos_token_id is not None:
             eos_ids.append(tokenizer.eos_token_id)
@@ -400,12 +405,3 @@ def _for_template(message: Message, text_arguments: bool, parts: bool) -> Messag
 
 def _as_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
-
-
-def _template_text(given: str) -> str:
-    if "{" in given:
-        return given
-    path = Path(given)
-    if not path.is_file():
-        raise DataError.missing_path(path, "a chat template's text, or a file with it")
-    return path.read_text()

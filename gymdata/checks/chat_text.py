@@ -7,6 +7,7 @@ taken as plain.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
@@ -71,8 +72,15 @@ def _xml_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
     at, pattern = match.end(), _PARAMETER if match["xml"] is not None else _KEYED
     arguments: dict[str, object] = {}
     while (found := pattern.match(text, at)) is not None:
-        is_text = pattern is _PARAMETER and found["text"] == "true"
-        arguments[found["name"].strip()] = found["value"].strip() if is_text else _value(found["value"])
+        # JSON or a Python constant where it is one, else its text.
+        text_value = found["value"].strip()
+        value: Any = {"True": True, "False": False, "None": None}.get(text_value, _collapsed(text_value))
+        if pattern is _PARAMETER and found["text"] == "true":
+            value = text_value
+        else:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = _plain(json.loads(text_value))
+        arguments[found["name"].strip()] = value
         at = found.end()
     end = _END.match(text, at)
     return (_call(match["xml"] or match["keyed"], arguments), end.end()) if end is not None else None
@@ -137,16 +145,6 @@ def _constant(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             return {str(_constant(k)): _constant(v) for k, v in zip(keys, values, strict=True) if k is not None}
     raise ValueError("no constant")
-
-
-def _value(text: str) -> Any:
-    """An XML argument: JSON or a Python constant where it is one, else its text."""
-    stripped = text.strip()
-    try:
-        return _plain(json.loads(stripped))
-    except (ValueError, RecursionError):
-        pass
-    return {"True": True, "False": False, "None": None}.get(stripped, _collapsed(stripped))
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, object]:

@@ -55,7 +55,9 @@ class _Codes(Mapping[str, Code]):
     def _all(self) -> dict[str, Code]:
         if not self._codes:
             codes = [code for entry in CHECKS for code in entry.object.codes]
-            self._codes = {code.code: code for code in sorted(codes, key=_order)}
+            letters = "".join(FAMILIES)
+            codes.sort(key=lambda code: (letters.find(code.code[0]) % (len(letters) + 1), code.code))
+            self._codes = {code.code: code for code in codes}
         return self._codes
 
     def add(self, code: Code) -> None:
@@ -84,11 +86,6 @@ FAMILIES = {
     "B": "Behaviour",
     "D": "Duplicates",
 }
-
-
-def _order(code: Code) -> tuple[int, str]:
-    letters = "".join(FAMILIES)
-    return letters.find(code.code[0]) % (len(letters) + 1), code.code
 
 
 CODES = _Codes()

@@ -170,18 +170,14 @@ def pass_at_k(rewards: npt.ArrayLike, groups: Groups = None, k: int = 4) -> Arra
     of: dict[tuple[int, int], tuple[float, float]] = {}
     success, failure = np.zeros(len(g.count)), np.zeros(len(g.count))
     for group, (n, c) in enumerate(zip(g.count.tolist(), g.total.astype(np.int64).tolist(), strict=True)):
-        if (n, c) not in of:
-            of[n, c] = _pass_at_k(n, c, k) if n >= k else (0.0, 0.0)
-        success[group], failure[group] = of[n, c]
+        if n >= k:
+            if (n, c) not in of:
+                missed = comb(n - c, k) / comb(n, k)
+                std = float(np.sqrt(missed * (1 - missed))) + 1e-6
+                others = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
+                of[n, c] = missed / std, (missed - others) / std
+            success[group], failure[group] = of[n, c]
     return g.per_reward(np.where(g.values == 1, success[g.code], failure[g.code]))
-
-
-def _pass_at_k(n: int, c: int, k: int) -> tuple[float, float]:
-    """(advantage of a success, of a failure) in a group of n with c successes."""
-    missed = comb(n - c, k) / comb(n, k)
-    std = float(np.sqrt(missed * (1 - missed))) + 1e-6
-    others = comb(n - c - 1, k - 1) / comb(n - 1, k - 1) if c < n else 0.0
-    return missed / std, (missed - others) / std
 
 
 def gdpo(parts: Mapping[str, npt.ArrayLike], groups: Groups = None) -> Array:

@@ -176,7 +176,19 @@ def demo(
     folder = local_output(output)
     _clear(folder, overwrite)
     began = time.monotonic()
-    runs, jobs = _Commands(folder, sample_data(), seed, limit, _running(say)).all(rounds, num_rollouts, judged_groups)
+
+    def run(command: Sequence[str], fine: Collection[int]) -> None:
+        say(f"$ gymdata {shlex.join(command)}")
+        done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
+        if done.returncode not in fine:
+            error = GymdataError(
+                f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
+                hint=f"gymdata {shlex.join(command)}",
+            )
+            error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED
+            raise error
+
+    runs, jobs = _Commands(folder, sample_data(), seed, limit, run).all(rounds, num_rollouts, judged_groups)
 
     summary = summarise(folder / "heldout-before", folder / "heldout-after", runs, jobs)
     judged = None
@@ -326,21 +338,6 @@ class _Commands:
 
     def _run(self, *command: str, fine: Collection[int] = (EXIT_OK,)) -> None:
         self._call(command, fine)
-
-
-def _running(say: Callable[[str], None]) -> _Run:
-    def run(command: Sequence[str], fine: Collection[int]) -> None:
-        say(f"$ gymdata {shlex.join(command)}")
-        done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
-        if done.returncode not in fine:
-            error = GymdataError(
-                f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
-                hint=f"gymdata {shlex.join(command)}",
-            )
-            error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED
-            raise error
-
-    return run
 
 
 def _correct_by_task(run: Path) -> dict[str, float]:

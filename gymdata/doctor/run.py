@@ -64,12 +64,9 @@ class DoctorReport(Report):
 
     def rows(self) -> list[Row]:
         faults = sum(check.state == "fault" for check in self.checks)
-        return [*((c.name, _line(c)) for c in self.checks), ("faults", faults)]
-
-
-def _line(check: Check) -> str:
-    text = f"FAULT: {check.found}" if check.state == "fault" else check.found
-    return f"{text} → {check.advice}" if check.advice else text
+        texts = [f"FAULT: {c.found}" if c.state == "fault" else c.found for c in self.checks]
+        advised = [f"{text} → {c.advice}" if c.advice else text for c, text in zip(self.checks, texts, strict=True)]
+        return [*zip((c.name for c in self.checks), advised, strict=True), ("faults", faults)]
 
 
 def doctor(folder: str | Path = ".") -> DoctorReport:
@@ -80,7 +77,12 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
     """
     # Not fetched, as other commands do: it need not be there.
     here = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
-    gpus, memory = _gpus(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory, gpus = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), list[str]()
+    # Name, memory and driver of each GPU, as NVIDIA's own program lists them.
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        gpus = done.stdout.splitlines() if done.returncode == 0 else []
     return DoctorReport(
         (
             Check("gymdata", "ok", f"{gymdata.__version__} in {Path(gymdata.__file__).parent}"),
@@ -93,16 +95,6 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
             _self_test(),
         )
     )
-
-
-def _gpus() -> list[str]:
-    """Name, memory and driver of each GPU, as NVIDIA's own program lists them."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def _packages(gpu: bool) -> Iterator[Check]:

@@ -137,14 +137,30 @@ def check_generation(
     if sent is None:
         _check_ids(prompt, vocab_size, "prompt")
     elif prompt is not sent and list(prompt) != list(sent):
-        raise AnswerFaultError("prompt", _other_prompt(sent, prompt))
+        at = next(
+            (k for k, (a, b) in enumerate(zip(sent, prompt, strict=False)) if a != b), min(len(sent), len(prompt))
+        )
+        mine, theirs = (_short(ids[at]) if at < len(ids) else "nothing" for ids in (sent, prompt))
+        sizes = f"{len(sent):,} ids were sent and {len(prompt):,} read"
+        difference = f"at position {at} got {theirs}, expected {mine}"
+        raise AnswerFaultError("prompt", f"another prompt was read than was sent: {sizes}, and {difference}")
     _check_ids(ids, vocab_size, "generation")
     if len(ids) > max_tokens:
         raise AnswerFaultError("length", f"{len(ids):,} tokens were generated, expected at most {max_tokens:,}")
     if log_probs:
         _check_log_probs(generation.log_probs, len(ids))
     if generation.top_log_probs is not None:
-        _check_alternatives(generation.top_log_probs, len(ids), vocab_size)
+        n = len(ids)
+        if len(generation.top_log_probs) != n:
+            raise AnswerFaultError(
+                "shape", f"got alternatives for {len(generation.top_log_probs):,} of {n:,} generated ids"
+            )
+        _check_ids([i for row in generation.top_log_probs for i, _ in row], vocab_size, "alternatives")
+        values = _numbers(
+            [value for row in generation.top_log_probs for _, value in row], "log-probability of an alternative"
+        )
+        if len(values) and not (np.isfinite(values).all() and values.max() <= POSITIVE_TOLERANCE):
+            raise AnswerFaultError("logprobs", "a log-probability of an alternative is not finite, or above 0")
 
 
 def _check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
@@ -190,15 +206,6 @@ def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
     )
 
 
-def _check_alternatives(top: Sequence[Sequence[tuple[int, float]]], n: int, vocab_size: int | None) -> None:
-    if len(top) != n:
-        raise AnswerFaultError("shape", f"got alternatives for {len(top):,} of {n:,} generated ids")
-    _check_ids([i for row in top for i, _ in row], vocab_size, "alternatives")
-    values = _numbers([value for row in top for _, value in row], "log-probability of an alternative")
-    if len(values) and not (np.isfinite(values).all() and values.max() <= POSITIVE_TOLERANCE):
-        raise AnswerFaultError("logprobs", "a log-probability of an alternative is not finite, or above 0")
-
-
 def _numbers(values: Sequence[float], what: str) -> np.ndarray:
     """float64 of plain numbers only."""
     if not set(map(type, values)) <= {float, int}:
@@ -208,15 +215,6 @@ def _numbers(values: Sequence[float], what: str) -> np.ndarray:
         return np.array(values, np.float64)
     except OverflowError as error:
         raise AnswerFaultError("logprobs", f"{what}: an integer beyond any float, expected a finite number") from error
-
-
-def _other_prompt(sent: Sequence[int], read: Sequence[int]) -> str:
-    at = next((k for k, (a, b) in enumerate(zip(sent, read, strict=False)) if a != b), min(len(sent), len(read)))
-    mine, theirs = (_short(ids[at]) if at < len(ids) else "nothing" for ids in (sent, read))
-    return (
-        f"another prompt was read than was sent: {len(sent):,} ids were sent and {len(read):,} read, and at position {at} "
-        f"got {theirs}, expected {mine}"
-    )
 
 
 def _short(value: object) -> str:

@@ -76,18 +76,16 @@ def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int,
             calls.add(call)
             if holds_ids(item):
                 items[call] = item
-    messages = [_chat(message) for message in messages_of(given, walk(output), {call: call for call in calls})]
+    messages: list[Message] = []
+    for message in messages_of(given, walk(output), {call: call for call in calls}):
+        chat = {key: value for key, value in message.items() if value is not None}
+        chat.setdefault("content", None)
+        if chat.get("tool_calls"):
+            chat["tool_calls"] = loads(chat["tool_calls"])
+        messages.append(chat)
     details = response.get("incomplete_details") if isinstance(response, Mapping) else None
     cut = details.get("reason") if isinstance(details, Mapping) else None
     return messages, items, str(cut) if cut else None
-
-
-def _chat(message: Mapping[str, Any]) -> Message:
-    chat = {key: value for key, value in message.items() if value is not None}
-    chat.setdefault("content", None)
-    if chat.get("tool_calls"):
-        chat["tool_calls"] = loads(chat["tool_calls"])
-    return chat
 
 
 def _rows(messages: Sequence[Message]) -> list[dict[str, Any]]:

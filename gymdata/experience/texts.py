@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gymdata.errors import DataError, StoreError
 from gymdata.remote.places import is_url
@@ -64,8 +64,12 @@ def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
                 answers = (
                     (row.get("label"), row.get("answer")) for row in map(object_of, map(loads, tasks.to_pylist()))
                 )
-                rows = zip(ids.to_pylist(), prompts.to_pylist(), answers, strict=True)
-                yield {rollout_id: _Texts(prompt, *map(_text, task)) for rollout_id, prompt, task in rows}
+                texts = (
+                    [value if value is None or isinstance(value, str) else json_text(value) for value in pair]
+                    for pair in answers
+                )
+                rows = zip(ids.to_pylist(), prompts.to_pylist(), texts, strict=True)
+                yield {rollout_id: _Texts(prompt, *task) for rollout_id, prompt, task in rows}
         except (DataError, StoreError):
             continue  # a model or a table of scores, or rollouts that are gone
 
@@ -76,7 +80,3 @@ def _behind(file: Path) -> Iterator[str | Path]:
     except (DataError, StoreError):
         return
     yield from (path for path in rollouts_behind(file) if not is_url(path))
-
-
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json_text(value)

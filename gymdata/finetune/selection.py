@@ -123,8 +123,15 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
             judged = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
             for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
                 part = batch.filter(pc.is_in(batch.column("group_id"), value_set=wanted))
-                if part.num_rows:
-                    yield from _in_shape(part, schema, judged).to_batches()
+                if not part.num_rows:
+                    continue
+                # Every column of the schema; the judge's reward replaces the reward, and is named among the rewards.
+                names, n = part.schema.names, part.num_rows
+                columns = {f.name: part.column(f.name) if f.name in names else pa.nulls(n, f.type) for f in schema}
+                if judged is not None:
+                    columns["reward"] = _values_of(part.column("rollout_id"), judged)
+                arrays = {f.name: columns[f.name].cast(f.type) for f in schema}
+                yield from pa.table(arrays, schema=schema).to_batches()
 
     parents = [parent_of(path) for source in sources for path in (source.run, source.judge) if path is not None]
     file = folder / "rollouts.parquet"
@@ -145,15 +152,6 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
         if source.judge is not None:
             _copy_judged(source.judge, folder / source.judge.name, kept)
     return rows
-
-
-def _in_shape(batch: pa.RecordBatch, schema: pa.Schema, judged: pa.Table | None) -> pa.Table:
-    """Rows with every column of ``schema``, the reward replaced by the judge's, which is also named among the rewards."""
-    names, n = batch.schema.names, batch.num_rows
-    columns = {f.name: batch.column(f.name) if f.name in names else pa.nulls(n, f.type) for f in schema}
-    if judged is not None:
-        columns["reward"] = _values_of(batch.column("rollout_id"), judged)
-    return pa.table({f.name: columns[f.name].cast(f.type) for f in schema}, schema=schema)
 
 
 def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:

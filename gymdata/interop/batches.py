@@ -77,7 +77,13 @@ class Reader:
         if (first := next(rows, None)) is not None:
             # Optional columns of pairs are there when our own pairs were exported with them.
             columns = [c for c in table.schema.names if table is ROLLOUTS or c not in table.optional or c in first[1]]
-            sized = ((line, row, _size(row, table)) for line, row in chain([first], rows))
+            # With about the bytes of the row's JSON.
+            sized = (
+                (line, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]))
+                if table is ROLLOUTS
+                else (line, row, _PAIR_BYTES)
+                for line, row in chain([first], rows)
+            )
             for batch in row_batches(sized, table, columns, f"imported {table.name}"):
                 yield _taken(batch, importing, numbering, rejected)
         yield replace(_taken(None, importing, numbering, rejected), shapes=importing.shapes)
@@ -100,11 +106,6 @@ def _taken(
         gathered.clear()
     importing.prompts_rebuilt = 0
     return imported
-
-
-def _size(row: Mapping[str, Any], table: Table) -> int:
-    """About the bytes of the row's JSON."""
-    return 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]) if table is ROLLOUTS else _PAIR_BYTES
 
 
 def _refuse_unfit(row: Mapping[str, Any], table: Table) -> None:

@@ -7,7 +7,7 @@ torn line is put aside on opening and everything before it is kept; one process 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,11 @@ class VerdictCache(_Journaled):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.repairs = repair(file)[1] if file.exists() else []
-            self._records = dict(_records(file))
+            for line in scan(file) if file.exists() else ():
+                if line.body is not None:
+                    entry = orjson.loads(line.body)
+                    # Earlier versions wrote one record as a key and its value.
+                    self._records |= entry["records"] if "records" in entry else {entry["key"]: entry["value"]}
             self._journal = Journal(file, len(self._records))
 
     def get(self, key: str) -> Any:
@@ -98,11 +102,3 @@ class VerdictLog(_Journaled):
 
     def __len__(self) -> int:
         return len(self._there)
-
-
-def _records(file: Path) -> Iterator[tuple[str, Any]]:
-    for line in scan(file) if file.exists() else ():
-        if line.body is not None:
-            entry = orjson.loads(line.body)
-            # Earlier versions wrote one record as a key and its value.
-            yield from entry["records"].items() if "records" in entry else [(entry["key"], entry["value"])]

@@ -41,20 +41,6 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
                 f"{folder}: is not finished, and what it needs is not recorded yet",
                 hint="finish it (the same command resumes), or remove it",
             )
-    needed = _needed(top, outputs)
-    return [output for run_json, output in outputs.items() if run_json not in needed]
-
-
-def removal(folder: str, outputs: Sequence[Output]) -> str | None:
-    """The shell command that removes ``outputs`` below ``folder``, None when there are none. An output inside of another
-    one goes with it."""
-    paths = {Path(folder, output.path) for output in outputs}
-    outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
-    named = [one for path in outermost for one in (path, beside(path)) if one == path or one.is_file()]
-    return f"rm -r {' '.join(shlex.quote(str(path)) for path in named)}" if named else None
-
-
-def _needed(top: Path, outputs: Mapping[Path, Output]) -> set[Path]:
     by_path = {run_json.resolve(): run_json for run_json in outputs}
     by_name: dict[str, list[Path]] = {}
     for run_json in filter(Path.is_file, outputs):
@@ -84,7 +70,16 @@ def _needed(top: Path, outputs: Mapping[Path, Output]) -> set[Path]:
             # Also where the path leads to an output: the parent may have been moved, or copied together with its child.
             for key in ("run_json_xxh3", "run_id"):
                 waiting += by_name.get(str(parent.get(key) or "none"), [])
-    return needed
+    return [output for run_json, output in outputs.items() if run_json not in needed]
+
+
+def removal(folder: str, outputs: Sequence[Output]) -> str | None:
+    """The shell command that removes ``outputs`` below ``folder``, None when there are none. An output inside of another
+    one goes with it."""
+    paths = {Path(folder, output.path) for output in outputs}
+    outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
+    named = [one for path in outermost for one in (path, beside(path)) if one == path or one.is_file()]
+    return f"rm -r {' '.join(shlex.quote(str(path)) for path in named)}" if named else None
 
 
 def _location(run_json: Path) -> Path:

@@ -150,7 +150,12 @@ class _Rows:
                 ids.append(batch.column(0))
                 tasks.append(batch.column("task_id"))
                 if config.near_duplicates is not None:
-                    for task, text in zip(tasks[-1].to_pylist(), _prompts(batch, table).to_pylist(), strict=True):
+                    opening = (
+                        batch.column("prompt")
+                        if table is PAIRS
+                        else split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())[0]
+                    )
+                    for task, text in zip(tasks[-1].to_pylist(), joined_contents(opening).to_pylist(), strict=True):
                         prompts.setdefault(task, text)
             lengths.append(sum(map(len, tasks)) - start)
         self.ids = pa.chunked_array(ids, pa.string())
@@ -163,12 +168,6 @@ class _Rows:
         self.source: npt.NDArray[np.int64] = np.repeat(np.arange(len(sources)), lengths)
         limit = config.near_duplicates
         self.similar = {} if limit is None else near_duplicates(prompts.items(), limit)
-
-
-def _prompts(batch: pa.RecordBatch, table: Table) -> pa.Array:
-    if table is PAIRS:
-        return joined_contents(batch.column("prompt"))
-    return joined_contents(split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())[0])
 
 
 def _mixed(
@@ -192,7 +191,12 @@ def _mixed(
         own = rows.source == number
         tasks, sizes = np.unique(rows.task[own & usable], return_counts=True)
         order = np.argsort(keys[tasks], kind="stable")
-        chosen = _whole(tasks[order], sizes[order], int(wanted[number]))
+        # The tasks, in this order, whose rows fit together.
+        chosen, left = list[int](), int(wanted[number])
+        for task, size in zip(tasks[order].tolist(), sizes[order].tolist(), strict=True):
+            if size <= left:
+                chosen.append(task)
+                left -= size
         if not chosen:
             raise RefusedError(
                 f"{path}: none of its {counted(len(tasks), 'task')} fits into {counted(int(wanted[number]), 'row')}",
@@ -249,16 +253,6 @@ def rows_of_sources(
             hint=f"at most {most:,} rows without repeating one; train more epochs instead of repeating rows",
         )
     return counts
-
-
-def _whole(tasks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], wanted: int) -> list[int]:
-    """The tasks, in this order, whose rows fit into ``wanted`` together."""
-    chosen, left = [], wanted
-    for task, size in zip(tasks.tolist(), sizes.tolist(), strict=True):
-        if size <= left:
-            chosen.append(task)
-            left -= size
-    return chosen
 
 
 def _write(

@@ -245,7 +245,12 @@ def _build(
         notes.append(
             f"{n:,} of {counted(len(whole), 'pair')} have ids rendered from text, not sampled (T213): no logprobs"
         )
-    made = _sides(whole, config)
+    made = {"train": whole}
+    if config.split is not None:
+        tasks = whole.task_ids.cast(pa.string())
+        held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
+        is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
+        made = {"train": whole.only(~is_held), "heldout": whole.only(is_held)}
     sides = {side: len(one) for side, one in made.items()}
     used = np.union1d(selection.chosen, selection.rejected)
     selection.counts.abandoned_turns = int(candidates.abandoned_turns[used].sum())
@@ -383,15 +388,6 @@ def _refuse(n_sequences: np.ndarray, breaks: str) -> None:
             code="T211",
             hint="`--breaks drop` makes pairs from the others",
         )
-
-
-def _sides(pairs_made: PairBatches, config: PairsConfig) -> dict[str, PairBatches]:
-    if config.split is None:
-        return {"train": pairs_made}
-    tasks = pairs_made.task_ids.cast(pa.string())
-    held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
-    is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
-    return {"train": pairs_made.only(~is_held), "heldout": pairs_made.only(is_held)}
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -68,8 +68,11 @@ def find_files(paths: Sequence[str | Path]) -> Files:
         for source in files.by_table[table]:
             check_source(source, TABLES[table])
     files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
-    if any(_is_run(folder) for folder in files.folders):
-        files.by_table.setdefault(ROLLOUTS.name, [])
+    for folder in files.folders:
+        run_json = folder / RUN_JSON
+        # A run may be without rows yet.
+        if (folder / ROLLOUTS.name).is_dir() or (run_json.is_file() and read_facts(run_json).get("attempts")):
+            files.by_table.setdefault(ROLLOUTS.name, [])
     if not files.by_table and not any((f / FAILURES).is_file() for f in files.folders):
         raise DataError.empty(paths[0], "rows of a gymdata table")
     return files
@@ -85,12 +88,6 @@ def _add(files: Files, path: Path) -> None:
         if found:
             files.by_table.setdefault(name, []).extend(found)
     files.folders.append(path)
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, which may be without rows yet."""
-    run_json = folder / RUN_JSON
-    return (folder / ROLLOUTS.name).is_dir() or (run_json.is_file() and bool(read_facts(run_json).get("attempts")))
 
 
 def _table_of(source: Source) -> str:
@@ -224,7 +221,13 @@ class Views:
                 self._base("rollouts", rewards)
                 if name == "turns" and prompts:
                     self._register_prompts()
-                self.con.execute(_turns_view(prompts) if name == "turns" else _MESSAGES_VIEW)
+                packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
+                rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p"
+                rebuilt, shown = (rebuilt, ", p AS prompt_token_ids") if prompts else ("", "")
+                turns_view = f"""CREATE VIEW turns AS
+SELECT {_KEYS}, turn, t.*{shown} FROM (
+  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
+                self.con.execute(turns_view if name == "turns" else _MESSAGES_VIEW)
             else:
                 self._base(name, rewards)
 
@@ -341,15 +344,6 @@ _FIND_IDS = """CREATE MACRO find_ids(turns, ids) AS CASE WHEN len(ids) = 0 THEN 
 _MESSAGES_VIEW = f"""CREATE VIEW messages AS
 SELECT {_KEYS}, position, m.* FROM (
   SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
-
-
-def _turns_view(prompts: bool) -> str:
-    packed = ", ".join(f"{_text(name)}: x.{name}" for name in _UDF_FIELDS)
-    rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p" if prompts else ""
-    shown = ", p AS prompt_token_ids" if prompts else ""
-    return f"""CREATE VIEW turns AS
-SELECT {_KEYS}, turn, t.*{shown} FROM (
-  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
 
 
 def _has_rows(path: Path) -> bool:

@@ -138,8 +138,14 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
     if stage_table(path) is None and resolve(path, ROLLOUTS):
         of_rollouts = rollout_figures(path, threshold, score)
         give_back()
-        rollouts = {**of_rollouts, "validation": _validation(path)}
-        rollouts |= {"score": score or TOTAL, "examples": _examples(path, score, rollouts["examples"])}
+        from gymdata.show.run import show
+
+        rollouts = {**of_rollouts, "validation": _validation(path), "score": score or TOTAL}
+        # Each by name: its rollout's id and score.
+        rollouts["examples"] = {
+            name: example(show(path, rollout_id).rollouts[0], score, value)
+            for name, (rollout_id, value) in of_rollouts["examples"].items()
+        }
     elif not any(stages[key] for key in ("pairs", "scores", "experiences", "judge", "training", "epochs")):
         raise DataError.empty(path, "rollouts, pairs, scores, experiences, judgements or a training")
     # The overall result of a finetuning run, once it has ended.
@@ -162,13 +168,6 @@ def _validation(path: Path) -> dict[str, Any]:
         "by_code": checked.by_code,
         "behavior": {v.code: v.detail for v in checked.violations if v.code.startswith("B")},
     }
-
-
-def _examples(path: Path, score: str | None, rewards: Mapping[str, tuple[str, float | None]]) -> dict[str, Any]:
-    """``rewards``: name of the example → its rollout's id and score."""
-    from gymdata.show.run import show
-
-    return {name: example(show(path, one).rollouts[0], score, value) for name, (one, value) in rewards.items()}
 
 
 def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +257,15 @@ def _headline(found: Mapping[str, Any]) -> str:
         n, tasks = (sum(one[key] for one in found["pairs"]) for key in ("pairs", "tasks"))
         return f"{counted(n, 'pair')} of {counted(tasks, 'task')}"
     if found["experiences"]:
-        return "; ".join(map(_experiences_headline, found["experiences"]))
+        texts = []
+        for one in found["experiences"]:
+            size, rate = (
+                f"{counted(one['sequences'], 'sequence')} of {counted(one['groups'], 'group')}",
+                one["positive"]["rate"],
+            )
+            signs = f", advantage positive in {percent(rate)} of sequences" if rate is not None else ""
+            texts.append(f"{size}, {counted(one['trained_tokens'], 'token')} to train on{signs}")
+        return "; ".join(texts)
     if found["scores"] and not found["judge"]:
         return "; ".join(
             f"{one['name']}: {counted(one['scored'], 'score')}, "
@@ -270,10 +277,3 @@ def _headline(found: Mapping[str, Any]) -> str:
     rate = first.get("rate")
     won = "" if rate is None else f", the first position won {percent(rate)}{span(first.get('ci95'), 100.0)}"
     return counted(sum(counts.values()), "comparison") + won
-
-
-def _experiences_headline(one: Mapping[str, Any]) -> str:
-    size = f"{counted(one['sequences'], 'sequence')} of {counted(one['groups'], 'group')}"
-    rate = one["positive"]["rate"]
-    signs = f", advantage positive in {percent(rate)} of sequences" if rate is not None else ""
-    return f"{size}, {counted(one['trained_tokens'], 'token')} to train on{signs}"

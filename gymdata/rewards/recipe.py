@@ -72,7 +72,11 @@ class Rule:
     rewards: Sequence[RewardSource]
 
     def fits(self, task: Mapping[str, Any]) -> bool:
-        return all(any(_same(field_at(task, name), value) for value in values) for name, values in self.when.items())
+        # In Python true equals 1; in a task they differ.
+        return all(
+            any(isinstance(got, bool) == isinstance(value, bool) and bool(got == value) for value in values)
+            for got, values in ((field_at(task, name), values) for name, values in self.when.items())
+        )
 
     def __str__(self) -> str:
         conditions = ", ".join(f"{name}: {' or '.join(map(str, values))}" for name, values in self.when.items())
@@ -145,8 +149,3 @@ def _source(values: Any, where: str, beside: Path) -> RewardSource:
     if kind in ("python", "model") and (beside / file).exists():
         return source.model_copy(update={kind: str(beside / place)})
     return source
-
-
-def _same(got: Any, wanted: Any) -> bool:
-    # In Python true equals 1; in a task they differ.
-    return isinstance(got, bool) == isinstance(wanted, bool) and bool(got == wanted)

@@ -205,10 +205,15 @@ def saved_view(row: Mapping[str, Any]) -> View | DataError:
     # `validate` reports other text; only rewards that take what is in it have a use for it.
     with contextlib.suppress(DataError):
         verdict = _from_json(row, "extra", dict, where).get("environment")
+    produced_by = [message.get("turn") for message in row["messages"]]
+    if not any(turn is not None for turn in produced_by):
+        # Imported rows may lack the model call of each message; there, every assistant message counts as a call.
+        numbers = iter(range(len(produced_by)))
+        produced_by = [next(numbers) if message["role"] == "assistant" else None for message in row["messages"]]
     try:
         return view_of(
             messages=[_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])],
-            produced_by=_produced_by(row["messages"]),
+            produced_by=produced_by,
             task=_from_json(row, "task", dict, where),
             tools=_from_json(row, "tools", list, where) or None,
             turns=row.get("turns") or [],
@@ -365,15 +370,6 @@ def _score_row(
         "run_id": row["run_id"],
         "detail": detail if failed or value is not None else "does not apply",
     }
-
-
-def _produced_by(messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """The model call of each message. Imported rows may lack it; there, every assistant message counts as a call."""
-    turns = [message.get("turn") for message in messages]
-    if any(turn is not None for turn in turns):
-        return turns
-    numbers = iter(range(len(messages)))
-    return [next(numbers) if message["role"] == "assistant" else None for message in messages]
 
 
 def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

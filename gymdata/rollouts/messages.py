@@ -338,13 +338,14 @@ def name_of(value: Any) -> str | None:
 def chat_tools(tools: Any) -> str:
     """Responses tools in the chat shape, as JSON."""
     listed = tools if isinstance(tools, list) else [] if tools is None else [tools]
-    return json_text([_chat_tool(t) for t in listed])
-
-
-def _chat_tool(tool: Any) -> Any:
-    if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
-        return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-    return tool
+    return json_text(
+        [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool
+            else tool
+            for tool in listed
+        ]
+    )
 
 
 def response_tools(tools: Any) -> list[Any]:

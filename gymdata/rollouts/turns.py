@@ -432,7 +432,10 @@ def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["ke
     for leaf in leaves:
         if abandoned == "drop" and leaf in superseded:
             continue
-        chain = _chain(attached, leaf)
+        chain = [leaf]
+        while attached[chain[-1]] >= 0:
+            chain.append(attached[chain[-1]])
+        chain.reverse()
         result.append(Chain(chain, [turn not in owned for turn in chain], leaf in superseded))
         owned.update(chain)
     return result
@@ -473,13 +476,6 @@ def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
             idle = [k for k in same if k in leaves]
             dead.update(idle if len(idle) < len(same) else idle[:-1])
     return dead
-
-
-def _chain(attached: Sequence[int], leaf: int) -> list[int]:
-    chain = [leaf]
-    while attached[chain[-1]] >= 0:
-        chain.append(attached[chain[-1]])
-    return chain[::-1]
 
 
 def _stitch(turns: Sequence[Turn], prompts: Sequence[Ids], chain: Chain) -> TokenSequence:

@@ -176,7 +176,11 @@ def _tasks(path: str) -> TaskFile | None:
 def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any], View]]:
     """Each task with its reference answer, with an empty answer, and with another task's."""
     first = list(islice(tasks, limit))
-    answers = [_answer(task) for task in first]
+    answers: list[str | None] = []
+    for task in first:
+        answer = task.row.get("answer")
+        answer = answer[0] if isinstance(answer, list) and answer else answer
+        answers.append(None if answer is None or isinstance(answer, (list, dict)) else str(answer))
     for task, answer in zip(first, answers, strict=True):
         wrong = next((other for other in answers if other not in (None, answer)), "I do not know.")
         for index, (kind, text) in enumerate(zip(ANSWERS, (answer, "", wrong), strict=True)):
@@ -192,12 +196,6 @@ def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any
                     status="completed",
                 )
                 yield {"rollout_id": kind, "task_id": task.task_id, "rollout_index": index}, view
-
-
-def _answer(task: Task) -> str | None:
-    answer = task.row.get("answer")
-    answer = answer[0] if isinstance(answer, list) and answer else answer
-    return None if answer is None or isinstance(answer, (list, dict)) else str(answer)
 
 
 async def _try_all(

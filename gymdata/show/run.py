@@ -223,7 +223,15 @@ def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], 
     for _ in range(_TRIES):
         tables = _take(path, ROLLOUTS, rows)
         if [table["rollout_id"][0].as_py() for table in tables] == wanted:
-            return [_shown(table, row, reader, vocab) for table, row in zip(tables, rows, strict=True)]
+            shown = []
+            for table, row in zip(tables, rows, strict=True):
+                (batch,) = table.combine_chunks().to_batches()
+                (value,) = table.to_pylist()
+                for name in ("task", "tools", "extra"):
+                    value[name] = parsed(value[name])
+                value["messages"] = [_message(m) for m in value["messages"]]
+                shown.append(ShownRollout(value, violations(batch, row, vocab, reader)))
+            return shown
     raise DataError(f"{path}: changed while it was read", hint="run it again")
 
 
@@ -240,15 +248,6 @@ def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]
             found |= {row: data.slice(row - start, 1) for row in here}
         start += group.rows
     return [found[row] for row in rows if row in found]
-
-
-def _shown(table: pa.Table, row: int, reader: Any, vocab: int | None) -> ShownRollout:
-    (batch,) = table.combine_chunks().to_batches()
-    (value,) = table.to_pylist()
-    for name in ("task", "tools", "extra"):
-        value[name] = parsed(value[name])
-    value["messages"] = [_message(m) for m in value["messages"]]
-    return ShownRollout(value, violations(batch, row, vocab, reader))
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

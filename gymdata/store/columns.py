@@ -109,7 +109,18 @@ def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         return reshape(array.dictionary_decode(), kind)
     if pa.types.is_struct(kind) and pa.types.is_struct(array.type):
-        return _reshape_struct(array, kind)
+        names = {field.name for field in array.type}
+        if extra := names - {f.name for f in kind}:
+            raise pa.ArrowInvalid(_unknown_fields(extra))
+        children = []
+        flat = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
+        for f in kind:
+            child = reshape(flat[f.name], f.type) if f.name in flat else pa.nulls(len(array), f.type)
+            if not f.nullable and child.null_count > array.null_count:
+                raise pa.ArrowInvalid(f"field {f.name!r} has {counted(child.null_count, 'null value')}")
+            children.append(child)
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     if pa.types.is_list(kind) and is_list:
         offsets = array.offsets
@@ -118,21 +129,6 @@ def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
         moved = pa.array(offsets.to_numpy() - start, pa.int32())
         return pa.ListArray.from_arrays(moved, values, type=kind, mask=array.is_null() if array.null_count else None)
     return array.cast(kind)
-
-
-def _reshape_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
-    names = {field.name for field in array.type}
-    if extra := names - {f.name for f in kind}:
-        raise pa.ArrowInvalid(_unknown_fields(extra))
-    children = []
-    flat = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
-    for f in kind:
-        child = reshape(flat[f.name], f.type) if f.name in flat else pa.nulls(len(array), f.type)
-        if not f.nullable and child.null_count > array.null_count:
-            raise pa.ArrowInvalid(f"field {f.name!r} has {counted(child.null_count, 'null value')}")
-        children.append(child)
-    mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
 
 
 def _check_keys(rows: Iterable[Any], table: Table) -> None:
@@ -325,7 +321,20 @@ def _fits(f: pa.Field, value: Any) -> bool:
 def _to_list(array: pa.Array) -> list[Any]:
     kind, plain = array.type, _is_plain(array.type)
     if not plain and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return _to_lists(array)
+        kind = array.type.value_type
+        offsets = array.offsets.to_numpy()
+        start = int(offsets[0]) if len(offsets) else 0
+        flat = array.values.slice(start, int(offsets[-1]) - start if len(offsets) else 0)
+        bounds = (offsets - start).tolist()
+        items: Any = (
+            flat.to_numpy(zero_copy_only=False)
+            if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not flat.null_count
+            else _to_list(flat)
+        )
+        slices: list[Any] = [items[a:b] for a, b in pairwise(bounds)]
+        if kind == NAMED_VALUE:
+            slices = [_as_object(parts) for parts in slices]
+        return slices if not array.null_count else _hide_nulls(slices, array)
     if not plain and pa.types.is_struct(kind):
         names = [f.name for f in kind]
         columns = [_to_list(child) for child in array.flatten()]
@@ -345,23 +354,6 @@ def _is_plain(kind: pa.DataType) -> bool:
             kind.value_type
         )
     return not pa.types.is_float32(kind)
-
-
-def _to_lists(array: pa.Array) -> list[Any]:
-    kind = array.type.value_type
-    offsets = array.offsets.to_numpy()
-    start = int(offsets[0]) if len(offsets) else 0
-    flat = array.values.slice(start, int(offsets[-1]) - start if len(offsets) else 0)
-    bounds = (offsets - start).tolist()
-    values: Any = (
-        flat.to_numpy(zero_copy_only=False)
-        if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not flat.null_count
-        else _to_list(flat)
-    )
-    slices: list[Any] = [values[a:b] for a, b in pairwise(bounds)]
-    if kind == NAMED_VALUE:
-        slices = [_as_object(items) for items in slices]
-    return slices if not array.null_count else _hide_nulls(slices, array)
 
 
 def _hide_nulls(values: list[Any], array: pa.Array) -> list[Any]:

@@ -144,20 +144,18 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
     if rows != footer.num_rows:
         raise DataError.damaged(where, "its row groups do not have as many rows as its footer says")
     if SCHEMA_KEY in (schema.metadata or {}):
-        _refuse_other_types(schema, table, where)
+        missing = [name for name in table.required() if name not in schema.names]
+        if missing:
+            raise DataError.missing_columns(where, table.name, missing, schema.names)
+        for field in schema:
+            if field.name not in table.schema.names:
+                raise DataError(f"{where}: table {table.name} has no column {field.name}")
+            wanted = table.schema.field(field.name)
+            if not _fits(field.type, wanted.type):
+                raise DataError(
+                    f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}"
+                )
     return schema
-
-
-def _refuse_other_types(schema: pa.Schema, table: Table, where: str) -> None:
-    missing = [name for name in table.required() if name not in schema.names]
-    if missing:
-        raise DataError.missing_columns(where, table.name, missing, schema.names)
-    for field in schema:
-        if field.name not in table.schema.names:
-            raise DataError(f"{where}: table {table.name} has no column {field.name}")
-        wanted = table.schema.field(field.name)
-        if not _fits(field.type, wanted.type):
-            raise DataError(f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}")
 
 
 def _fits(got: pa.DataType, wanted: pa.DataType) -> bool:

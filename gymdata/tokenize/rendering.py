@@ -141,28 +141,22 @@ def generated(row: Mapping[str, Any], mask: Mask = "completion") -> list[int]:
     """Indices of the messages that the model wrote: the assistant's, after the task's own messages (``completion``), all of
     them, or the last. Never those that their file gives the weight 0."""
     messages = row["messages"]
-    written = [n for n, m in enumerate(messages) if m["role"] == "assistant" and _weight(m) != 0]
+    weights = [object_of(loads(m.get("extra"))).get("weight") if m.get("extra") else None for m in messages]
+    written = [n for n, m in enumerate(messages) if m["role"] == "assistant" and weights[n] != 0]
     if mask != "completion":
         return written if mask == "assistant" else written[-1:]
-    given = _given(row)
+    # The messages of the row's task, where it has any.
+    task = object_of(loads(row["task"]))
+    params = task.get("responses_create_params")
+    if isinstance(params, dict):
+        given = list(messages_of(params.get("input"), (), {}))
+    else:
+        named: list[Any] = next((task[key] for key in ("messages", "prompt") if isinstance(task.get(key), list)), [])
+        given = [m for m in named if isinstance(m, dict)]
     start = 0
     while start < min(len(given), len(messages)) and _says(given[start]) == _says(messages[start]):
         start += 1
     return [n for n in written if n >= start] or written
-
-
-def _weight(message: Mapping[str, Any]) -> Any:
-    return object_of(loads(message.get("extra"))).get("weight") if message.get("extra") else None
-
-
-def _given(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The messages of the row's task, where it has any."""
-    task = object_of(loads(row["task"]))
-    params = task.get("responses_create_params")
-    if isinstance(params, dict):
-        return list(messages_of(params.get("input"), (), {}))
-    named: list[Any] = next((task[key] for key in ("messages", "prompt") if isinstance(task.get(key), list)), [])
-    return [m for m in named if isinstance(m, dict)]
 
 
 def _says(message: Mapping[str, Any]) -> tuple[Any, Any]:

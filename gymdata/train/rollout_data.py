@@ -83,7 +83,24 @@ def distilled_rollouts(
 ) -> TrainingExperiences:
     """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
     rollouts' temperatures. Raises RefusedError for rollouts without those, and when the tokens must not be trained on."""
-    k = _alternatives_per_token(chosen, where)
+    # The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some.
+    column = chosen["turns"].combine_chunks()
+    turns = column.flatten()
+    tops = turns.field("top_log_probs")
+    generated = pc.list_value_length(turns.field("generation_token_ids"))
+    counts = pc.list_value_length(tops.flatten())
+    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
+    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
+    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        first = int(owner[bare][0]) if bare.any() else 0
+        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        raise RefusedError(
+            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
+            f"{chosen['rollout_id'][first].as_py()})",
+            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
+        )
+    k = int(pc.max(counts).as_py())
     require_agents(chosen["turns"].chunks, agents, where)
     made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
     return TeacherDistributions.of(made, k, max_length, where)
@@ -123,27 +140,6 @@ class TeacherDistributions(TrainingExperiences):
             top_logprobs=Ragged(logprobs.values[at], offsets),
             k=k,
         )
-
-
-def _alternatives_per_token(rollouts: pa.Table, where: str) -> int:
-    """The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some."""
-    column = rollouts["turns"].combine_chunks()
-    turns = column.flatten()
-    tops = turns.field("top_log_probs")
-    generated = pc.list_value_length(turns.field("generation_token_ids"))
-    counts = pc.list_value_length(tops.flatten())
-    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
-    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
-    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
-        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
-        first = int(owner[bare][0]) if bare.any() else 0
-        n = len(np.unique(owner[bare])) if bare.any() else len(column)
-        raise RefusedError(
-            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
-            f"{rollouts['rollout_id'][first].as_py()})",
-            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
-        )
-    return int(pc.max(counts).as_py())
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:

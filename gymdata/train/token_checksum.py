@@ -72,7 +72,14 @@ def token_hashes(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> np
     acc = low.byteswap()
     acc += _U64(16)
     acc += high
-    acc += _folded_product(low, high)
+    # Low half XOR high half of the 128-bit product, from four 32-bit products.
+    a_low, a_high, b_low, b_high = low & _LOW, low >> _32, high & _LOW, high >> _32
+    low_low = a_low * b_low
+    high_low = a_high * b_low
+    cross = (low_low >> _32) + (high_low & _LOW) + a_low * b_high
+    upper = (high_low >> _32) + (cross >> _32) + a_high * b_high
+    lower = (cross << _32) | (low_low & _LOW)
+    acc += np.asarray(upper ^ lower)
     acc ^= acc >> _U64(37)
     acc *= _PRIME_MX1
     acc ^= acc >> _32
@@ -114,14 +121,3 @@ def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> t
 def total(counts: np.ndarray, sums: np.ndarray) -> TrainedTokens:
     """The whole of what ``trained_tokens_by_sequence`` gave."""
     return TrainedTokens(int(counts.sum()), int(sums.sum(dtype=np.uint64)))
-
-
-def _folded_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Low half XOR high half of the 128-bit product, from four 32-bit products."""
-    a_low, a_high, b_low, b_high = a & _LOW, a >> _32, b & _LOW, b >> _32
-    low_low = a_low * b_low
-    high_low = a_high * b_low
-    cross = (low_low >> _32) + (high_low & _LOW) + a_low * b_high
-    upper = (high_low >> _32) + (cross >> _32) + a_high * b_high
-    lower = (cross << _32) | (low_low & _LOW)
-    return np.asarray(upper ^ lower)

@@ -115,15 +115,11 @@ def _rollout(
     if not plans[choice]:
         return []
     (row,) = to_rows(one)
-    parts = zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True)
-    return [_noted(made, row, choice, faults, part) for made, part in parts]
-
-
-def _noted(
-    made: dict[str, Any], row: dict[str, Any], choice: str, faults: list[Violation], part: Sequence[int]
-) -> dict[str, Any]:
     extra = json.loads(row["extra"] or "{}")
-    if "prompts_rebuilt" in extra:
-        extra["prompts_rebuilt"] = [n for n, turn in enumerate(part) if turn in extra["prompts_rebuilt"]]
     extra["fixed"] = {"choice": choice, "rollout_id": row["rollout_id"], "codes": sorted({v.code for v in faults})}
-    return {**made, "extra": json.dumps(extra)}
+    rebuilt, rows = extra.get("prompts_rebuilt"), []
+    for made, part in zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True):
+        if rebuilt is not None:
+            extra["prompts_rebuilt"] = [n for n, turn in enumerate(part) if turn in rebuilt]
+        rows.append({**made, "extra": json.dumps(extra)})
+    return rows

@@ -7,7 +7,7 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,10 @@ def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Itera
     columns = columns_read(file, texts)
     row = part.rows
     try:
-        for batch in _in_slices(_read_ahead(file, path, columns, range(part.start, part.end))):
+        read = _read_ahead(file, path, columns, range(part.start, part.end))
+        # In slices, so that what is computed of one is small compared to a row group.
+        steps = ((batch, max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))) for batch in read)
+        for batch in (whole.slice(start, step) for whole, step in steps for start in range(0, len(whole), step)):
             try:
                 yield from _evidence(_typed(batch), row)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -172,13 +175,6 @@ def _read_ahead(
 
     filled = [i for i in wanted if groups[i].num_rows]
     yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
-
-
-def _in_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in slices, so that what is computed of a slice is small compared to a row group."""
-    for batch in batches:
-        step = max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))
-        yield from (batch.slice(start, step) for start in range(0, len(batch), step))
 
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:

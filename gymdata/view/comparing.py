@@ -64,7 +64,14 @@ def group_cards(table: pa.Table) -> dict[str, Any]:
         "cards": cards,
         "left_out": len(rows) - len(cards),
         "prompt": messages_of(shared, ()) if shared else [],
-        "answers": [(text, len(rewards), _mean(rewards)) for text, rewards in tally[:8]],
+        "answers": [
+            (
+                text,
+                len(rewards),
+                sum(scored) / len(scored) if (scored := [r for r in rewards if r is not None]) else None,
+            )
+            for text, rewards in tally[:8]
+        ],
         "distinct": len(tally),
         "statuses": Counter(row["status"] for row in rows),
     }
@@ -72,11 +79,6 @@ def group_cards(table: pa.Table) -> dict[str, Any]:
 
 def _bare(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     return [(m["role"], m["content"]) for m in messages]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
 
 
 # -- pairs -----------------------------------------------------------------------------------------------------------

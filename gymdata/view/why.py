@@ -57,7 +57,15 @@ def loss_panels() -> list[dict[str, Any]]:
     panels = []
     for loss in LOSSES.values():
         if loss.curve is not None:
-            bounds = [_slider(name, value) for name, value in loss.settings.items() if name in _BOUNDS]
+            bounds = []
+            for name, value in loss.settings.items():
+                if name not in _BOUNDS:
+                    continue
+                key, label, side, reach = _BOUNDS[name]
+                distance = value - 1 if name == "tis_cap" else value
+                low, high = sorted((1.0, max(1 + side * reach * distance, 0.0)))
+                numbers = {"min": low, "max": high, "step": distance / 20, "start": 1 + side * distance}
+                bounds.append({"key": key, "label": label, **{name: round(x, 9) for name, x in numbers.items()}})
             panels.append(
                 {"name": loss.curve.title, "limits": loss.curve.limits, "of": loss.curve.of, "bounds": bounds}
             )
@@ -70,15 +78,6 @@ _BOUNDS: Mapping[str, tuple[str, str, float, float]] = {
     "clip_high": ("high", "1 + clip_high", 1.0, 5.0),
     "tis_cap": ("high", "tis_cap", 1.0, 5.0),
 }
-
-
-def _slider(name: str, value: float) -> dict[str, Any]:
-    key, label, side, reach = _BOUNDS[name]
-    distance = value - 1 if name == "tis_cap" else value
-    end = max(1 + side * reach * distance, 0.0)
-    low, high = sorted((1.0, end))
-    numbers = {"min": low, "max": high, "step": distance / 20, "start": 1 + side * distance}
-    return {"key": key, "label": label, **{name: round(number, 9) for name, number in numbers.items()}}
 
 
 def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,7 +107,14 @@ class Bodies:
             size += len(chunk)
             if size > limit:
                 chunks.clear()
-                await _read_on(stream, _READ_ON * limit)
+                # To its end, or as long as it is worth.
+                left = _READ_ON * limit
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_READ_ON_S):
+                        async for rest in stream:
+                            left -= len(rest)
+                            if left < 0:
+                                break
                 raise self._too_long(max(size, length))
             chunks.append(chunk)
         return b"".join(chunks)
@@ -141,16 +148,6 @@ class Bodies:
 
     def _too_long(self, got: int) -> Refused:
         return Refused.over(413, "body", "bytes of a request", got, self.limits.max_bytes, "max_body_bytes")
-
-
-async def _read_on(stream: AsyncIterator[bytes], left: int) -> None:
-    """Read a body to its end, or as long as it is worth."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_READ_ON_S):
-            async for chunk in stream:
-                left -= len(chunk)
-                if left < 0:
-                    return
 
 
 def shape(body: bytes) -> tuple[int, int]:

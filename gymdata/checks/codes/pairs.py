@@ -146,24 +146,23 @@ class PairChecks:
 def _content(batch: pa.RecordBatch) -> list[bytes]:
     """A key of what each pair holds: its ids, or its messages where neither side has ids."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
     keys = joined_keys([one.keys() for one in lists])
     rows = np.flatnonzero((lists[1].lengths == 0) & (lists[2].lengths == 0))
     if len(rows):
-        parts = [_texts(batch.column(name).take(pa.array(rows))) for name in ("prompt", *_SIDES)]
+        parts = []
+        for side in ("prompt", *_SIDES):
+            offsets, messages = list_parts(batch.column(side).take(pa.array(rows)))
+            fields = [
+                pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")
+            ]
+            joined = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
+            parts.append(["\x1e".join(joined[a:b]) for a, b in pairwise(offsets.tolist())])
         for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
             keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
     return keys
-
-
-def _texts(lists: Any) -> list[str]:
-    import pyarrow.compute as pc
-
-    offsets, messages = list_parts(lists)
-    fields = [pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")]
-    texts = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
-    return ["\x1e".join(texts[a:b]) for a, b in pairwise(offsets.tolist())]
 
 
 def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from gymdata.checks import breaks
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
-from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence, TurnColumns
 from gymdata.rollouts.turns import turn_digest
 
@@ -103,7 +101,12 @@ class Storage(Check):
         bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.held))
         for k in np.flatnonzero(bad_parent):
             yield self.at_turn(e, k, "T210", expected=f"parent -1 to {t.number[k] - 1}", got=f"parent {t.parent[k]}")
-        blind = _below_unusable(bad_parent | bad_prefix, t.above)
+        # Lengths of turns below one that cannot be expanded cannot be judged.
+        bad, blind = bad_parent | bad_prefix, np.zeros(len(bad_parent), np.bool_)
+        if bad.any():
+            # Parents precede their children, so one pass in order reaches every descendant.
+            for k in np.flatnonzero(t.above >= 0).tolist():
+                blind[k] = bad[t.above[k]] or blind[t.above[k]]
         for k in np.flatnonzero(bad_prefix & ~blind):
             yield self.at_turn(
                 e, k, "T210", expected=f"prefix_length 0 to {t.held[k]}", got=f"prefix_length {t.prefix[k]}"
@@ -133,13 +136,3 @@ def _changed(t: TurnColumns) -> Iterator[int]:
             if turn_digest(int(real[above]), int(t.prefix[k]), *lists) == t.digest[k]:
                 continue
         yield k
-
-
-def _below_unusable(bad: npt.NDArray[np.bool_], above: Ints) -> npt.NDArray[np.bool_]:
-    """(turns,) below one that cannot be expanded: their own lengths cannot be judged."""
-    blind = np.zeros(len(bad), np.bool_)
-    if bad.any():
-        # Parents precede their children, so one pass in order reaches every descendant.
-        for k in np.flatnonzero(above >= 0).tolist():
-            blind[k] = bad[above[k]] or blind[above[k]]
-    return blind

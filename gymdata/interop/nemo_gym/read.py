@@ -146,12 +146,11 @@ def _read(line: bytes, rebuild: PromptRebuilder | None, columns: bool) -> _Parse
 def _is_complete(call: nemo_rows.Call | None) -> bool:
     if call is None or not (call.prompt and call.generation) or call.log_probs is None:
         return False
-    return len(call.log_probs) == len(call.generation) and _in_float32(call.log_probs)
-
-
-def _in_float32(log_probs: Any) -> bool:
+    if len(call.log_probs) != len(call.generation):
+        return False
+    # Finite in float32, too.
     with np.errstate(over="ignore"):
-        return bool((np.isfinite(log_probs.astype(np.float32)) == np.isfinite(log_probs)).all())
+        return bool((np.isfinite(call.log_probs.astype(np.float32)) == np.isfinite(call.log_probs)).all())
 
 
 def _with_ids(items: Any, path: list[int]) -> Iterator[tuple[list[int], dict[str, Any]]]:

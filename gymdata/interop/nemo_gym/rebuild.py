@@ -117,7 +117,13 @@ class _Row:
         numbers = {number: number for number in range(len(calls))}
         self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, walk(output), numbers)]
         self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
-        self._chat_message = [_chat_message(m) for m in self._messages]
+        # As templates take them.
+        self._chat_message: list[Message] = []
+        for message in self._messages:
+            chat_message = {k: v for k, v in message.items() if v is not None and k not in ("turn", "tool_calls")}
+            if message.get("tool_calls"):
+                chat_message["tool_calls"] = loads(message["tool_calls"])
+            self._chat_message.append(chat_message)
         self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []
         items = [*(given if isinstance(given, list) else []), *output]
         self._unclear = _unclear(params, self._tools, items) or _odd_call(self._chat_message)
@@ -179,9 +185,13 @@ class _Row:
         """Refuse unless everything in the message before the cut is also in its ids."""
         call = self._calls[number]
         decoded = squeezed(self._chat.decode(_ids(call.generation))) if call is not None else ""
-        odd = next(
-            (ways[0] for ways in _statements(message) if not any(squeezed(way) in decoded for way in ways)), None
-        )
+        # The contents of the message, piece by piece, each with the ways that a model may have written it.
+        pieces: list[tuple[str, ...]] = [
+            (str(message[name]),) for name in ("content", "reasoning") if message.get(name)
+        ]
+        for tool_call in message.get("tool_calls") or ():
+            pieces += [(tool_call["function"]["name"],), *_leaves(tool_call["function"]["arguments"])]
+        odd = next((ways[0] for ways in pieces if not any(squeezed(way) in decoded for way in ways)), None)
         if odd is not None:
             at = common_length(held, history)
             raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
@@ -206,14 +216,6 @@ class _Row:
 
     def _window(self, ids: Sequence[int]) -> str:
         return self._chat.decode([i for i in ids if 0 <= i < self._chat.vocab_size])
-
-
-def _chat_message(message: Mapping[str, Any]) -> Message:
-    """A message of the table as templates take it."""
-    out = {k: v for k, v in message.items() if v is not None and k not in ("turn", "tool_calls")}
-    if message.get("tool_calls"):
-        out["tool_calls"] = loads(message["tool_calls"])
-    return out
 
 
 def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | None:
@@ -245,16 +247,6 @@ def _odd_call(messages: Sequence[Message]) -> str | None:
             ):
                 return "a call of a tool has no name or no arguments"
     return None
-
-
-def _statements(message: Message) -> Iterator[tuple[str, ...]]:
-    """The contents of a message, piece by piece, each with the ways that a model may have written it."""
-    for name in ("content", "reasoning"):
-        if message.get(name):
-            yield (str(message[name]),)
-    for call in message.get("tool_calls") or ():
-        yield (call["function"]["name"],)
-        yield from _leaves(call["function"]["arguments"])
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, ...]]:

@@ -145,10 +145,12 @@ def read_row(line: bytes) -> Row:
 def read_carefully(line: bytes) -> Row:
     """The row by Python's json; its value has Python's lists. Raises BadRow."""
     value = load(line)
-    if b"\\ud" in line.lower() and _has_surrogate(value):
-        raise BadRow("S101", "text with a lone surrogate, which is not Unicode")
     try:
+        if b"\\ud" in line.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
         return _row_of(value)
+    except UnicodeEncodeError as error:
+        raise BadRow("S101", "text with a lone surrogate, which is not Unicode") from error
     except RecursionError as error:
         raise BadRow("S101", "nested too deeply") from error
 
@@ -169,14 +171,6 @@ def load(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRow("S101", f"got {json_kind(value)}, expected an object")
     return value
-
-
-def _has_surrogate(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _cut_value(line: bytes) -> tuple[dict[str, Any], int] | None:
@@ -319,13 +313,11 @@ def _objects(items: list[Any]) -> Iterable[dict[str, Any]]:
     """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
     if all(type(item) is dict for item in items):
         return items
-    return map(_object, flat_items(items))
-
-
-def _object(item: Any) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise BadRow("S102", "an item", expected="an object", got=json_value(item))
-    return item
+    flat = list(flat_items(items))
+    for item in flat:
+        if not isinstance(item, dict):
+            raise BadRow("S102", "an item", expected="an object", got=json_value(item))
+    return flat
 
 
 def _row_of(value: dict[str, Any], cut_lists: int | None = None) -> Row:

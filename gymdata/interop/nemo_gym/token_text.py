@@ -48,7 +48,11 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """The rows of a batch of rollouts as ``to_rows`` gives them, with ``RowTexts`` as their turns, seconds as their times,
     and messages as a function that gives them: imported rows are written without. Raises DataError for turns that were
     changed after collection."""
-    for part in _parts(batch):
+    # Slices of the batch bound the memory of their token text.
+    tokens = batch.column("n_context_tokens").to_numpy() + batch.column("n_generated_tokens").to_numpy()
+    ends = np.flatnonzero(np.diff(np.cumsum(tokens) // _TOKENS)) + 1
+    for first, last in pairwise([0, *ends.tolist(), batch.num_rows]):
+        part = batch.slice(first, last - first)
         turns = TurnColumns.of(part.column("turns"))
         turns.refuse_altered(part.column("rollout_id"))
         messages = _Messages(part.select(["messages"]))
@@ -71,14 +75,6 @@ class _Messages:
             self._rows = to_rows(self._batch)
         found: list[dict[str, Any]] = self._rows[number]["messages"]
         return found
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of the batch that bound the memory of their token text."""
-    tokens = batch.column("n_context_tokens").to_numpy() + batch.column("n_generated_tokens").to_numpy()
-    ends = np.flatnonzero(np.diff(np.cumsum(tokens) // _TOKENS)) + 1
-    for first, last in pairwise([0, *ends.tolist(), batch.num_rows]):
-        yield batch.slice(first, last - first)
 
 
 def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
@@ -130,20 +126,17 @@ def numbers(text: Text) -> list[int | float]:
 def _pieces(lists: Ragged) -> list[bytes]:
     if not len(lists.values):
         return [b""] * len(lists)
-    text = _flat(lists.values)
+    # All values as one list, without spaces.
+    if np.isinf(lists.values).any():
+        text = json.dumps([shortest(value) for value in lists.values], separators=(",", ":")).encode()
+    else:
+        # orjson writes a float32 with the fewest digits that round-trip, and NaN as null.
+        text = orjson.dumps(np.ascontiguousarray(lists.values), option=orjson.OPT_SERIALIZE_NUMPY)
+        text = text.replace(b"null", b"NaN") if np.isnan(lists.values).any() else text
     # A number begins after a comma (the first after the bracket) and ends before the next (the last before the bracket).
     starts = np.concatenate(([1], np.flatnonzero(np.frombuffer(text, np.uint8) == ord(",")) + 1, [len(text)]))
     begin, end = starts[lists.offsets[:-1]], starts[lists.offsets[1:]] - 1
     return [text[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
-
-
-def _flat(values: np.ndarray) -> bytes:
-    """All values as one list, without spaces."""
-    if np.isinf(values).any():
-        return json.dumps([shortest(value) for value in values], separators=(",", ":")).encode()
-    # orjson writes a float32 with the fewest digits that round-trip, and NaN as null.
-    text = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)
-    return text.replace(b"null", b"NaN") if np.isnan(values).any() else text
 
 
 def _joined(before: bytes, after: bytes) -> bytes:

@@ -17,7 +17,7 @@ import orjson
 
 from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
-from gymdata.interop.nemo_gym.token_text import RowTexts, Text, numbers
+from gymdata.interop.nemo_gym.token_text import Text, numbers
 from gymdata.interop.trajectories.own import shortest
 from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, object_of, response_tools
 
@@ -93,11 +93,6 @@ def _nemo_gym_row(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any],
     return {key: whole[key] for key in names if key in whole}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
 
 
-def _lists(turns: RowTexts, number: int, lists: Lists) -> dict[str, Any]:
-    made = {PROMPT: lists(turns.prompts[number]), GENERATION: lists(turns.generations[number])}
-    return made | ({RENDERED: True} if turns.rendered[number] else {LOG_PROBS: lists(turns.log_probs[number])})
-
-
 def _rebuilt(row: Mapping[str, Any]) -> Collection[int]:
     if _REBUILT not in (row["extra"] or ""):
         # Almost every row: its JSON is not parsed again for this.
@@ -130,7 +125,9 @@ def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
     for turn, item in items_of(messages[first:], first):
         if turn is not None and 0 <= turn < len(turns) and turn not in placed:
             placed.add(turn)
-            item |= _lists(turns, turn, lists) | ({MARK: True} if turn in rebuilt else {})
+            item |= {PROMPT: lists(turns.prompts[turn]), GENERATION: lists(turns.generations[turn])}
+            item |= {RENDERED: True} if turns.rendered[turn] else {LOG_PROBS: lists(turns.log_probs[turn])}
+            item |= {MARK: True} if turn in rebuilt else {}
         output.append(item)
     task = object_of(loads(row["task"]))
     params = {

@@ -186,7 +186,11 @@ def read_step(step: Mapping[str, Any]) -> dict[str, Any]:
         more["reasoning"] = step["reasoning_content"]
     calls = step.get("tool_calls")
     if isinstance(calls, list) and calls:
-        more["tool_calls"] = json_text([_as_chat(call) for call in calls])
+        chat_calls = []
+        for call in map(object_of, calls):
+            function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
+            chat_calls.append({"id": call.get("tool_call_id"), "type": "function", "function": function})
+        more["tool_calls"] = json_text(chat_calls)
     return message_of(_SOURCES.get(step["source"], "other"), _text(step.get("message")), **more)
 
 
@@ -194,12 +198,6 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """The message that an observation's result is."""
     named = result.get("source_call_id")
     return message_of("tool", _text(result.get("content")), tool_call_id=named if isinstance(named, str) else None)
-
-
-def _as_chat(call: Any) -> dict[str, Any]:
-    call = object_of(call)
-    function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
-    return {"id": call.get("tool_call_id"), "type": "function", "function": function}
 
 
 def _text(content: Any) -> str | None:

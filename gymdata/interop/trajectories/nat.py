@@ -422,21 +422,17 @@ def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
         if shape["kind"] == "trajectory":
             out.write(b"\n".join(map(one, islice(numbers, _count(shape)))))
         else:
-            groups = _lists(shape["sizes"], numbers)
+            groups = (
+                next(numbers) if size is None else list(islice(numbers, size))
+                for size in shape["sizes"]
+                if size is None or size != GONE
+            )
             if shape["kind"] == "collection":
                 rest = shape["rest"]
                 _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, one, out)
             else:
                 _nested(groups, one, out)
         out.write(b"\n")
-
-
-def _lists(sizes: Sequence[Any], numbers: Iterator[int]) -> Iterator[list[int] | int]:
-    for size in sizes:
-        if size is None:
-            yield next(numbers)
-        elif size != GONE:
-            yield list(islice(numbers, size))
 
 
 def _collection(rest: Mapping[str, Any], groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:

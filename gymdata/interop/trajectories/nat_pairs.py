@@ -98,18 +98,16 @@ def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
     lost[REASONING] += any(side[0].get("reasoning") is not None for side in sides)
     more = ("tool_calls", "reasoning", "name", "tool_call_id")
     lost[PROMPT_CALLS] += any(m.get(key) is not None for m in pair["prompt"] for key in more)
-    prompt: Any = [_message(m) for m in pair["prompt"]]
+    prompt: Any = []
+    for message in pair["prompt"]:
+        own = _kept(message).get("message")
+        entry = {"role": message["role"], "content": message["content"] or ""}
+        prompt.append(entry if own is None else {key: own["values"].get(key, entry.get(key)) for key in own["keys"]})
     if kept.get("prompt") == "text":
         prompt = pair["prompt"][0]["content"]
     made = {"prompt": prompt} | dict(zip(_RESPONSES, (side[0]["content"] for side in sides), strict=True))
     # Its other fields, and the order of all.
     return {key: made.get(key, kept["row"].get(key)) for key in kept["row"]} if "row" in kept else made
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = _kept(message).get("message")
-    made = {"role": message["role"], "content": message["content"] or ""}
-    return made if kept is None else {key: kept["values"].get(key, made.get(key)) for key in kept["keys"]}
 
 
 def _kept(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,15 +116,20 @@ def sampled_by(facts: Mapping[str, Any]) -> dict[str, Any]:
     """server and weight_versions of ``turn_facts``, for a ``Call``; what is not of their types is left out."""
     server, spans = facts.get("server"), facts.get("weight_versions")
     known: dict[str, Any] = {"server": server} if isinstance(server, str) and server.isprintable() else {}
-    if isinstance(spans, list) and spans and all(map(_is_span, spans)):
+    if not isinstance(spans, list) or not spans:
+        return known
+    for span in spans:
+        if (
+            not isinstance(span, dict)
+            or not isinstance(version := span.get("version"), str)
+            or not version.isprintable()
+        ):
+            break
+        if not all(type(place := span.get(end)) is int and 0 <= place < _INT32 for end in ("start", "end")):
+            break
+    else:
         known["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
     return known
-
-
-def _is_span(span: Any) -> bool:
-    if not isinstance(span, dict) or not isinstance(version := span.get("version"), str) or not version.isprintable():
-        return False
-    return all(type(place := span.get(end)) is int and 0 <= place < _INT32 for end in ("start", "end"))
 
 
 def ids_of(values: Any, what: str) -> np.ndarray | None:

@@ -210,7 +210,11 @@ class Service:
         # As published: the task's index, else the prompt's id, and the prompt itself with its principle in any case.
         belongs = ("task", task) if task is not None else ("prompt", prompt) if prompt is not None else ("", "")
         apart = ("group", group, attempt) if group is not None else ()
-        key = digest(*belongs, *apart, _canonical(request.responses_create_params.input), request.principle or "")
+        # The same for the same prompt, in whatever order its keys were written.
+        given = request.responses_create_params.input
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        typed = json.dumps([{"type": "message", **x} if "role" in x else x for x in items], sort_keys=True)
+        key = digest(*belongs, *apart, typed, request.principle or "")
         reasoning, answer = self._texts(request.response)
         candidate = Candidate(rollout or "", 0, answer, reasoning)
         written = (f"{group}#{attempt}" if attempt != "0" else str(group)) if named else ""
@@ -285,13 +289,6 @@ def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
             text = item.get("output") if item.get("type") == "function_call_output" else item.get("summary")
         messages.append({"role": role, "content": genrm.plain_text(text)})
     return messages
-
-
-def _canonical(given: list[dict[str, Any]] | str) -> str:
-    """The same for the same prompt, in whatever order its keys were written."""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    typed = [{"type": "message", **item} if "role" in item else item for item in items]
-    return json.dumps(typed, sort_keys=True)
 
 
 def _read(model: type[M], given: Any) -> M:

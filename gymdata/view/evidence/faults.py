@@ -80,14 +80,6 @@ class _Unit:
             yield from scan_batches(self.path, ROLLOUTS, _CHECKED, _BATCH_ROWS)
 
 
-def _units(snapshot: Snapshot) -> Iterator[_Unit]:
-    for part in snapshot.parts:
-        if part.source.kind == "parquet":
-            yield _Unit(part, part.source.path, part.table.num_rows)
-        else:
-            yield from (_Unit(group, part.source.path, group.rows) for group in part.groups)
-
-
 class Faults:
     """The faults of all rollouts, found by a thread of its own. ``unasked``: up to this many are checked without a
     request."""
@@ -108,7 +100,12 @@ class Faults:
 
     def found(self, snapshot: Snapshot, *, wanted: bool = False) -> Found:
         """The faults known so far of the rows of ``snapshot``. ``wanted``: check them all, however many there are."""
-        units = list(_units(snapshot))
+        units: list[_Unit] = []
+        for part in snapshot.parts:
+            if part.source.kind == "parquet":
+                units.append(_Unit(part, part.source.path, part.table.num_rows))
+            else:
+                units += (_Unit(group, part.source.path, group.rows) for group in part.groups)
         with self._guard:
             self._wanted = self._wanted or wanted or len(snapshot) <= self._unasked
             if self._wanted and not self._ended:

@@ -75,7 +75,12 @@ def _message(message: dict[str, Any], attachments: dict[str, str]) -> dict[str, 
     """A message with its reasoning beside its text; an answer of the sample's input is not trained."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts = [part | {"text": _whole(part["text"], attachments)} if part["type"] == "text" else part for part in parts]
+    texts = [
+        part | {"text": attachments[part["text"].removeprefix("attachment://")]}
+        if part["type"] == "text" and part["text"].startswith("attachment://")
+        else part
+        for part in parts
+    ]
     made = message | {"content": [part for part in texts if part["type"] != "reasoning"]}
     if thought := "".join(
         part["reasoning"] for part in parts if part["type"] == "reasoning" and not part.get("redacted")
@@ -84,7 +89,3 @@ def _message(message: dict[str, Any], attachments: dict[str, str]) -> dict[str, 
     if message["role"] == "tool":
         made["name"] = message.get("function")
     return made | ({"weight": 0} if message["role"] == "assistant" and message.get("source") == "input" else {})
-
-
-def _whole(text: str, attachments: dict[str, str]) -> str:
-    return attachments[text.removeprefix("attachment://")] if text.startswith("attachment://") else text
