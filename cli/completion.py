@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,16 +29,7 @@ def runs(incomplete: str) -> list[str]:
     above, _, _ = incomplete.rpartition("/")
     start = above or ("/" if incomplete.startswith("/") else ".")
     prefix = "" if start == "." else f"{start.rstrip('/')}/"
-    return sorted(f"{prefix}{name}" for name in _below(start) if f"{prefix}{name}".startswith(incomplete))
-
-
-def named(module: str, registry: str, incomplete: str) -> list[str]:
-    """Names of a registry, for settings that take something else as well."""
-    return [name for name in getattr(import_module(module), registry).names() if name.startswith(incomplete)]
-
-
-def _below(start: str) -> Iterator[str]:
-    """Run folders below ``start``, as paths relative to it; folders inside a run follow it."""
+    names: list[str] = []
     waiting, left = [(Path(start), _DEPTH)], _MOST
     while waiting and left:
         folder, depth = waiting.pop()
@@ -48,10 +39,16 @@ def _below(start: str) -> Iterator[str]:
             continue
         for entry in inner[:left]:
             if (entry / RUN_JSON).is_file():
-                yield str(entry.relative_to(start))
+                names.append(f"{prefix}{entry.relative_to(start)}")
             if depth > 1:
                 waiting.append((entry, depth - 1))
         left -= min(left, len(inner))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def named(module: str, registry: str, incomplete: str) -> list[str]:
+    """Names of a registry, for settings that take something else as well."""
+    return [name for name in getattr(import_module(module), registry).names() if name.startswith(incomplete)]
 
 
 #: By the metavar in ``--help``.
@@ -68,18 +65,11 @@ def completing(hint: Any) -> Any:
     if typing.get_origin(hint) is not Annotated:
         return hint
     kind, *infos = typing.get_args(hint)
-    return Annotated[(kind, *map(_offering, infos))]
-
-
-def _offering(info: Any) -> Any:
-    offered = _OFFERED.get(str(getattr(info, "metavar", None)))
-    if (
-        not isinstance(info, ParameterInfo)
-        or offered is None
-        or info.autocompletion
-        or "--env" in (info.param_decls or ())
-    ):
-        return info
-    made = copy.copy(info)
-    made.autocompletion = offered
-    return made
+    for n, info in enumerate(infos):
+        offered = _OFFERED.get(str(getattr(info, "metavar", None)))
+        if not isinstance(info, ParameterInfo) or offered is None or info.autocompletion:
+            continue
+        if "--env" not in (info.param_decls or ()):
+            infos[n] = copy.copy(info)
+            infos[n].autocompletion = offered
+    return Annotated[(kind, *infos)]

@@ -92,20 +92,18 @@ def folded(text: str, stream: TextIO, indent: int = 2) -> str:
     if not stream.isatty():
         return text
     import shutil
-
-    width = shutil.get_terminal_size().columns
-    return "\n".join(_broken(line, width, indent) for line in text.split("\n"))
-
-
-def _broken(line: str, width: int, indent: int) -> str:
-    if len(line) <= width or line.lstrip(" →").startswith("gymdata "):
-        return line
     import textwrap
 
-    whole = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
-    deeper = " " * (len(line) - len(line.lstrip(" ")) + indent)
-    lines = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace(_NO_BREAK, " ")
+    width, lines = shutil.get_terminal_size().columns, list[str]()
+    for line in text.split("\n"):
+        if len(line) <= width or line.lstrip(" →").startswith("gymdata "):
+            lines.append(line)
+            continue
+        whole = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
+        deeper = " " * (len(line) - len(line.lstrip(" ")) + indent)
+        parts = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+        lines.append("\n".join(parts).replace(_NO_BREAK, " "))
+    return "\n".join(lines)
 
 
 def _finite(value: Any) -> Any:

@@ -438,7 +438,17 @@ def resync(before: Ids, prompt: Ids, *, near: bool = False) -> tuple[int, int]:
         found = _by_windows(before[:_NEAR], prompt[:_NEAR])
         if found is not None:
             return found
-    return _by_windows(before, prompt) or _by_tail(before, prompt)
+    if (found := _by_windows(before, prompt)) is not None:
+        return found
+    data = np.ascontiguousarray(prompt).tobytes()
+    for length in range(min(WINDOW - 1, len(before)), 0, -1):
+        tail = np.ascontiguousarray(before[len(before) - length :]).tobytes()
+        at = data.find(tail)
+        while at >= 0 and at % 4:
+            at = data.find(tail, at + 1)
+        if at >= 0:
+            return len(before) - length, at // 4
+    return len(before), -1
 
 
 def _by_windows(before: Ids, prompt: Ids) -> tuple[int, int] | None:
@@ -475,18 +485,6 @@ def _longest(before: Ids, prompt: Ids) -> tuple[int, int, int] | None:
         if size >= WINDOW and (best is None or (-size, x + y) < (-best[2], best[0] + best[1])):
             best = x, y, size
     return best
-
-
-def _by_tail(before: Ids, prompt: Ids) -> tuple[int, int]:
-    data = np.ascontiguousarray(prompt).tobytes()
-    for length in range(min(WINDOW - 1, len(before)), 0, -1):
-        tail = np.ascontiguousarray(before[len(before) - length :]).tobytes()
-        at = data.find(tail)
-        while at >= 0 and at % 4:
-            at = data.find(tail, at + 1)
-        if at >= 0:
-            return len(before) - length, at // 4
-    return len(before), -1
 
 
 def _hashes(ids: Ids) -> npt.NDArray[np.uint64]:

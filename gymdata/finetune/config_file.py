@@ -74,7 +74,16 @@ def check(
     """``values`` as a configuration. Raises UsageError naming the dotted path in ``where``, or its name in ``names``, of
     everything that is wrong: what is ``refused`` already, too; ``more`` gives what else is, of right keys."""
     read = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
-    faults, config = [*refused, *_unsupported(values, where)], None
+    faults, config = [*refused], None
+    if sections := [section for section in IGNORED_KEYS if section in values]:
+        builders = _section(values, "trajectory_builders")
+        name = _section(values, "finetuning").get("trajectory_builder")
+        key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
+        text = f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured"
+        served = f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out"
+        env = override(f"{key}.env", "path.py:Class")
+        hint = f"what stands in for the workflow: {env}, or, where it is served, {served}"
+        faults.append(UsageError(text, hint=hint))
     try:
         config = FinetuneConfig.of(_with_keys(read, where), where, names)
     except UsageError as error:
@@ -199,17 +208,6 @@ def _path_of(key: str) -> list[str]:
     if words[0] not in FinetuneConfig.model_fields and words[0] not in IGNORED_KEYS:
         words.insert(0, "finetuning")
     return words
-
-
-def _unsupported(values: Mapping[str, Any], where: str) -> Iterator[UsageError]:
-    if sections := [section for section in IGNORED_KEYS if section in values]:
-        builders = _section(values, "trajectory_builders")
-        name = _section(values, "finetuning").get("trajectory_builder")
-        key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
-        text = f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured"
-        served = f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out"
-        env = override(f"{key}.env", "path.py:Class")
-        yield UsageError(text, hint=f"what stands in for the workflow: {env}, or, where it is served, {served}")
 
 
 def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:

@@ -43,7 +43,14 @@ def make_data(
         return {"skipped": NO_VARIANCE}
     source, counts = rollouts, dict[str, Any]()
     if made_of_pairs:
-        source, counts = _pairs(plan, folder, rollouts, progress)
+        settings: dict[str, object] = {"seed": plan.loop.seed}
+        if plan.judging is not None:
+            settings |= {"source": "comparisons", "judge": plan.judging.name}
+        settings |= plan.trainer.pairs
+        result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings, progress)
+        dropped = {reason: count for reason, count in result["dropped"].items() if count}
+        counts = {"pairs": result["pairs"], "pair_candidates": result["candidates"], "pairs_dropped": dropped}
+        source = folder / "pairs" / "pairs.parquet"
         if not counts["pairs"]:
             return {**counts, "skipped": "no pair came of the selected rollouts"}
     if kind == "experiences":
@@ -55,16 +62,6 @@ def make_data(
         plan.commands.run(words, folder / "logs" / "export.log", progress)
         source = target
     return {"path": str(source), **counts, "data_xxh3": hash_file(source)}
-
-
-def _pairs(plan: Plan, folder: Path, rollouts: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    settings: dict[str, object] = {"seed": plan.loop.seed}
-    if plan.judging is not None:
-        settings |= {"source": "comparisons", "judge": plan.judging.name}
-    result = _run(plan, folder, "pairs", rollouts, folder / "pairs", settings | plan.trainer.pairs, progress)
-    dropped = {reason: count for reason, count in result["dropped"].items() if count}
-    counts = {"pairs": result["pairs"], "pair_candidates": result["candidates"], "pairs_dropped": dropped}
-    return folder / "pairs" / "pairs.parquet", counts
 
 
 def _experiences(

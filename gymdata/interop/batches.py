@@ -124,7 +124,15 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
     def named(job: Sequence[Source]) -> str:
         return ", ".join(str(source.path) for source in job)
 
-    jobs = [sources] if format_named(reader.format).joined else _jobs(sources)
+    jobs: list[Sequence[Source]] = [sources]
+    if not format_named(reader.format).joined:
+        jobs, job, size = [], list[Source](), _JOB_BYTES
+        for source in sources:
+            if size >= _JOB_BYTES:
+                job, size = [], 0
+                jobs.append(job)
+            job.append(source)
+            size += size_of(source.path)
     with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
         for part in results:
             places = [numbering.of_key(*key) for key in part.hashes]
@@ -135,19 +143,6 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
             ids = batch.column("rollout_id").to_pylist()
             refused = [(number, replace(prompt, rollout_id=ids[number])) for number, prompt in part.not_rebuilt]
             yield replace(part, batch=batch, not_rebuilt=refused)
-
-
-def _jobs(sources: Sequence[Source]) -> Iterator[list[Source]]:
-    job: list[Source] = []
-    size = 0
-    for source in sources:
-        size += size_of(source.path)
-        job.append(source)
-        if size >= _JOB_BYTES:
-            yield job
-            job, size = [], 0
-    if job:
-        yield job
 
 
 def _numbered(part: Imported, places: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:

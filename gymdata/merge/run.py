@@ -115,7 +115,12 @@ def merge(
     target = None
     if write and not dry_run:
         target = files_apart(output, _NAME, sources, ROLLOUTS, "merged")["kept"]
-    twice = _duplicates(sources)
+    # The ids that are there more than once, with how often.
+    twice: dict[str, int] = {}
+    if chunks := [ids for ids, _ in _ids(sources)]:
+        counted_ids = pa.chunked_array(chunks, pa.string()).value_counts()
+        several = counted_ids.filter(pc.greater(counted_ids.field("counts"), 1))
+        twice = dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
     total = sum(n for _, n in _ids(sources))
     report = MergeReport(
         runs=[
@@ -215,16 +220,6 @@ def _ids(sources: Sequence[Path]) -> Iterator[tuple[pa.Array, int]]:
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, ["rollout_id"]):
             yield batch.column(0), batch.num_rows
-
-
-def _duplicates(sources: Sequence[Path]) -> dict[str, int]:
-    """The ids that are there more than once, with how often."""
-    chunks = [ids for ids, _ in _ids(sources)]
-    if not chunks:
-        return {}
-    counted = pa.chunked_array(chunks, pa.string()).value_counts()
-    several = counted.filter(pc.greater(counted.field("counts"), 1))
-    return dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
 
 
 def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) -> None:

@@ -367,7 +367,14 @@ def at_fork(table: pa.Table) -> pa.Table:
         for side in ("chosen", "rejected")
     }
     compared = [lists[side][part] for side in ("chosen", "rejected") for part in ("ids", "mask")]
-    shared = np.array([_shared(*(one[row] for one in compared)) for row in range(table.num_rows)], np.int64)
+    # How many ids both sides begin with, such that each keeps a generated token.
+    shared = np.zeros(table.num_rows, np.int64)
+    for row in range(table.num_rows):
+        chosen, chosen_mask, rejected, rejected_mask = (one[row] for one in compared)
+        n = min(len(chosen), len(rejected))
+        differs = np.flatnonzero(chosen[:n] != rejected[:n])
+        last = [int(np.flatnonzero(mask)[-1]) if mask.any() else 0 for mask in (chosen_mask, rejected_mask)]
+        shared[row] = min(int(differs[0]) if len(differs) else n, *last)
     prompt, _ = Ragged.interleaved([Ragged.of(table["prompt_ids"]), lists["chosen"]["ids"].first(shared)])
     columns = {"prompt_ids": prompt}
     for side, parts in lists.items():
@@ -376,11 +383,3 @@ def at_fork(table: pa.Table) -> pa.Table:
     for name, column in columns.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), column.to_arrow())
     return table
-
-
-def _shared(chosen: Array, chosen_mask: Array, rejected: Array, rejected_mask: Array) -> int:
-    """How many ids both sides begin with, such that each keeps a generated token."""
-    n = min(len(chosen), len(rejected))
-    differs = np.flatnonzero(chosen[:n] != rejected[:n])
-    last = [int(np.flatnonzero(mask)[-1]) if mask.any() else 0 for mask in (chosen_mask, rejected_mask)]
-    return min(int(differs[0]) if len(differs) else n, *last)

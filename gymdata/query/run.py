@@ -76,25 +76,23 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
                 ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        rows = _write(reader, temporary, path.suffix)
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            rows = 0
+            with pq.ParquetWriter(
+                temporary.absolute(), reader.schema, compression="zstd", compression_level=1
+            ) as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+        else:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                rows = write_text(reader, file, "csv" if path.suffix == ".csv" else "jsonl")
         # The same query may be run again; nothing records what any other file is.
         if not overwrite and path.exists() and not filecmp.cmp(path, temporary, shallow=False):
             raise StoreError.not_described(path)
     return rows
-
-
-def _write(reader: pa.RecordBatchReader, path: Path, suffix: str) -> int:
-    if suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        rows = 0
-        with pq.ParquetWriter(path.absolute(), reader.schema, compression="zstd", compression_level=1) as writer:
-            for batch in reader:
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        return rows
-    with path.open("w", encoding="utf-8", newline="") as file:
-        return write_text(reader, file, "csv" if suffix == ".csv" else "jsonl")
 
 
 def write_text(reader: pa.RecordBatchReader, file: TextIO | io.TextIOBase, kind: str) -> int:

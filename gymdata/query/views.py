@@ -62,7 +62,14 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     files = Files()
     for given in paths:
         for match in matches(located(given)):
-            _add(files, match)
+            if not match.is_dir():
+                (source,) = resolve(match, ROLLOUTS)
+                files.by_table.setdefault(_table_of(source), []).append(source)
+                continue
+            for name in TABLES:
+                if inside := resolve(match, name):
+                    files.by_table.setdefault(name, []).extend(inside)
+            files.folders.append(match)
     for table, found in files.by_table.items():
         files.by_table[table] = list({source.path.resolve(): source for source in found}.values())
         for source in files.by_table[table]:
@@ -76,18 +83,6 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     if not files.by_table and not any((f / FAILURES).is_file() for f in files.folders):
         raise DataError.empty(paths[0], "rows of a gymdata table")
     return files
-
-
-def _add(files: Files, path: Path) -> None:
-    if not path.is_dir():
-        (source,) = resolve(path, ROLLOUTS)
-        files.by_table.setdefault(_table_of(source), []).append(source)
-        return
-    for name in TABLES:
-        found = resolve(path, name)
-        if found:
-            files.by_table.setdefault(name, []).extend(found)
-    files.folders.append(path)
 
 
 def _table_of(source: Source) -> str:
@@ -250,7 +245,14 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
             parts.append(f"SELECT * FROM gymdata_{name}_{number}")
         body = " UNION ALL BY NAME ".join(parts)
         if name == "rollouts" and rewards:
-            extra = "".join(f", {column}" for column in _reward_columns(self._reward_names(body)))
+            names = self._reward_names(body)
+            # SQL ignores case: names that differ only in case are numbered.
+            alike, seen, extra = Counter(map(str.lower, names)), Counter[str](), ""
+            for reward in names:
+                seen[reward.lower()] += 1
+                shown = reward if alike[reward.lower()] == 1 else f"{reward}_{seen[reward.lower()]}"
+                quoted = '"reward_' + shown.replace('"', '""') + '"'
+                extra += f", list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value AS {quoted}"
             body = f"SELECT *{extra} FROM ({body})"
         self.con.execute(f"CREATE VIEW {name} AS {body}")
 
@@ -318,20 +320,6 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
 
 def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def _reward_columns(names: Sequence[str]) -> list[str]:
-    """A column ``reward_NAME`` a name. SQL ignores case: names that differ only in case are numbered."""
-    alike = Counter(name.lower() for name in names)
-    seen: Counter[str] = Counter()
-    columns = []
-    for name in names:
-        low = name.lower()
-        seen[low] += 1
-        shown = name if alike[low] == 1 else f"{name}_{seen[low]}"
-        quoted = '"reward_' + shown.replace('"', '""') + '"'
-        columns.append(f"list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted}")
-    return columns
 
 
 #: Where a sequence of ids occurs in the generations of a rollout's turns: a list of {turn, position}.

@@ -51,22 +51,16 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[st
     ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
     examples = _examples((one, other), tables, score, before, after, ways)
-    by_field = _by_field(tables[1], ways)
-    return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
-
-
-def _by_field(table: Any, ways: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Counts by the values of each task field that has few."""
-    tasks = {name: task for name, task in task_fields(table).items() if name in ways}
-    found: dict[str, list[dict[str, Any]]] = {}
-    for field in fields_to_split_by(list(tasks.values())):
+    # Counts by the values of each task field that has few.
+    fields_of = {name: task for name, task in task_fields(tables[1]).items() if name in ways}
+    by_field: dict[str, list[dict[str, Any]]] = {}
+    for field in fields_to_split_by(list(fields_of.values())):
         counts: dict[Any, dict[str, Any]] = {}
-        for name, task in tasks.items():
+        for name, task in fields_of.items():
             value = task.get(field)
-            one = counts.setdefault(repr(value), {"value": value, "up": 0, "down": 0, "same": 0})
-            one[ways[name]] += 1
-        found[field] = [counts[key] for key in sorted(counts)]
-    return found
+            counts.setdefault(repr(value), {"value": value, "up": 0, "down": 0, "same": 0})[ways[name]] += 1
+        by_field[field] = [counts[key] for key in sorted(counts)]
+    return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
 
 
 def example(shown: ShownRollout, score: str | None, value: float | None) -> dict[str, Any]:

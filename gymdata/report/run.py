@@ -139,8 +139,13 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
         of_rollouts = rollout_figures(path, threshold, score)
         give_back()
         from gymdata.show.run import show
+        from gymdata.validate.run import validate
 
-        rollouts = {**of_rollouts, "validation": _validation(path), "score": score or TOTAL}
+        checked = validate(path)
+        counted_names = ("rollouts", "trainable", "errors", "warnings", "infos", "by_code")
+        validation = {name: getattr(checked, name) for name in counted_names}
+        validation["behavior"] = {v.code: v.detail for v in checked.violations if v.code.startswith("B")}
+        rollouts = {**of_rollouts, "validation": validation, "score": score or TOTAL}
         # Each by name: its rollout's id and score.
         rollouts["examples"] = {
             name: example(show(path, rollout_id).rollouts[0], score, value)
@@ -153,21 +158,6 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
     end = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     end = end if isinstance(end, dict) else None
     return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": end}
-
-
-def _validation(path: Path) -> dict[str, Any]:
-    from gymdata.validate.run import validate
-
-    checked = validate(path)
-    return {
-        "rollouts": checked.rollouts,
-        "trainable": checked.trainable,
-        "errors": checked.errors,
-        "warnings": checked.warnings,
-        "infos": checked.infos,
-        "by_code": checked.by_code,
-        "behavior": {v.code: v.detail for v in checked.violations if v.code.startswith("B")},
-    }
 
 
 def _what(facts: Mapping[str, Any]) -> dict[str, Any]:

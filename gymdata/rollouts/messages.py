@@ -318,17 +318,10 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join([_part(p) for p in content if p is not None])
+        parts = [part for part in content if part is not None]
+        texts = [(p["text"] if "text" in p else p.get("refusal", "")) if isinstance(p, dict) else p for p in parts]
+        return "".join([text if isinstance(text, str) else json_text(text) for text in texts])
     return json_text(content)
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict):
-        text = part["text"] if "text" in part else part.get("refusal", "")
-        return text if isinstance(text, str) else json_text(text)
-    return json_text(part)
 
 
 def name_of(value: Any) -> str | None:
@@ -360,21 +353,17 @@ def response_tools(tools: Any) -> list[Any]:
 def items_of(messages: Sequence[Mapping[str, Any]], first: int = 0) -> Iterator[tuple[int | None, dict[str, Any]]]:
     """Items for messages (rows of the table), each with the turn that it ends, if it ends one. Ids count from ``first``."""
     for number, message in enumerate(messages, first):
-        if message["role"] != "assistant":
-            yield None, _other_item(message)
-            continue
-        items = list(_model_items(message, number))
-        for item in items[:-1]:
-            yield None, item
-        yield message.get("turn"), items[-1]
-
-
-def _other_item(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool" and message.get("tool_call_id") is not None:
-        call = message["tool_call_id"]
-        return {"type": "function_call_output", "call_id": call, "output": message.get("content") or ""}
-    item = {"role": message["role"], "content": message.get("content") or "", "type": "message"}
-    return item | {k: message[k] for k in ("name", "tool_call_id") if message.get(k) is not None}
+        call, content = message.get("tool_call_id"), message.get("content") or ""
+        if message["role"] == "tool" and call is not None:
+            yield None, {"type": "function_call_output", "call_id": call, "output": content}
+        elif message["role"] != "assistant":
+            named = {k: message[k] for k in ("name", "tool_call_id") if message.get(k) is not None}
+            yield None, {"role": message["role"], "content": content, "type": "message", **named}
+        else:
+            items = list(_model_items(message, number))
+            for item in items[:-1]:
+                yield None, item
+            yield message.get("turn"), items[-1]
 
 
 def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:

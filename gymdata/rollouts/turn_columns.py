@@ -220,10 +220,16 @@ def with_prompts(
     for chunk in turns.chunks:
         ids = rollout_ids.slice(start, len(chunk))
         start += len(chunk)
-        for first, end in _pieces(TurnColumns.of(chunk)):
+        whole, first = TurnColumns.of(chunk), 0
+        before = offsets_of(whole.prefix.astype(np.int64) + whole.delta.lengths)[whole.offsets]
+        while first < len(chunk):
+            # Rows whose prompts fit one chunk.
+            end = int(np.searchsorted(before, before[first] + CHUNK_TOKENS, side="right")) - 1
+            end = min(max(end, first + 1), len(chunk))
             piece = chunk.slice(first, end - first)
             columns = TurnColumns.of(piece)
             columns.refuse_altered(ids.slice(first, end - first), check_digests=check_digests)
+            first = end
             fields = [*list_parts(piece)[1].flatten(), columns.prompts().to_arrow()]
             struct = pa.StructArray.from_arrays(fields, fields=list(kind.value_type))
             mask = piece.is_null() if piece.null_count else None
@@ -237,19 +243,6 @@ def prompted(kind: pa.ListType) -> pa.ListType:
 
     fields = [*kind.value_type, pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False)]
     return pa.list_(pa.struct(fields))
-
-
-def _pieces(turns: TurnColumns) -> list[tuple[int, int]]:
-    """Row ranges whose prompts fit one chunk."""
-    n = len(turns.offsets) - 1
-    before = offsets_of(turns.prefix.astype(np.int64) + turns.delta.lengths)[turns.offsets]
-    pieces, first = [], 0
-    while first < n:
-        end = int(np.searchsorted(before, before[first] + CHUNK_TOKENS, side="right")) - 1
-        end = min(max(end, first + 1), n)
-        pieces.append((first, end))
-        first = end
-    return pieces
 
 
 @dataclass(slots=True)

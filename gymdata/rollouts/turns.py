@@ -423,7 +423,13 @@ def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["ke
     repeats the turns before it. Turns that repeat a prompt keep the one that the conversation continued (the last, when none
     was continued); the others are abandoned. ``prompts``: the whole prompt of each turn.
     """
-    attached = _attach(turns, prompts)
+    # The turn whose H each prompt extends in full, or -1: the tree that sequences are cut from.
+    attached = []
+    for index, kind in enumerate(kinds(turns, prompts)):
+        parent, shared = int(turns[index]["parent"]), int(turns[index]["prefix_length"])
+        if kind in ("retry", "branch"):
+            parent = _kept_ancestor(turns, prompts, parent, shared)[0]
+        attached.append(parent if kind in ("continues", "retry", "branch") else _NO_PARENT)
     has_child = set(attached)
     leaves = [k for k in range(len(turns)) if k not in has_child]
     superseded = _superseded(prompts, leaves)
@@ -448,21 +454,19 @@ def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep"
     retry repeats the shared turns at mask 0.
     """
     prompts = expand_prompts(turns, check_digests=False)
-    return [_stitch(turns, prompts, chain) for chain in chains(turns, prompts, abandoned)]
-
-
-def _attach(turns: Sequence[Turn], prompts: Sequence[Ids]) -> list[int]:
-    """The turn whose H each prompt extends in full, or -1: the tree that sequences are cut from."""
-    attached = []
-    for index, kind in enumerate(kinds(turns, prompts)):
-        parent, shared = int(turns[index]["parent"]), int(turns[index]["prefix_length"])
-        if kind == "continues":
-            attached.append(parent)
-        elif kind in ("retry", "branch"):
-            attached.append(_kept_ancestor(turns, prompts, parent, shared)[0])
-        else:
-            attached.append(_NO_PARENT)
-    return attached
+    result = []
+    for chain in chains(turns, prompts, abandoned):
+        leaf = chain.turns[-1]
+        ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
+        mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids), np.float32)
+        starts = np.asarray([len(prompts[turn]) for turn in chain.turns], np.int32)
+        for turn, start, is_trained in zip(chain.turns, starts.tolist(), chain.trained, strict=True):
+            if is_trained:
+                end = start + len(turns[turn]["generation_token_ids"])
+                mask[start:end] = 1
+                logprobs[start:end] = turns[turn]["generation_log_probs"]
+        result.append(TokenSequence(ids, mask, logprobs, starts, chain.turns, chain.trained, chain.abandoned))
+    return result
 
 
 def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
@@ -476,18 +480,3 @@ def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
             idle = [k for k in same if k in leaves]
             dead.update(idle if len(idle) < len(same) else idle[:-1])
     return dead
-
-
-def _stitch(turns: Sequence[Turn], prompts: Sequence[Ids], chain: Chain) -> TokenSequence:
-    leaf = chain.turns[-1]
-    ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
-    mask = np.zeros(len(ids), np.int8)
-    logprobs = np.zeros(len(ids), np.float32)
-    starts = [len(prompts[turn]) for turn in chain.turns]
-    for turn, start, mine in zip(chain.turns, starts, chain.trained, strict=True):
-        if mine:
-            end = start + len(turns[turn]["generation_token_ids"])
-            mask[start:end] = 1
-            logprobs[start:end] = turns[turn]["generation_log_probs"]
-    starts_of = np.asarray(starts, np.int32)
-    return TokenSequence(ids, mask, logprobs, starts_of, chain.turns, chain.trained, chain.abandoned)

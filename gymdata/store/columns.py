@@ -48,28 +48,21 @@ def build(
     try:
         _check_keys(rows, table)
         arrays = [_build(f, [row.get(f.name) for row in rows]) for f in fields]
-        if table.name == ROLLOUTS.name and not set(HASHES).isdisjoint(columns):
-            arrays = _with_hashes(arrays, rows, columns)
+        hashed = HASHES if table.name == ROLLOUTS.name else ()
+        # Hashes are computed where rows lack them.
+        if lacking := [name for name in hashed if name in columns and arrays[columns.index(name)].null_count]:
+            if "turns" in columns:
+                turns = arrays[columns.index("turns")]
+            else:
+                turns = _build(ROLLOUTS.schema.field("turns"), [row.get("turns") for row in rows])
+            for name, hashes in content_hashes(turns).items():
+                if name in lacking:
+                    index = columns.index(name)
+                    arrays[index] = pc.coalesce(arrays[index], hashes.combine_chunks())
     except _FAULTS as error:
         read = [*columns, *(["turns"] if table.name == ROLLOUTS.name and "turns" in table.schema.names else [])]
         raise _first_fault(rows, table, read, where, lines) or DataError.unreadable(where, repr(error)) from error
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=table.metadata))
-
-
-def _with_hashes(arrays: list[pa.Array], rows: Sequence[Any], columns: Sequence[str]) -> list[pa.Array]:
-    """``arrays`` whose hashes are computed where rows lack them."""
-    lacking = [name for name in HASHES if name in columns and arrays[columns.index(name)].null_count]
-    if not lacking:
-        return arrays
-    if "turns" in columns:
-        turns = arrays[columns.index("turns")]
-    else:
-        turns = _build(ROLLOUTS.schema.field("turns"), [row.get("turns") for row in rows])
-    hashes = content_hashes(turns)
-    return [
-        pc.coalesce(array, hashes[name].combine_chunks()) if name in lacking else array
-        for name, array in zip(columns, arrays, strict=True)
-    ]
 
 
 def content_hashes(turns: pa.ListArray | pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
@@ -435,21 +428,17 @@ def check_rollout(row: Mapping[str, Any]) -> None:
             if not isinstance(message.get(name), accepted):
                 raise _fault(row, f"messages[{i}].{name}", repr(message.get(name))[:60], accepted[0].__name__)
     for i, turn in enumerate(row["turns"]):
-        _check_turn(row, i, turn)
-
-
-def _check_turn(row: Mapping[str, Any], i: int, turn: Mapping[str, Any]) -> None:
-    if not turn.keys() <= _TURN_KEYS or not turn.keys() >= _TURN_REQUIRED:
-        raise _fault(row, f"turns[{i}]", ", ".join(turn), ", ".join(sorted(_TURN_KEYS)))
-    for name, kind in _ARRAYS:
-        values = turn[name]
-        if not isinstance(values, np.ndarray):
-            raise _fault(row, f"turns[{i}].{name}", type(values).__name__, "a numpy array")
-        if values.dtype.kind != kind or values.ndim != 1:
-            raise _fault(row, f"turns[{i}].{name}", f"{values.ndim}-dimensional {values.dtype}", "a flat array")
-    if len(turn["generation_token_ids"]) != len(turn["generation_log_probs"]):
-        got = f"{len(turn['generation_log_probs'])} for {len(turn['generation_token_ids'])} tokens"
-        raise _fault(row, f"turns[{i}].generation_log_probs", got, "one log-probability a token")
+        if not turn.keys() <= _TURN_KEYS or not turn.keys() >= _TURN_REQUIRED:
+            raise _fault(row, f"turns[{i}]", ", ".join(turn), ", ".join(sorted(_TURN_KEYS)))
+        for name, kind in _ARRAYS:
+            values = turn[name]
+            if not isinstance(values, np.ndarray):
+                raise _fault(row, f"turns[{i}].{name}", type(values).__name__, "a numpy array")
+            if values.dtype.kind != kind or values.ndim != 1:
+                raise _fault(row, f"turns[{i}].{name}", f"{values.ndim}-dimensional {values.dtype}", "a flat array")
+        if len(turn["generation_token_ids"]) != len(turn["generation_log_probs"]):
+            got = f"{len(turn['generation_log_probs'])} for {len(turn['generation_token_ids'])} tokens"
+            raise _fault(row, f"turns[{i}].generation_log_probs", got, "one log-probability a token")
 
 
 def _fault(row: Mapping[str, Any], field: str, got: str, expected: str) -> DataError:

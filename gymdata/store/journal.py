@@ -10,6 +10,7 @@ failure is never a rollout and has no reward; a torn last line is cut off and ke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -100,7 +101,10 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
     """
     rows, found = 0, []
     torn = path.with_name(path.name + ".torn")
-    known = {record["offset"] for record in _torn_records(torn)}
+    known = set[int]()
+    if torn.exists():
+        with contextlib.suppress(orjson.JSONDecodeError):  # torn itself: its content is repeated
+            known = {orjson.loads(line)["offset"] for line in torn.read_bytes().splitlines() if line}
     unclosed_good = False
     for line in scan(path):
         if line.body is not None:
@@ -180,16 +184,6 @@ class Journal:
                 if self._fd >= 0:
                     os.close(self._fd)
                     self._fd = -1
-
-
-def _torn_records(torn: Path) -> list[dict[str, Any]]:
-    if not torn.exists():
-        return []
-    try:
-        return [orjson.loads(line) for line in torn.read_bytes().splitlines() if line]
-    except orjson.JSONDecodeError:
-        # Torn itself: its content is repeated.
-        return []
 
 
 def read_rows(path: Path, *, report: bool = True) -> Iterator[tuple[int, Any, int]]:

@@ -93,23 +93,21 @@ def decode_row(line: bytes) -> Any:
     """As ``decode``; an object that has a key twice raises RepeatedKeyError."""
     row, at = decode(line), np.frombuffer(line, np.uint8)
     # A key ends with a quote and a colon; inside a text that quote is escaped.
-    keys = np.count_nonzero((at[2:] == ord(":")) & (at[1:-1] == ord('"')) & (at[:-2] != ord("\\")))
-    if type(row) is dict and not (keys and _has_keys(row, int(keys))):
+    keys = left = int(np.count_nonzero((at[2:] == ord(":")) & (at[1:-1] == ord('"')) & (at[:-2] != ord("\\"))))
+    if type(row) is not dict:
+        return row
+    # What is deeper than the last of the keys is not looked at, nor are lists of tokens: a list whose first item is a
+    # number has no keys.
+    found: Iterable[Any] = [row]
+    while left and (level := [v for v in found if type(v) is dict or type(v) is list]):
+        lists = [v for v in level if type(v) is list and v and type(v[0]) in (dict, list)]
+        objects = [v for v in level if type(v) is dict]
+        left -= sum(map(len, objects))
+        found = chain(*map(dict.values, objects), *lists)
+    if left or not keys:
         with contextlib.suppress(ValueError, RecursionError):  # a reader that decodes it otherwise has read it
             json.loads(line, object_pairs_hook=unique_keys)
     return row
-
-
-def _has_keys(row: dict[str, Any], keys: int) -> bool:
-    """Whether its objects have so many keys together. What is deeper than the last of them is not looked at, nor are lists
-    of tokens: a list whose first item is a number has no keys."""
-    found: Iterable[Any] = [row]
-    while keys and (level := [v for v in found if type(v) is dict or type(v) is list]):
-        lists = [v for v in level if type(v) is list and v and type(v[0]) in (dict, list)]
-        objects = [v for v in level if type(v) is dict]
-        keys -= sum(map(len, objects))
-        found = chain(*map(dict.values, objects), *lists)
-    return not keys
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:

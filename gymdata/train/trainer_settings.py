@@ -82,7 +82,14 @@ def check_settings(
     for module in _NEEDED:
         if find_spec(module) is None:
             raise UsageError.missing_extra(module, "train")
-    _check_services(reported_to(values), called("report_to"))
+    for service in sorted(reported_to(values)):
+        if service not in SERVICES:
+            raise UsageError.unknown_choice(called("report_to"), service, SERVICES)
+        if service == "tensorboard" and find_spec(service) is None:
+            raise UsageError.missing_extra(service, "train,tensorboard")
+        if service != "all" and find_spec(_MODULES.get(service, service)) is None:
+            package = _PACKAGES.get(service, service)
+            raise UsageError(f"{called('report_to')}: {service} is not installed", hint=f"pip install {package}")
     fields = _source_fields(algorithm)
     if all(fields.values()):  # else the training process checks them, a little later
         sort_settings(values, fields, own, called)
@@ -107,18 +114,6 @@ def reported_to(values: Mapping[str, Any]) -> set[str]:
     """The services that ``report_to`` names: ``tensorboard``, ``wandb`` and the others that transformers knows."""
     given = values.get("report_to")
     return set([given] if isinstance(given, str) else given or ()) - {"none"}
-
-
-def _check_services(services: Iterable[str], called: str) -> None:
-    """Raises UsageError for a service that transformers does not know, or whose package is not installed."""
-    for service in sorted(services):
-        if service not in SERVICES:
-            raise UsageError.unknown_choice(called, service, SERVICES)
-        if service == "tensorboard" and find_spec(service) is None:
-            raise UsageError.missing_extra(service, "train,tensorboard")
-        if service != "all" and find_spec(_MODULES.get(service, service)) is None:
-            package = _PACKAGES.get(service, service)
-            raise UsageError(f"{called}: {service} is not installed", hint=f"pip install {package}")
 
 
 def sort_settings(

@@ -223,7 +223,16 @@ def kind_of(source: Source) -> Kind:
     if (format := format_of(source)) is not None:
         return "nemo" if format.read_in_place else "foreign"
     if source.kind == "parquet":
-        return "pairs" if _is_pairs_parquet(source.path) else "rollouts"
+        import pyarrow as pa
+
+        from gymdata.remote.reading import parquet_schema
+
+        try:
+            schema = parquet_schema(source.path)
+        except (pa.ArrowException, OSError):
+            return "rollouts"
+        of_pairs = "turns" not in schema.names and {"chosen", "rejected"} <= set(schema.names)
+        return "pairs" if of_pairs or (schema.metadata or {}).get(b"gymdata.schema") == b"pairs" else "rollouts"
     try:
         lines = head(source)
     except DataError:
@@ -271,20 +280,6 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
-
-
-def _is_pairs_parquet(path: Path) -> bool:
-    import pyarrow as pa
-
-    from gymdata.remote.reading import parquet_schema
-
-    try:
-        schema = parquet_schema(path)
-    except (pa.ArrowException, OSError):
-        return False
-    return (schema.metadata or {}).get(b"gymdata.schema") == b"pairs" or (
-        "turns" not in schema.names and {"chosen", "rejected"} <= set(schema.names)
-    )
 
 
 def _run_json(path: str | Path) -> Mapping[str, Any] | None:

@@ -115,10 +115,13 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
         a, b = ids["chosen"], ids["rejected"]
         fork = common_length(a, b)
         sides["fork"], sides["shared"] = len(row["prompt_ids"]) + fork, fork
-        sides["tokens"] = {
-            side: _marked(ids[side], row[f"{side}_mask"], parts, vocabulary)
-            for side, parts in zip(("chosen", "rejected"), _differences(a, b, fork), strict=True)
-        }
+        # Which tokens of each side the other lacks.
+        differs = {side: [False] * fork + [True] * (len(ids[side]) - fork) for side in ids}
+        if max(len(a), len(b)) - fork <= _MOST_COMPARED:
+            for block in difflib.SequenceMatcher(None, a[fork:], b[fork:], autojunk=False).get_matching_blocks():
+                for side, start in (("chosen", fork + block.a), ("rejected", fork + block.b)):
+                    differs[side][start : start + block.size] = [False] * block.size
+        sides["tokens"] = {side: _marked(ids[side], row[f"{side}_mask"], differs[side], vocabulary) for side in ids}
     return {
         "pair": row,
         "prompt": messages_of(row["prompt"], ()),
@@ -131,17 +134,6 @@ def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
         },
         **sides,
     }
-
-
-def _differences(a: Sequence[int], b: Sequence[int], fork: int) -> tuple[list[bool], list[bool]]:
-    """Which tokens of each side the other lacks."""
-    mine, theirs = [True] * len(a), [True] * len(b)
-    mine[:fork], theirs[:fork] = [False] * fork, [False] * fork
-    if max(len(a), len(b)) - fork <= _MOST_COMPARED:
-        for block in difflib.SequenceMatcher(None, a[fork:], b[fork:], autojunk=False).get_matching_blocks():
-            mine[fork + block.a : fork + block.a + block.size] = [False] * block.size
-            theirs[fork + block.b : fork + block.b + block.size] = [False] * block.size
-    return mine, theirs
 
 
 def _marked(

@@ -42,7 +42,8 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
     are others. Raises UsageError for SQL that is wrong, does more than read, or takes too long."""
     began = time.monotonic()
     with run_query(sql, *paths, as_text=True, limits=limits_of(config)) as reader:
-        fields = [(field.name, _is_number(field.type)) for field in reader.schema]
+        of_numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        fields = [(field.name, any(test(field.type) for test in of_numbers)) for field in reader.schema]
         rows: list[tuple[Any, ...]] = []
         for batch in reader:
             rows += zip(*(python_values(column) for column in batch.columns), strict=True)
@@ -50,9 +51,18 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
                 break
     names = [name for name, _ in fields]
     ids = [row[names.index("rollout_id")] for row in rows] if "rollout_id" in names else []
+    # Nested values are JSON in their cells, and text is shortened.
+    shown = [
+        [json.dumps(json_value(v), default=str, ensure_ascii=False) if isinstance(v, (dict, list)) else v for v in row]
+        for row in rows[: config.sql_rows]
+    ]
+    for cells in shown:
+        for n, text in enumerate(cells):
+            if isinstance(text, str) and len(text) > _MOST_TEXT:
+                cells[n] = "".join(itertools.islice(text, _MOST_TEXT)) + "…"
     return {
         "columns": fields,
-        "rows": [[_shown(value) for value in row] for row in rows[: config.sql_rows]],
+        "rows": shown,
         "more": len(rows) > config.sql_rows,
         "seconds": time.monotonic() - began,
         "condition": condition_of(ids) if len(rows) <= config.sql_rows else None,
@@ -96,18 +106,3 @@ def download(sql: str, paths: Sequence[Path], config: ViewConfig, kind: str) -> 
 
 def known_columns(paths: Sequence[Path]) -> dict[str, list[str]]:
     return {view: list(columns) for view, columns in Views(find_files(paths)).columns().items()}
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def _shown(value: Any) -> Any:
-    """A value for a cell: text is shortened, nested values are JSON."""
-    if isinstance(value, (dict, list)):
-        text = json.dumps(json_value(value), default=str, ensure_ascii=False)
-    elif isinstance(value, str):
-        text = value
-    else:
-        return value
-    return text if len(text) <= _MOST_TEXT else "".join(itertools.islice(text, _MOST_TEXT)) + "…"

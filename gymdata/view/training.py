@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,10 @@ def curves(file: Path) -> dict[str, Any]:
         {name: float(v) for name, v in by_step[step].items() if _is_number(v) and math.isfinite(v)} for step in steps
     ]
     series = {name: [row.get(name) for row in rows] for name in names}
-    return {"steps": steps, "panels": list(_panels(series))}
-
-
-def _panels(series: Mapping[str, Sequence[float | None]]) -> Iterator[dict[str, Any]]:
-    left = dict(series)
-    for title, names in _FIRST:
-        mine = {name: left.pop(name) for name in names if name in left}
-        if mine:
-            yield {"title": title, "series": mine}
-    for name, values in left.items():
-        yield {"title": name, "series": {name: values}}
+    grouped = [(title, {name: series.pop(name) for name in of if name in series}) for title, of in _FIRST]
+    panels = [{"title": title, "series": some} for title, some in grouped if some]
+    panels += [{"title": name, "series": {name: values}} for name, values in series.items()]
+    return {"steps": steps, "panels": panels}
 
 
 def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:

@@ -4,6 +4,7 @@ its losses.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -107,7 +108,12 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
     group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
     rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
-    shaped = _shaped(rewards, estimator, config)
+    # NaN when the estimator reads more than these rewards, or other ones.
+    shaped = np.full(len(rewards), np.nan)
+    if len(rewards) and used is not None and not used.whitens and used.alone and not used.baseline:
+        own = {name: config[name] for name in used.options if config.get(name) is not None}
+        with contextlib.suppress(GymdataError):  # rewards that this estimator does not take: another score was used
+            shaped = credit.shape_rewards(rewards, estimator, **own)
     known = rewards[np.isfinite(rewards)]
     advantages = tokens.advantages[turn]
     for one, value in zip(group, shaped.tolist(), strict=True):
@@ -130,19 +136,6 @@ def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot:
         "saved": None if advantages is None else finite(advantages[k]),
         "dropped": tokens.left_out,
     }
-
-
-def _shaped(rewards: npt.NDArray[np.float64], estimator: str, config: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """A rollout's advantage from the rewards alone; NaN when the estimator reads more than these, or other ones."""
-    unknown = np.full(len(rewards), np.nan)
-    used = ALL.get(estimator)
-    if not len(rewards) or used is None or used.whitens or not used.alone or used.baseline:
-        return unknown
-    try:
-        own = {name: config[name] for name in used.options if config.get(name) is not None}
-        return credit.shape_rewards(rewards, estimator, **own)
-    except GymdataError:
-        return unknown  # rewards that this estimator does not take: another score was used
 
 
 #: Settings of ``gymdata experience`` that change an advantage after the group's arithmetic.

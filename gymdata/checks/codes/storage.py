@@ -8,7 +8,7 @@ import numpy as np
 
 from gymdata.checks import breaks
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
-from gymdata.rollouts.turn_columns import Evidence, TurnColumns
+from gymdata.rollouts.turn_columns import Evidence
 from gymdata.rollouts.turns import turn_digest
 
 _CODES = (
@@ -112,8 +112,12 @@ class Storage(Check):
                 e, k, "T210", expected=f"prefix_length 0 to {t.held[k]}", got=f"prefix_length {t.prefix[k]}"
             )
         if self.settings.digests and not e.foreign:
-            for k in _changed(t):
-                if not bad_parent[k]:
+            real = t.digests()
+            for k in np.flatnonzero((real != t.digest) & ~bad_parent).tolist():
+                above, lists = int(t.above[k]), (t.delta[k], t.generation[k], t.logprobs[k])
+                # Where only the parent's digest was changed, this turn fits the one that the parent should have.
+                parent_changed = above >= 0 and real[above] != t.digest[above]
+                if not parent_changed or turn_digest(int(real[above]), int(t.prefix[k]), *lists) != t.digest[k]:
                     yield self.at_turn(
                         e, k, "T209", detail="content and digest disagree: one of them changed after collection"
                     )
@@ -122,17 +126,3 @@ class Storage(Check):
         for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
             for found in breaks.relations(t.structs(r), self.settings.reader):
                 yield self.at_rollout(e, r, found.code, **found.place())
-
-
-def _changed(t: TurnColumns) -> Iterator[int]:
-    """Turns whose content does not match their digest over their parent's stored one."""
-    real = t.digests()
-    wrong = np.flatnonzero(real != t.digest).tolist()
-    for k in wrong:
-        above = int(t.above[k])
-        if above >= 0 and real[above] != t.digest[above]:
-            # Where only the parent's digest was changed, this turn fits the one that the parent should have.
-            lists = t.delta[k], t.generation[k], t.logprobs[k]
-            if turn_digest(int(real[above]), int(t.prefix[k]), *lists) == t.digest[k]:
-                continue
-        yield k

@@ -85,18 +85,14 @@ def table_rows(
                     check(made)
             except (nemo_rows.BadRow, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
-                turn_down(bad.code, _reason(bad), source, number, line, reject, "a NeMo Gym rollout", error)
+                places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
+                values = [f"{word} {bad.more[word]}" for word in ("expected", "got") if bad.more.get(word)]
+                reason = "; ".join(part for part in (bad.detail, ", ".join(places), *values) if part)
+                turn_down(bad.code, reason, source, number, line, reject, "a NeMo Gym rollout", error)
                 continue
             if rebuild is not None:
                 rebuild.note(source.path, number, made["rollout_id"], found.outcome)
             yield made
-
-
-def _reason(bad: nemo_rows.BadRow) -> str:
-    places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
-    wanted = f"expected {bad.more['expected']}" if bad.more.get("expected") else ""
-    got = f"got {bad.more['got']}" if bad.more.get("got") else ""
-    return "; ".join(part for part in (bad.detail, ", ".join(places), wanted, got) if part)
 
 
 @dataclass(slots=True)

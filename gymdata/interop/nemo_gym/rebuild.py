@@ -126,7 +126,10 @@ class _Row:
             self._chat_message.append(chat_message)
         self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []
         items = [*(given if isinstance(given, list) else []), *output]
-        self._unclear = _unclear(params, self._tools, items) or _odd_call(self._chat_message)
+        functions = [call.get("function") for m in self._chat_message for call in m.get("tool_calls") or ()]
+        sound = all(isinstance(f, dict) and isinstance(f.get("name"), str) and "arguments" in f for f in functions)
+        odd_call = None if sound else "a call of a tool has no name or no arguments"
+        self._unclear = _unclear(params, self._tools, items) or odd_call
 
     def outcome(self) -> Outcome:
         """Walk the calls. ``held``: prompt ++ generation of the call before, None when that is not known."""
@@ -233,19 +236,6 @@ def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | N
         for part in content if isinstance(content, list) else []:
             if not isinstance(part, str) and not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
                 return "a message holds more than text"
-    return None
-
-
-def _odd_call(messages: Sequence[Message]) -> str | None:
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            function = call.get("function")
-            if (
-                not isinstance(function, dict)
-                or not isinstance(function.get("name"), str)
-                or "arguments" not in function
-            ):
-                return "a call of a tool has no name or no arguments"
     return None
 
 

@@ -99,22 +99,14 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
             whole = memoryview(b",".join(pieces))
             prompts: list[Text] = [whole[:end] for end in ends[::2]]
         else:
-            prompts = _branched(delta[of], generations[of], parents[of], prefixes[of], held[of])
+            prompts, wholes = [], list[bytes]()
+            parts = zip(delta[of], generations[of], parents[of], prefixes[of], held[of], strict=True)
+            for new, sampled, parent, prefix, most in parts:
+                before = wholes[parent] if parent >= 0 else b""
+                prompt = _joined(before if prefix == most else _first(before, prefix), new)
+                prompts.append(prompt)
+                wholes.append(_joined(prompt, sampled))
         yield RowTexts(prompts, generations[of], log_probs[of], rendered[of])
-
-
-def _branched(
-    delta: list[bytes], generations: list[bytes], parents: list[int], prefixes: list[int], held: list[int]
-) -> list[Text]:
-    """The prompts of any turns. ``held``: ids in the prompt and generation of each one's parent."""
-    prompts: list[Text] = []
-    wholes: list[bytes] = []
-    for new, sampled, parent, prefix, most in zip(delta, generations, parents, prefixes, held, strict=True):
-        before = wholes[parent] if parent >= 0 else b""
-        prompt = _joined(before if prefix == most else _first(before, prefix), new)
-        prompts.append(prompt)
-        wholes.append(_joined(prompt, sampled))
-    return prompts
 
 
 def numbers(text: Text) -> list[int | float]:

@@ -299,7 +299,15 @@ def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counte
     placed: set[int] = set()
     without = False
     for message in row["messages"]:
-        item = _item(message)
+        metadata: dict[str, Any] = {}
+        calls = loads(message.get("tool_calls"))
+        if isinstance(calls, list) and calls:
+            metadata["tool_calls"] = calls
+        metadata |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
+        if message.get("reasoning") is not None:
+            metadata["reasoning_content"] = message["reasoning"]
+        content = message["content"] or ""
+        item = {"role": message["role"], "content": content, "logprobs": None, "metadata": metadata}
         turn = message.get("turn")
         answers = message["role"] == "assistant"
         mine: dict[str, Any] = {}
@@ -341,17 +349,6 @@ def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str,
 
 def _spelt(token: Any, value: float) -> dict[str, Any]:
     return {"token": f"token_id:{int(token)}", "bytes": None, "logprob": value}
-
-
-def _item(message: Mapping[str, Any]) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    calls = loads(message.get("tool_calls"))
-    if isinstance(calls, list) and calls:
-        metadata["tool_calls"] = calls
-    metadata |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
-    if message.get("reasoning") is not None:
-        metadata["reasoning_content"] = message["reasoning"]
-    return {"role": message["role"], "content": message["content"] or "", "logprobs": None, "metadata": metadata}
 
 
 def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
