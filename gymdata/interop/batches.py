@@ -126,7 +126,8 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
 
     jobs: list[Sequence[Source]] = [sources]
     if not format_named(reader.format).joined:
-        jobs, job, size = [], list[Source](), _JOB_BYTES
+        job: list[Source] = []
+        jobs, size = [], _JOB_BYTES
         for source in sources:
             if size >= _JOB_BYTES:
                 job, size = [], 0

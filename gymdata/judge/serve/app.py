@@ -211,9 +211,10 @@ class Service:
         belongs = ("task", task) if task is not None else ("prompt", prompt) if prompt is not None else ("", "")
         apart = ("group", group, attempt) if group is not None else ()
         # The same for the same prompt, in whatever order its keys were written.
-        given = request.responses_create_params.input
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        typed = json.dumps([{"type": "message", **x} if "role" in x else x for x in items], sort_keys=True)
+        prompt_items = request.responses_create_params.input
+        if isinstance(prompt_items, str):
+            prompt_items = [{"role": "user", "content": prompt_items}]
+        typed = json.dumps([{"type": "message", **x} if "role" in x else x for x in prompt_items], sort_keys=True)
         key = digest(*belongs, *apart, typed, request.principle or "")
         reasoning, answer = self._texts(request.response)
         candidate = Candidate(rollout or "", 0, answer, reasoning)
