@@ -14,10 +14,11 @@ A function takes, by the names of its parameters, any of:
 | any column | any column | of the tasks' rows |
 
 Each is a list with one entry per rollout where the function is called for a batch, as TRL's trainers do. It is called for
-one rollout at a time when it takes ``completion`` or ``prompt``, or takes none of these four names and its annotation
-says that it returns one number (``-> float``). Prompt and completion are text when the task has a text ``prompt``
-and there are no tools (so that the answer is one message); otherwise both are lists of chat messages. That depends on the
-task and the environment alone, never on what else is in the batch.
+one rollout at a time when it takes ``completion`` or ``prompt``; or takes none of these four names and its annotation
+says that it returns one number (``-> float``), or it takes ``stderr``, ``exit_code`` or ``directory``. Prompt and
+completion are text when the task has a text ``prompt`` and there are no tools (so that the answer is one message);
+otherwise both are lists of chat messages. That depends on the task and the environment alone, never on what else is in
+the batch.
 
 A value is a finite number, or None (or NaN, as TRL has it) where the function does not apply, or a list with
 one number per turn: those are the turns' rewards, and their sum is the value. The function may be ``async``; of one
@@ -39,7 +40,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gymdata.errors import OutsideError, RewardError, UsageError, counted, raised
+from gymdata.errors import OutsideError, RewardError, UsageError, counted, option, raised
 from gymdata.rewards.port import TRIES, TaskRow, Value, View
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.user_code import end_forked, exit_raises, place_of, raised_at
@@ -124,7 +125,9 @@ class UserReward:
                 f"a batch ({self._defined})",
                 hint="take completion and prompt and return a number, or completions and prompts and return a list",
             )
-        self.single = bool(one) or (not batch and _is_number(signature.return_annotation))
+        # What one agent left: a function of a batch says so by completions or prompts.
+        of_agent = self._takes & {"stderr", "exit_code", "directory"}
+        self.single = bool(one) or (not batch and (bool(of_agent) or _is_number(signature.return_annotation)))
 
     def __call__(self, rollouts: Sequence[View]) -> list[Value]:
         """One value each. Raises RewardError when a function of a batch raises or returns something else; of one rollout
@@ -283,6 +286,11 @@ class UserReward:
         return {k: v for k, v in arguments.items() if k not in ("messages", "stdout")} | named if self._open else named
 
     def _arguments(self, rollouts: Sequence[View]) -> dict[str, list[Any]]:
+        if "directory" in self._required and not any(_left(r, "directory") for r in rollouts):
+            raise RewardError(
+                f"{self.name} takes 'directory', the folder of an agent, which is there only while rollouts are collected "
+                f"with {option('agent')} ({self._defined})"
+            )
         rows = [r["task"] for r in rollouts]
         columns = {key: [row.get(key) for row in rows] for key in {k: None for row in rows for k in row}}
         return {

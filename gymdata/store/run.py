@@ -50,7 +50,7 @@ from gymdata.store.paths import (
     RUN_JSON,
     refuse_unwritable,
 )
-from gymdata.store.reading import reading, warn
+from gymdata.store.reading import current, reading, report_damage, warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
 from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
@@ -307,11 +307,12 @@ class Run:
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or journaled."""
         # Damage was reported when the run was opened. A part that was changed since it was sealed still shows which
-        # rollouts there are.
+        # rollouts there are; but what is in it is not what was sampled, so the command ends with 1.
+        report = warn if current().allow_changed else report_damage
         with reading(allow_changed=True, report=lambda _: None) as found:
             table = read_table(self.folder, ROLLOUTS, columns)
         for line in found.warnings:
-            warn(line)
+            report(line)
         return table
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -58,6 +58,24 @@ def test_a_function_of_one_rollout_is_known_by_its_signature(load: Load, text: s
     assert function(two()[:1]) == [1.0]
 
 
+@pytest.mark.parametrize("name", ["directory", "exit_code", "stderr"])
+def test_what_one_agent_left_is_of_one_rollout(name: str, load: Load) -> None:
+    """A function that takes it, and no batch, is called for each rollout: nobody has a folder for a batch."""
+    rollouts = [{**rollout("1"), name: value} for value in ("a", "b")]
+    assert load(f"def f({name}):\n    return {name} == 'b'")(rollouts) == [0.0, 1.0]
+    batch = f"def f(completions, {name}):\n    return [value == 'b' for value in {name}]"
+    assert load(batch)(rollouts) == [0.0, 1.0]
+
+
+def test_a_folder_that_is_gone_is_named(load: Load) -> None:
+    """`score` has no agent's folder: the function is not called with None in its place."""
+    (fault,) = load("def f(directory) -> float:\n    return float(directory.is_dir())")([rollout("1")])
+    assert str(fault).startswith(
+        "reward: f takes 'directory', the folder of an agent, which is there only while rollouts are"
+    )
+    assert load("def f(directory=None) -> float:\n    return float(directory is None)")([rollout("1")]) == [1.0]
+
+
 @pytest.mark.parametrize(
     "text",
     [

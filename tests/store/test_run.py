@@ -18,7 +18,7 @@ from gymdata.finetune.state import State
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside
-from gymdata.store.reading import DataWarning
+from gymdata.store.reading import DataWarning, reading
 from tests.full_disk import full_disk
 
 
@@ -61,6 +61,20 @@ def test_segments_are_sealed_while_rows_come_in(tmp_path: Path, open_run, row, s
         f"part-0000{k}.{suffix}" for k in range(3)
     ]
     assert read_table(tmp_path / "run")["rollout_id"].to_pylist() == [f"{i:032x}" for i in range(5)]
+
+
+def test_a_part_that_was_changed_is_damage_to_who_resumes(tmp_path: Path, open_run, row):
+    """The run goes on, as its rollouts are known, but the command ends with 1: what is saved is not what was sampled."""
+    with open_run() as run:
+        run.append(row(0))
+    (part,) = (tmp_path / "run" / "rollouts").iterdir()
+    part.write_bytes(part.read_bytes().replace(b"task-0", b"task-9"))
+    with reading(report=lambda _: None) as found, open_run() as run:
+        assert run.existing(["rollout_id"]).num_rows == 1
+    assert ["differs from what" in line for line in found.damage] == [True]
+    with reading(allow_changed=True, report=lambda _: None) as found, open_run() as run:
+        assert run.existing(["rollout_id"]).num_rows == 1
+    assert found.damage == []
 
 
 def test_a_resumed_run_keeps_its_id_and_rows(tmp_path: Path, open_run, row):
