@@ -40,6 +40,8 @@ from gymdata.workers.signals import OWN_GROUP, send, sigterm_interrupts
 
 #: Seconds between two looks for idle sessions and two writes of journals to the disk.
 _TICK_S = 1.0
+#: Seconds between two looks for a signal while the engine starts.
+_LOOK_S = 0.1
 #: Seconds that a command has to end after it was told to.
 _GRACE_S = 5.0
 
@@ -58,7 +60,7 @@ def record(
 
     Settings are those of ``RecordConfig``. ``parts``: an engine and tokenizer that are there already. Raises UsageError and
     DataError before anything is started, StoreError when the folder is another run's or the disk is full,
-    OutsideError("engine") when the engine cannot start or dies.
+    OutsideError("engine") when the engine cannot start or dies, KeyboardInterrupt for a signal while it starts.
     """
     config = RecordConfig.called_with(record, config, settings).checked()
     if agent and shutil.which(agent[0]) is None:
@@ -99,6 +101,8 @@ def record(
             interrupted = True
         if serving.trouble is not None:
             raise serving.trouble
+        if interrupted and not serving.started:
+            raise KeyboardInterrupt
         run.seal()
         rows = facts_of(run.existing(COLUMNS))
         counts = serving.recorder.counts
@@ -137,6 +141,8 @@ class _Serving:
         self.url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         self.trouble: BaseException | None = None
         self.command_exit: int | None = None
+        #: Whether the engine was up.
+        self.started = False
         self.recorder = Recorder(config, parts, run, seed, say, self._died)
         for repair in self.recorder.log.repairs:
             say(f"repaired after a crash: {repair}")
@@ -153,11 +159,20 @@ class _Serving:
     async def _start(self) -> None:
         engine = ", ".join(self.config.endpoint)
         self.say(f"connecting to {engine} …" if engine else f"starting vLLM with {self.recorder.model} …")
+        starting = asyncio.ensure_future(self.recorder.start())
+        while not starting.done() and not self.server.should_exit:
+            await asyncio.wait([starting], timeout=_LOOK_S)
+        if self.server.should_exit:
+            # A signal: whatever became of the engine, which the same signal may have reached, is no fault of it.
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
         try:
-            facts = await self.recorder.start()
+            facts = starting.result()
         except Exception as error:  # noqa: BLE001 - uvicorn would only print it; it is raised to the caller
             self._died(error)
             return
+        self.started = True
         self.run.note(engine=facts)
         if self.recorder.sessions:
             self.say(f"{counted(len(self.recorder.sessions), 'open session')} resumed")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +16,7 @@ from gymdata.errors import UsageError
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
+from tests.collect.killing import DEADLINE_S
 from tests.server_process import FAULTY, ServerProcess, server_processes
 
 pytestmark = pytest.mark.torch
@@ -64,3 +69,19 @@ def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: 
         record(output=tmp_path / "run", port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY,
                agent=["no-such-agent"])  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_engine_starts_is_an_interruption(tmp_path: Path, number: signal.Signals) -> None:
+    """One line and exit code 130, and no summary of a recording that never began."""
+    run = tmp_path / "run"
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ["record", "-o", str(run), "--port", "0", "--endpoint", url, "-m", "fake", "--tokenizer", POLICY]
+        command = [sys.executable, "-m", "gymdata.cli", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "connecting to" in process.stderr.readline()
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output, errors) == (130, "", "interrupted\n")
