@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "check": 2_067,
     "checks": 2_625,
     "cli": 3_568,
-    "collect": 3_672,
+    "collect": 3_697,
     "credit": 1_328,
     "demo": 383,
     "doctor": 331,
@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_492,
     "query": 1_397,
-    "record": 4_353,
+    "record": 4_342,
     "remote": 1_415,
     "report": 1_412,
     "rewards": 1_927,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 78_947, 591
+TOTAL, FILE_LINES = 78_961, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 487, 1_150, 11
 
 

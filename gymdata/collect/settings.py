@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from gymdata.record.presets import PRESETS
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.logprobs import BIASES
-from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, one_or_list
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, one_or_list, parse_value
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
@@ -66,6 +66,15 @@ _EXCLUDING = (
         for name in ("env", "user", "user_model", "step_reward_field", "chat_endpoint")
     }
 )
+#: Sampling parameters that override those of an agent, in ``collect`` and ``record``: KEY=VALUE, or a mapping.
+ForcedSampling = Annotated[
+    list[str],
+    pydantic.BeforeValidator(lambda v: [f"{k}={x}" for k, x in v.items()] if isinstance(v, Mapping) else v),
+    pydantic.Field(
+        default_factory=list,
+        description="Sampling parameter that overrides those of the agent, as temperature=1; repeatable.",
+    ),
+]
 
 
 class CollectConfig(Config):
@@ -78,7 +87,9 @@ class CollectConfig(Config):
             ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
         )
         | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
-        | dict.fromkeys(("agent_files", "isolate", "agent_timeout"), ("{agent}", lambda c: c.agent is not None))
+        | dict.fromkeys(
+            ("agent_files", "isolate", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None)
+        )
     )
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
@@ -234,6 +245,7 @@ class CollectConfig(Config):
     isolate: bool = pydantic.Field(
         False, description="Run agents in a network namespace from which only the recorder can be reached."
     )
+    force: ForcedSampling
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
     output: Path | None = pydantic.Field(
@@ -320,6 +332,7 @@ class CollectConfig(Config):
             if all(getattr(self, name) for name in names):
                 flags = [f"--set {n}.…" if n in self.key_only else f"--{n.replace('_', '-')}" for n in names]
                 raise UsageError(f"{' and '.join(flags)} were both given", hint=hint)
+        forced(self.force)
         for name in ("user_model_name", "user_prompt", "user_sampling"):
             if getattr(self, name) and self.user_model is None:
                 raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
@@ -362,6 +375,7 @@ class CollectConfig(Config):
         return {
             **recorded,
             **({"sampling": newer} if newer else {}),
+            **({"force": forced(self.force)} if self.force else {}),
             **self.limits(),
             **modes,
             **protocol,
@@ -401,3 +415,14 @@ class CollectConfig(Config):
 def _split(spec: str) -> tuple[str | None, str]:
     found = _NAMED.fullmatch(spec)
     return (found[1], found[2]) if found else (None, spec)
+
+
+def forced(pairs: Sequence[str]) -> dict[str, Any]:
+    """What overrides an agent's sampling parameters, by vLLM's names. Raises UsageError."""
+    parsed = {}
+    for text in pairs:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError.bad_value("--force", text, "KEY=VALUE, such as temperature=1")
+        parsed[name] = parse_value(value)
+    return parsed

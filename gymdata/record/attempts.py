@@ -39,7 +39,7 @@ from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
 
 #: Settings that the recorder has from ``collect`` under the same names.
-_SHARED = ("policy_version", "reward_timeout", "request_timeout", "retries", "max_turns", "max_context")
+_SHARED = ("policy_version", "reward_timeout", "request_timeout", "retries", "max_turns", "max_context", "force")
 #: Characters of an agent's last line in an error.
 _LAST = 300
 

@@ -24,6 +24,7 @@ import orjson
 from gymdata.collect.episode import turns_as_json
 from gymdata.collect.resume import RunKey, request_seed
 from gymdata.collect.rows import table_message, to_json
+from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.errors import DataError, GymdataError, OutsideError
@@ -89,7 +90,7 @@ class Recorder:
         self.max_tokens = _MOST_TOKENS
         self._locks: dict[str, asyncio.Lock] = {}
         self.counts: Counter[str] = Counter()
-        self._forced = config.forced()
+        self._forced = forced(config.force)
         self._base = config.as_collect().sampling_parameters() if sampling is None else sampling
 
     async def start(self) -> Mapping[str, Any]:

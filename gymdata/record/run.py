@@ -21,7 +21,7 @@ from typing import Any
 
 from gymdata.collect.report import COLUMNS, facts_of
 from gymdata.collect.run import close_or_remove
-from gymdata.collect.settings import CollectConfig
+from gymdata.collect.settings import CollectConfig, forced
 from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
@@ -244,7 +244,13 @@ def _identity(
     made = identity_of(collecting, replace(parts, environment=SingleTurn()), seed)
     sampling = {**(recorded.get("sampling") or {}), **(made.get("sampling") or {})}
     made |= {"sampling": sampling} if sampling else {}
-    return {**made, **config.limits(), "max_tokens": None, "environment": {"name": "agent"}, "force": config.forced()}
+    return {
+        **made,
+        **config.limits(),
+        "max_tokens": None,
+        "environment": {"name": "agent"},
+        "force": forced(config.force),
+    }
 
 
 def _facts(config: RecordConfig, parts: Parts, command: Sequence[str]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from gymdata.collect.settings import CollectConfig
+from gymdata.collect.settings import CollectConfig, ForcedSampling, forced
 from gymdata.errors import UsageError
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config, ServerUrls, parse_value, without_userinfo
+from gymdata.settings import Config, ServerUrls, without_userinfo
 from gymdata.urls import ENGINE_KEYS, LOOPBACK
 
 #: Settings that ``record`` shares with ``collect``, by their names there.
@@ -72,10 +72,7 @@ class RecordConfig(Config):
     sampling: dict[str, Any] = pydantic.Field(
         default_factory=dict, description="Other sampling parameters of vLLM for requests that do not name them."
     )
-    force: list[str] = pydantic.Field(
-        default_factory=list,
-        description="Sampling parameter that overrides those of clients, as temperature=1; repeatable.",
-    )
+    force: ForcedSampling
     seed: int | None = pydantic.Field(None, ge=0, lt=2**63, description="Random seed.")
 
     max_turns: int | None = pydantic.Field(None, ge=1, description="Maximum model calls per session.")
@@ -106,24 +103,9 @@ class RecordConfig(Config):
 
     _no_userinfo = without_userinfo("endpoint", keys=ENGINE_KEYS)
 
-    @pydantic.field_validator("force", mode="before")
-    @classmethod
-    def _mapping_or_pairs(cls, value: Any) -> Any:
-        return [f"{name}={given}" for name, given in value.items()] if isinstance(value, Mapping) else value
-
-    def forced(self) -> dict[str, Any]:
-        """What overrides clients, by vLLM's names. Raises UsageError."""
-        pairs = {}
-        for text in self.force:
-            name, equals, value = text.partition("=")
-            if not equals or not name:
-                raise UsageError.bad_value("--force", text, "KEY=VALUE, such as temperature=1")
-            pairs[name] = parse_value(value)
-        return pairs
-
     def checked(self) -> RecordConfig:
         """This, or UsageError for a server that others could use."""
-        self.forced()
+        forced(self.force)
         if self.host not in LOOPBACK and self.token is None:
             raise UsageError(
                 f"--host {self.host} serves other machines, and no --token was given",

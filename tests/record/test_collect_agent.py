@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from gymdata.collect.run import Parts, collect
+from gymdata.collect.settings import CollectConfig
 from gymdata.environments import SingleTurn
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.record.agent import load_agent, prompt_of
 from gymdata.record.isolation import why_not
 from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_table
+from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, engine_fault
@@ -100,6 +101,22 @@ def test_an_agent_that_crashes_is_a_failed_attempt(tmp_path: Path, command: str,
     (fault,) = failures_of(run)
     assert (fault["kind"], fault["place"], fault["message"], fault["attempt"]) == ("agent", "run", message, 1)
     assert len(fault["turns"]) == ("signal" in message)
+
+
+def test_force_overrides_agents_and_is_of_the_runs_identity(tmp_path: Path) -> None:
+    """As ``record --force`` does; a run that was forced is not resumed without it, and only agents can be overridden."""
+    run, sampler = tmp_path / "run", FakeSampler()
+    chooses = asking().replace('"model": "m"', '"model": "m", "temperature": 0.5')
+    collected(TASKS[1:], run, sampler, agent=chooses, force=["temperature=1"])
+    (row,) = rows_of(run)
+    assert (sampler.requests[0].sampling, row["temperature"]) == (None, 1.0)
+    assert read_run_json(run)["identity"]["force"] == {"temperature": 1}
+    with pytest.raises(StoreError, match="force"):
+        collected(TASKS[1:], run, sampler, agent=chooses)
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        collected(TASKS[1:], tmp_path / "bad", sampler, agent=chooses, force=["temperature"])
+    with pytest.raises(UsageError, match="no effect without agent"):
+        CollectConfig.of({"tasks": "-", "force": {"temperature": 1}}, "test")
 
 
 def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path) -> None:
