@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "interop": 6_992,
     "judge": 2_521,
     "ls": 445,
-    "merge": 403,
+    "merge": 411,
     "mix": 362,
     "models": 1_534,
     "pairs": 1_492,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 78_961, 591
+TOTAL, FILE_LINES = 78_969, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 487, 1_150, 11
 
 

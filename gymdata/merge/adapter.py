@@ -22,26 +22,30 @@ __all__ = ["MergedAdapter", "merge_adapter"]
 @dataclass(frozen=True, slots=True, repr=False)
 class MergedAdapter(Report):
     """What ``gymdata.merge_adapter`` wrote to ``path``: a model with the weights of ``adapter`` over ``base``, in ``dtype``,
-    whose own ``policy_hash`` differs from the adapter's."""
+    whose own ``policy_hash`` differs from the adapter's. ``existing``: an earlier call wrote it, and nothing was done."""
 
     path: Path
     adapter: str
     base: str
     dtype: str | None
     policy_hash: str
+    existing: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
 
     def rows(self) -> list[Row]:
-        return [("base", self.base), ("number format", self.dtype), ("written to", self.path)]
+        place = (
+            ("already there", f"{self.path} (--overwrite merges again)") if self.existing else ("written to", self.path)
+        )
+        return [("base", self.base), ("number format", self.dtype), place]
 
 
 def merge_adapter(
     adapter: str | Path, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
 ) -> MergedAdapter:
     """Merge the LoRA folder ``adapter`` with the base that it names into a model folder, in the base's number format, with
-    tokenizer, chat template and generation config.
+    tokenizer, chat template and generation config. A model that is there with all its files is not merged again.
 
     Raises UsageError for a model that is no LoRA folder, DataError where its base is not on this machine, and StoreError
     when ``output`` holds something else.
@@ -60,11 +64,15 @@ def merge_adapter(
     identity = {"policy_hash": facts["policy_hash"]}
     with StageOutput(out / RUN_JSON, "merge-adapter", ["config.json"], overwrite=overwrite) as stage:
         stage.refuse_other("identity", identity, "a merged adapter that was made")
-        with tempfile.TemporaryDirectory() as folder:
-            write_merged(str(adapter), Path(folder))
-            for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
-                shutil.move(file, stage.part(file.name).path)
-        config = {"adapter": str(adapter), "output": str(output)}
-        stage.finish({"command": list(command), "config": config, "identity": identity, "parents": parents})
+        files = stage.facts.get("files") or []
+        sizes = {file["path"]: path.stat().st_size for file in files if (path := out / file["path"]).is_file()}
+        existing = bool(files) and not overwrite and sizes == {file["path"]: file["bytes"] for file in files}
+        if not existing:
+            with tempfile.TemporaryDirectory() as folder:
+                write_merged(str(adapter), Path(folder))
+                for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
+                    shutil.move(file, stage.part(file.name).path)
+            config = {"adapter": str(adapter), "output": str(output)}
+            stage.finish({"command": list(command), "config": config, "identity": identity, "parents": parents})
     merged = policy_facts(str(out))["policy_hash"]
-    return MergedAdapter(out, str(adapter), facts["base"], stored_dtype(str(out)), merged)
+    return MergedAdapter(out, str(adapter), facts["base"], stored_dtype(str(out)), merged, existing)

@@ -39,7 +39,7 @@ def test_the_model_is_base_and_adapter_together(tmp_path: Path) -> None:
     assert facts["stage"] == "merge-adapter"
     assert [Path(parent["path"]) for parent in facts["parents"]] == [adapter, POLICY]
     assert "model.safetensors" in {file["path"] for file in facts["files"]}
-    gymdata.merge_adapter(adapter, out)
+    assert not report.existing
     with pytest.raises(StoreError, match="policy_hash"):
         gymdata.merge_adapter(write_adapter(tmp_path / "other", 0.25), out)
 
@@ -49,3 +49,19 @@ def test_a_model_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no adapter_config.json, expected a LoRA folder"):
         gymdata.merge_adapter(POLICY, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_there_is_not_merged_again(tmp_path: Path) -> None:
+    """The report says so; a file that is gone, and --overwrite, merge again."""
+    pytest.importorskip("peft")
+    adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "model"
+    first = gymdata.merge_adapter(adapter, out)
+    inode = (out / "config.json").stat().st_ino
+    again = gymdata.merge_adapter(adapter, out)
+    assert (again.existing, again.policy_hash) == (True, first.policy_hash)
+    assert ("already there", f"{out} (--overwrite merges again)") in again.rows()
+    assert (out / "config.json").stat().st_ino == inode
+    (out / "tokenizer.json").unlink()
+    assert not gymdata.merge_adapter(adapter, out).existing
+    assert (out / "tokenizer.json").is_file()
+    assert not gymdata.merge_adapter(adapter, out, overwrite=True).existing
