@@ -52,7 +52,8 @@ def _slug(text: str) -> str:
 
 
 def read_page(topic: str) -> Page:
-    """A topic by its file name, its title or the words that it alone begins with. Raises UsageError for an unknown one."""
+    """A topic by its file name, its title, a word of its name, or a command that it alone shows. Raises UsageError for an
+    unknown one."""
     from gymdata.checks.violations import CODES
     from gymdata.errors import UsageError
 
@@ -63,13 +64,16 @@ def read_page(topic: str) -> Page:
         # A word of one topic's name is enough: reward for your-reward.
         named = [t for t in TOPICS if name in t.split("-")]
         titled = [page.name for page in pages() if _slug(page.title) == name]
+        if not titled and len(named) != 1 and topic in COMMANDS:
+            command = re.compile(rf"gymdata {topic}(?![\w-])")
+            named = [t for t in TOPICS if t != "settings" and command.search(_written(t))]
         if len(titled or named) != 1:
             unknown = UsageError.unknown_choice("topic", topic, TOPICS)
             # A code or a command.
             if topic.upper() in CODES:
                 unknown.hint = f"gymdata validate --explain {topic.upper()}"
             elif topic in COMMANDS:
-                unknown.hint = f"gymdata {topic} --help"
+                unknown.hint = f"gymdata {topic} --help" + f", or gymdata docs {' or '.join(named)}" * bool(named)
             raise unknown
         (name,) = titled or named
     return _page(name, settings_page() if name == "settings" else filled(_written(name)))

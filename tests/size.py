@@ -21,7 +21,7 @@ BUDGETS: dict[str, int] = {
     "chat": 974,
     "check": 2_067,
     "checks": 2_625,
-    "cli": 3_568,
+    "cli": 3_572,
     "collect": 3_697,
     "credit": 1_328,
     "demo": 383,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 78_969, 591
+TOTAL, FILE_LINES = 78_973, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 487, 1_150, 11
 
 

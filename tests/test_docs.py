@@ -255,11 +255,21 @@ def test_docs_knows_a_topic_by_its_first_word(capsys: pytest.CaptureFixture[str]
     assert main(["docs", "your"]) == 2
 
 
+def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a command that several show, they are named beside its help; `merge` is not `merge-adapter`."""
+    assert main(["docs", "merge-adapter"]) == 0
+    assert capsys.readouterr().out == read_page("train-and-watch").text
+    assert main(["docs", "train-rl"]) == 2
+    assert "gymdata train-rl --help, or gymdata docs your-environment or batch-rl or scale" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_docs_answers_an_unknown_topic_with_what_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, and the nearest topic, the help of a command, or the explanation of a code."""
     assert main(["docs", "finetun"]) == 2
     assert "did you mean 'finetune'" in capsys.readouterr().err
-    for word, elsewhere in (("pairs", "gymdata pairs --help"), ("T209", "gymdata validate --explain T209")):
+    for word, elsewhere in (("demo", "gymdata demo --help"), ("T209", "gymdata validate --explain T209")):
         assert main(["docs", word]) == 2
         assert f"→ {elsewhere}\n" in capsys.readouterr().err
 
