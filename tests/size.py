@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_534,
     "pairs": 1_492,
     "query": 1_397,
-    "record": 4_342,
+    "record": 4_343,
     "remote": 1_415,
     "report": 1_412,
     "rewards": 1_927,
@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 78_973, 591
+TOTAL, FILE_LINES = 78_974, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 487, 1_150, 11
 
 

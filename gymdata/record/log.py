@@ -7,6 +7,7 @@ aside and reported. No key of a client is in a file's name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
@@ -78,7 +79,7 @@ class SessionLog:
         for journal in self._journals.values():
             journal.close()
         self._journals.clear()
-        if not any(self._folder.iterdir()):
+        with contextlib.suppress(OSError):  # not empty, or removed already
             self._folder.rmdir()
 
     def _path(self, session: Session) -> Path:

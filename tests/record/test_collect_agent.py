@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from pathlib import Path
@@ -119,8 +118,9 @@ def test_force_overrides_agents_and_is_of_the_runs_identity(tmp_path: Path) -> N
         CollectConfig.of({"tasks": "-", "force": {"temperature": 1}}, "test")
 
 
-def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path) -> None:
+def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--time-limit`` keeps what was recorded; ``--agent-timeout`` does not; both end all that the agent started."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     start = 'subprocess.Popen(["sleep", "1000"], start_new_session=True); time.sleep(1000)'
     hangs = asking().replace("sys.exit(code)", start).replace("import json", "import subprocess, time, json")
     summary = collected(TASKS[1:], tmp_path / "cut", FakeSampler(), agent=hangs, time_limit=6.0)
@@ -131,7 +131,7 @@ def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path) -> None:
     assert (fault["kind"], fault["message"]) == ("agent", "agent: did not end within 6 s (--agent-timeout)")
     assert (summary.rollouts, len(fault["turns"])) == (0, 1)
     if sys.platform == "linux":
-        marker, left = f"GYMDATA_DIRECTORY={os.path.realpath('/tmp')}/gymdata-agents-".encode(), []
+        marker, left = f"GYMDATA_DIRECTORY={tmp_path.resolve()}/gymdata-agents-".encode(), []
         for file in Path("/proc").glob("[0-9]*/environ"):
             try:
                 left += [line for line in file.read_bytes().split(b"\0") if line.startswith(marker)]
