@@ -47,5 +47,5 @@ def _no_sync(fd: Any) -> None:
 os.fsync = _no_sync
 
 # Helpers whose assertions say what differs.
-pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.gradients")
+pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.running")
 pytest_plugins = ["tests.engine_fixtures", "tests.schedule"]

@@ -17,12 +17,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from gymdata.engines.port import Generation, SampleRequest
 
 T = TypeVar("T")
 POLICY = Path(__file__).parents[1] / "sample_data" / "policy"
@@ -120,3 +122,22 @@ def vllm_sampler(policy: str) -> Iterator[InProcess]:
             yield InProcess(sampler, runner.run)
         finally:
             runner.run(sampler.close())
+
+
+class Borrowed:
+    """The tests' shared engine, which lives on another event loop; closing it is left to its owner."""
+
+    prefers_groups = False
+    default_concurrency = 64
+
+    def __init__(self, engine: InProcess, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine.sampler, loop
+
+    async def start(self) -> Mapping[str, Any]:
+        return self._engine.facts()  # type: ignore[no-any-return]  # the other loop's, without types
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        work = asyncio.run_coroutine_threadsafe(self._engine.sample(request), self._loop)
+        return await asyncio.wrap_future(work)
+
+    async def close(self) -> None: ...

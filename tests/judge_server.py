@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.threaded_server import serving
+from tests.servers import serving
 
 OPEN_BRACES = "{" * 16_000
 #: Fault → what the judge says in its place. The others are faults of the transport.

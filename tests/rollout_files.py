@@ -1,4 +1,4 @@
-"""Small rollouts with literal ids, for tests that read files."""
+"""Small rollouts with literal ids, and run folders of them: two calls each, branches, breaks, retries, scores."""
 
 from __future__ import annotations
 
@@ -93,3 +93,28 @@ def training_data(algorithm: str, source: Path | pa.Table, **settings: Any) -> A
             source = write_table(source, Path(folder) / "table.parquet", config.table)
         (data,) = config.parts(str(source), 1_000_000)
         return data
+
+
+BREAK = [([1, 5], [10, 2]), ([1, 5, 10, 2, 7], [11, 2]), ([1, 6, 9], [12, 13])]
+
+
+RETRY = [([1, 5], [10, 2]), ([1, 5], [20, 2]), ([1, 5, 20, 2, 7], [21])]
+
+
+BRANCH = [([1, 5], [10, 2]), ([1, 5, 10, 2, 7, 7], [11, 2]), ([1, 5, 10, 2, 7, 8], [12, 2])]
+
+
+SHAPES = [two_turns(5, 40), [([1, 2, 3], [4, 2])], BREAK, RETRY, BRANCH, [], [([1, 2], []), ([1, 2, 3], [9])]]
+
+
+def column(shapes: list[Any]) -> tuple[pa.ListArray, pa.Array]:
+    table = rollouts_table([rollout("t", i, 1.0, calls) for i, calls in enumerate(shapes)])
+    return table["turns"].combine_chunks(), table["rollout_id"].combine_chunks()
+
+
+def scored_run(folder: Path, tasks: int = 5) -> Path:
+    """Four rollouts a task with rewards 0, 1, 0.5 and none."""
+    rewards = (0.0, 1.0, 0.5, None)
+    return write_run(
+        folder, [rollout(f"t{t}", i, r, two_turns(5 + t, 40 + i)) for t in range(tasks) for i, r in enumerate(rewards)]
+    )

@@ -20,7 +20,7 @@ from gymdata.judge.http_judge import HttpJudge
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.messages import Task
 from gymdata.urls import address
-from tests.threaded_server import serving
+from tests.servers import serving
 
 
 class Endless:

@@ -29,8 +29,7 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import CLEAN, POLICY, changed, log_probs_of, log_softmax_of, saved_run
 from tests.engine_fixtures import InProcess
-from tests.rollout_files import rollout, two_turns
-from tests.rollout_shapes import BRANCH, BREAK, RETRY
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 Rows = list[dict[str, Any]]

@@ -19,7 +19,7 @@ from gymdata.models.scoring import ToScore
 from gymdata.rollouts.logprobs import ROUNDING, Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import stitch
-from tests.rollout_shapes import BRANCH, BREAK, RETRY, SHAPES, column
+from tests.rollout_files import BRANCH, BREAK, RETRY, SHAPES, column
 
 
 def compared(turns: list[list[tuple[float, float]]], of: list[int]) -> LogprobComparison:

@@ -15,8 +15,7 @@ from gymdata.errors import RefusedError, UsageError
 from gymdata.store import read_run_json, read_table
 from tests.faulty_server import Settings, build
 from tests.rollout_files import write_run
-from tests.server_process import FAULTY, ServerProcess, Watcher, server_processes
-from tests.threaded_server import serving
+from tests.servers import FAULTY, ServerProcess, Watcher, server_processes, serving
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 

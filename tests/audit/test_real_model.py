@@ -8,16 +8,16 @@ import pytest
 
 import gymdata
 from gymdata.store import read_run_json, read_table, write_run_json
-from tests import real_model
+from tests import model_files
 from tests.rollout_files import write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.skipif(bool(real_model.missing()), reason=real_model.missing())
+@pytest.mark.skipif(bool(model_files.smollm2_missing()), reason=model_files.smollm2_missing())
 def test_rollouts_of_a_bfloat16_model_are_its_own(tmp_path: Path) -> None:
     """Sampled by vLLM in the checkpoint's format, which run.json records; rows that say another temperature are not."""
-    model, run = real_model.make(tmp_path / "model"), tmp_path / "run"
+    model, run = model_files.make_smollm2(tmp_path / "model"), tmp_path / "run"
     tasks = [{"task_id": f"t{n}", "prompt": f"{n} + {n + 1} = ? Explain it in a sentence."} for n in range(6)]
     gymdata.collect(tasks, model=str(model), output=run, num_rollouts=2, temperature=0.8, max_tokens=32, seed=1)
     facts = read_run_json(run)

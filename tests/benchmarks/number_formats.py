@@ -23,7 +23,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turns import Call, encode_turns, expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
-from tests import real_model
+from tests import model_files
 from tests.rollout_files import rollouts_table, write_run
 
 #: Number formats of sampler and scorer.
@@ -49,7 +49,7 @@ def tasks() -> Rows:
 def prepare(work: Path) -> None:
     """Make the model that is missing, sample rollouts with vLLM, and train the other checkpoint."""
     if not (work / "model").exists():
-        real_model.make(work / "model")
+        model_files.make_smollm2(work / "model")
     for sampler in ("bfloat16", "float32"):
         for name, sampling in (("rollouts", {}), ("top-p", {"top_p": 0.9})):
             if not (folder := work / f"{name}-{sampler}").exists():

@@ -83,4 +83,4 @@ def test_the_table_of_templates_is_fresh():
 
     if table.trl_of_file() != table.version("trl"):
         pytest.skip("the table was made with another version of TRL")
-    assert table.FILE.read_text(encoding="utf-8") == table.table(), "run: python -m tests.check.table"
+    assert table.FILE.read_text(encoding="utf-8") == table.table(), "run: python -m tests.check.matrix"

@@ -25,7 +25,7 @@ from tests.forks import forks
 from tests.judge.serve.conftest import start
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import PATH, Behaviour, app_of
-from tests.threaded_server import serving
+from tests.servers import serving
 
 pytestmark = pytest.mark.torch
 

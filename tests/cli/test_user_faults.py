@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
-from tests.finetune.config_files import ROOT, write
+from tests.finetune.parts import ROOT, write
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_server import Settings, serve
-from tests.server_process import FAULTY, ServerProcess, server_processes
+from tests.servers import FAULTY, ServerProcess, server_processes
 
 ADDER = '''
 class Adder:

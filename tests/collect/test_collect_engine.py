@@ -18,8 +18,7 @@ from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_table
 from gymdata.validate.run import validate
-from tests.collect.borrowed_engine import Borrowed
-from tests.engine_fixtures import InProcess
+from tests.engine_fixtures import Borrowed, InProcess
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]

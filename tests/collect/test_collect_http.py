@@ -14,8 +14,7 @@ from gymdata.collect.run import collect
 from gymdata.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import OutsideError, StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.engines.faulty_answers import FAULTS
-from tests.faulty_server import Settings
+from tests.faulty_server import FAULTS, Settings
 
 pytestmark = pytest.mark.torch
 

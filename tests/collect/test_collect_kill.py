@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from gymdata.store import read_run_json, read_table
-from tests.collect.killing import DEADLINE_S, fork, kill_at, rows_there, session_members, start, wait_for_rows
 from tests.collect.saved_rows import rows_of
+from tests.kills import DEADLINE_S, fork, kill_at, rows_there, session_members, start, wait_for_rows
 
 pytestmark = pytest.mark.torch
 

@@ -17,10 +17,9 @@ from gymdata.collect.run import collect, load_parts
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store import read_run_json
-from tests.collect.borrowed_engine import Borrowed
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.engine_fixtures import InProcess
+from tests.engine_fixtures import Borrowed, InProcess
 from tests.environments.env_server import Server, serving
 
 pytestmark = pytest.mark.torch

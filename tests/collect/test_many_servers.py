@@ -22,7 +22,7 @@ from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.faulty_server import Settings
-from tests.server_process import ServerProcess, Watcher
+from tests.servers import ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import OutsideError
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.server_process import FAULTY, ServerProcess, Watcher
+from tests.servers import FAULTY, ServerProcess, Watcher
 
 pytestmark = pytest.mark.torch
 

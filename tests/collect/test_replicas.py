@@ -27,10 +27,9 @@ from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_run_json
 from tests.collect import fake_parts
-from tests.collect.borrowed_engine import Borrowed
-from tests.collect.letter_replica import LetterReplica
+from tests.collect.fake_parts import LetterReplica
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.engine_fixtures import InProcess
+from tests.engine_fixtures import Borrowed, InProcess
 
 pytestmark = pytest.mark.torch
 

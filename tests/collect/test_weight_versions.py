@@ -15,7 +15,7 @@ import gymdata
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, write_table
 from tests.collect.saved_rows import rows_of
-from tests.server_process import ServerProcess
+from tests.servers import ServerProcess
 
 pytestmark = pytest.mark.torch
 

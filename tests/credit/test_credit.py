@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gymdata import credit
 from gymdata.errors import DataError, UsageError
-from tests.credit.slow_shaping import INF, NAN, SLOW, slow_shape
+from tests.formulas import INF, NAN, SLOW, slow_shape
 
 
 @given(

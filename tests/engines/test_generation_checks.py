@@ -17,8 +17,7 @@ from gymdata.engines.sampling import AnswerFaultError, check_generation
 from gymdata.engines.servers.chat_server import ChatServerSampler
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError
-from tests.engines.faulty_answers import FAULTS
-from tests.faulty_server import Settings, draw, serve
+from tests.faulty_server import FAULTS, Settings, draw, serve
 
 pytest.importorskip("aiohttp")
 PROMPT = [5, 6, 7]

@@ -21,9 +21,8 @@ from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.credit.slow_shaping import slow_shape
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK, RETRY
+from tests.formulas import slow_shape
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
 
 ESTIMATORS = ["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"]
 

@@ -17,8 +17,7 @@ from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import expand_prompts, sequences
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of, log_softmax_of
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK, RETRY
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
 from tests.train.trainers.conftest import (
     policy,  # noqa: F401 - fixture
     save_classifier,

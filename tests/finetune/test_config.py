@@ -12,7 +12,7 @@ from gymdata.errors import UsageError
 from gymdata.finetune import json_schema
 from gymdata.finetune.config_file import find, load
 from gymdata.finetune.run import finetune, plan_of
-from tests.finetune.config_files import MINIMAL, ROOT, write
+from tests.finetune.parts import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
 

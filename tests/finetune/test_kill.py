@@ -20,7 +20,7 @@ import yaml
 
 from gymdata.finetune.epochs import STAGES
 from gymdata.store import read_run_json, read_table
-from tests.collect.killing import DEADLINE_S, session_members
+from tests.kills import DEADLINE_S, session_members
 
 pytestmark = pytest.mark.torch
 

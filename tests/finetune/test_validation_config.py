@@ -12,7 +12,7 @@ from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
 from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import plan_of
-from tests.finetune.config_files import write
+from tests.finetune.parts import write
 
 pytestmark = pytest.mark.torch
 

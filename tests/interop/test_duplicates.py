@@ -17,8 +17,7 @@ from gymdata.interop.importing import Keys, Numbering
 from gymdata.interop.run import import_rollouts
 from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
-from tests.interop.one_rollout import ATIF, NAT
-from tests.interop.trajectories import write_lines
+from tests.interop.trajectories import ATIF, NAT, write_lines
 from tests.validate.generate import nemo_rows
 
 

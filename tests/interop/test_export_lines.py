@@ -17,8 +17,8 @@ import gymdata
 from gymdata.errors import StoreError
 from gymdata.rollouts.messages import parsed
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
-from tests.full_disk import full_disk
 from tests.interop.trajectories import same
+from tests.kills import full_disk
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(

@@ -25,8 +25,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollout_shapes import BREAK, SHAPES
+from tests.rollout_files import BREAK, SHAPES, rollout, two_turns, write_run
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 

@@ -18,7 +18,7 @@ from gymdata.interop.importing import BadItem
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
-from tests.interop.harness_rows import ANSWER, QUESTION, RESULT, ROWS
+from tests.interop.trajectories import ANSWER, QUESTION, RESULT, ROWS
 
 CALLS = '[{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}]'
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]

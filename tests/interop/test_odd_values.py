@@ -18,8 +18,7 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
-from tests.interop.harness_rows import ROWS
-from tests.interop.trajectories import write_lines
+from tests.interop.trajectories import ROWS, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Stands where the text of a number that no double can hold is to be; Python writes no such number.

@@ -17,7 +17,7 @@ from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table
 from tests.judge_server import Behaviour, judge_server
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.server_process import JUDGE, ServerProcess, Watcher, server_processes
+from tests.servers import JUDGE, ServerProcess, Watcher, server_processes
 
 #: Two answers at a time, 0.05 s each.
 PACED = ("--latency", "0.05", "--slots", "2")

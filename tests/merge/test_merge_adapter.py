@@ -10,7 +10,7 @@ import gymdata
 from gymdata.errors import StoreError, UsageError
 from gymdata.models.model_identity import policy_facts
 from gymdata.store import read_run_json
-from tests.lora_files import POLICY, write_adapter
+from tests.model_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
 

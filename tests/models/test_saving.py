@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.models.model_identity import stored_dtype
-from tests.lora_files import POLICY, write_adapter
+from tests.model_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
 

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from aiohttp import ClientSession, DummyCookieJar, web
 from multidict import CIMultiDict
 
-from tests.threaded_server import serving
+from tests.servers import serving
 
 
 @dataclass

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from tests.threaded_server import serving
+from tests.servers import serving
 
 _DATE = "Sun, 01 Nov 2026 10:00:00 GMT"
 

@@ -17,7 +17,7 @@ from gymdata.cli.main import main
 from gymdata.store import read_run_json
 from tests.objects.conftest import parquet_held
 from tests.objects.faulty_store import FaultyStore
-from tests.server_process import FAULTY, server_processes
+from tests.servers import FAULTY, server_processes
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, OutsideError, UsageError
 from tests.objects.conftest import ROWS, parquet_held
 from tests.rollout_files import write_run
-from tests.threaded_server import serving
+from tests.servers import serving
 
 URL = "hf://datasets/org/repo/runs/a"
 

@@ -17,7 +17,7 @@ from gymdata.errors import DataError, StoreError
 from gymdata.pairs import candidates
 from gymdata.pairs.settings import PairsConfig
 from tests.benchmarks.bench_experience import write_run as many_rollouts
-from tests.full_disk import full_disk
+from tests.kills import full_disk
 from tests.rollout_files import rollout, two_turns, write_run
 
 

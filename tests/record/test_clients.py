@@ -14,7 +14,7 @@ import pytest
 
 from gymdata.record.request import RequestError
 from tests.record.scripted_server import Reply, ScriptedServer
-from tests.threaded_server import serving
+from tests.servers import serving
 
 KEY = "gymdata-secret"
 QUESTION = "How much is 2+40?"

@@ -16,9 +16,9 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
-from tests.collect.killing import kill_at, start, wait_for_rows
+from tests.kills import kill_at, start, wait_for_rows
 from tests.record.agent_runs import ASK
-from tests.server_process import FAULTY, ServerProcess, server_processes
+from tests.servers import FAULTY, ServerProcess, server_processes
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from gymdata.errors import UsageError
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
-from tests.collect.killing import DEADLINE_S
-from tests.server_process import FAULTY, ServerProcess, server_processes
+from tests.kills import DEADLINE_S
+from tests.servers import FAULTY, ServerProcess, server_processes
 
 pytestmark = pytest.mark.torch
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")

@@ -19,8 +19,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.validate.run import validate
-from tests.collect.borrowed_engine import Borrowed
-from tests.engine_fixtures import InProcess
+from tests.engine_fixtures import Borrowed, InProcess
 
 pytestmark = pytest.mark.engine
 TASKS = 3

@@ -21,8 +21,8 @@ import pytest
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.validate.run import validate
-from tests.collect.killing import DEADLINE_S
-from tests.server_process import FAULTY, ServerProcess, server_processes
+from tests.kills import DEADLINE_S
+from tests.servers import FAULTY, ServerProcess, server_processes
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.sequences import stitch
-from tests.rollout_files import rollout, rollouts_table, two_turns
-from tests.rollout_shapes import BRANCH, BREAK, SHAPES, column
+from tests.rollout_files import BRANCH, BREAK, SHAPES, column, rollout, rollouts_table, two_turns
 
 
 @given(picked=st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=8), drop=st.booleans())

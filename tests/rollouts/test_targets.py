@@ -15,8 +15,7 @@ from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
 from gymdata.train.settings import TrainSftConfig
-from tests.rollout_files import Calls, rollout, rollouts_table, training_data, two_turns, write_run
-from tests.rollout_shapes import BREAK
+from tests.rollout_files import BREAK, Calls, rollout, rollouts_table, training_data, two_turns, write_run
 
 
 def by_agents(

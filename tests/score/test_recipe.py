@@ -15,7 +15,7 @@ from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import Behaviour, app_of, reward_of
-from tests.threaded_server import serving
+from tests.servers import serving
 
 TASKS: list[dict[str, Any]] = [
     {"category": "math", "answer": "7", "meta": {"level": 1}},

@@ -17,7 +17,7 @@ from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import PATH, Behaviour, app_of, reward_of
-from tests.threaded_server import serving
+from tests.servers import serving
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gymdata.interop.formats import exported, format_named
 from tests.forks import Forks, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.kills import differences, tell
-from tests.lora_files import write_adapter
+from tests.model_files import write_adapter
 from tests.rollout_files import rollout, write_run
 from tests.spares import Spares
 

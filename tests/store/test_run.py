@@ -19,7 +19,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside
 from gymdata.store.reading import DataWarning, reading
-from tests.full_disk import full_disk
+from tests.kills import full_disk
 
 
 def test_rows_come_back_as_they_were_given(tmp_path: Path, open_run, row):

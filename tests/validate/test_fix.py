@@ -12,8 +12,8 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
-from tests.validate import native_plants, nemo_plants
 from tests.validate.generate import Plant, chat, native_rows, nemo_rows, plant, with_ids, write_lines, write_native
+from tests.validate.plants import NATIVE_PLANTS, NEMO_PLANTS
 
 CHOICES = ["split", "truncate", "drop"]
 #: Turn 1 rewrites a generated token, turn 3 rewrites one of turn 2.
@@ -55,7 +55,7 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("fault", native_plants.PLANTS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", NATIVE_PLANTS, ids=lambda f: f.name)
 def test_every_native_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
     """Whatever error is planted, the copy has none, and clean rollouts are all in it."""
     rows = plant(native_rows(), fault, 3)
@@ -69,7 +69,7 @@ def test_every_native_fault_is_repaired(tmp_path: Path, fault: Plant, choice: An
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("fault", nemo_plants.PLANTS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", NEMO_PLANTS, ids=lambda f: f.name)
 def test_every_foreign_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
     """The same for NeMo Gym rows, whose clean lines are copied byte for byte."""
     source = write_lines(tmp_path / "a.jsonl", plant(nemo_rows(), fault, 3))

@@ -17,7 +17,7 @@ from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import Plant, native_rows, plant, write_native
-from tests.validate.native_plants import PLANTS, reseal
+from tests.validate.plants import NATIVE_PLANTS, reseal
 
 FORMATS = ["parquet", "jsonl"]
 
@@ -33,7 +33,7 @@ def test_clean_rollouts_are_never_flagged(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("fault", PLANTS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", NATIVE_PLANTS, ids=lambda f: f.name)
 def test_planted_fault_is_found_at_its_place(tmp_path: Path, suffix: str, fault: Plant) -> None:
     """One fault in one row is found in that row, turn and position, and no other row is flagged."""
     rows = plant(native_rows(), fault, 3)

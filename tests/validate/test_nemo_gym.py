@@ -16,7 +16,7 @@ from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.validate.run import validate
 from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
-from tests.validate.nemo_plants import PLANTS, put
+from tests.validate.plants import NEMO_PLANTS, put_nemo
 
 
 def test_clean_rows_are_never_flagged(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_line_that_breaks_off_is_told_as_import_tells_it(tmp_path: Path, end: 
 
 
 @pytest.mark.parametrize("way", ["simdjson", "orjson"])
-@pytest.mark.parametrize("fault", PLANTS, ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", NEMO_PLANTS, ids=lambda f: f.name)
 def test_planted_fault_is_found_at_its_place(
     tmp_path: Path, fault: Plant, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +65,7 @@ def test_one_mutated_token_is_found_at_exactly_that_place(tmp_path: Path, data: 
     before = with_ids(rows[1], turn - 1)
     held = len(before["prompt_token_ids"]) + len(before["generation_token_ids"])
     at = data.draw(st.integers(0, held - 1))
-    put(rows[1], turn, "prompt_token_ids", at, 995)
+    put_nemo(rows[1], turn, "prompt_token_ids", at, 995)
     report = validate(write_lines(tmp_path / "m.jsonl", rows), select=["T"])
     assert [(v.code, v.row, v.turn, v.position) for v in report.violations] == [("T200", 1, turn, at)]
 
@@ -134,8 +134,8 @@ def test_sampling_settings_and_vocabulary(tmp_path: Path) -> None:
 def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that begin anywhere, in processes of their own, give what one process gives; so does gzip."""
     rows = clean_rows(n=9)
-    put(rows[4], 3, "generation_token_ids", 0, -1)
-    put(rows[8], 2, "generation_log_probs", 0, 0.5)
+    put_nemo(rows[4], 3, "generation_token_ids", 0, -1)
+    put_nemo(rows[8], 2, "generation_log_probs", 0, 0.5)
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(["", json.dumps(rows[0]), "", *map(json.dumps, rows[1:])]) + end)
     whole = validate(path)

@@ -16,8 +16,8 @@ from gymdata.store import tables, write_table
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
 from tests.rollout_files import rollout, rollouts_table, two_turns
-from tests.validate import native_plants, nemo_plants
 from tests.validate.generate import native_rows, nemo_rows, plant, write_lines
+from tests.validate.plants import NATIVE_PLANTS, NEMO_PLANTS
 
 Rows = list[dict[str, Any]]
 
@@ -47,7 +47,7 @@ def scored(n: int = 60) -> Rows:
 
 def faulty(n: int = 60) -> Rows:
     """Faults, and two rows that are there twice, far apart."""
-    rows = planted(native(n), native_plants.PLANTS)
+    rows = planted(native(n), NATIVE_PLANTS)
     return [*rows, copy.deepcopy(rows[0]), {**copy.deepcopy(rows[2]), "rollout_id": "another"}]
 
 
@@ -87,7 +87,7 @@ def damaged_lines(rows: Rows, path: Path) -> Path:
 
 
 def nemo(n: int = 60) -> Rows:
-    rows = planted(nemo_rows(n), nemo_plants.PLANTS)
+    rows = planted(nemo_rows(n), NEMO_PLANTS)
     for k, row in enumerate(rows):
         row["responses_create_params"]["temperature"] = 0.7 if k % 3 else 0.0
     return [*rows, copy.deepcopy(rows[0]), copy.deepcopy(rows[20])]

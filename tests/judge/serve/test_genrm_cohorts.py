@@ -15,7 +15,7 @@ from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
-from tests.judge.serve.requests import post_all, until, verify_all, verify_body
+from tests.judge.serve.conftest import post_all, until, verify_all, verify_body
 from tests.judge_server import verdict
 
 # --- cohorts ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.judge.serve.conftest import Server
-from tests.judge.serve.requests import verify_all, verify_body
+from tests.judge.serve.conftest import Server, verify_all, verify_body
 from tests.judge_server import Behaviour
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gymdata.urls import host_name
 from gymdata.workers.serving import shape
-from tests.judge.serve.conftest import Server
-from tests.judge.serve.requests import (
+from tests.judge.serve.conftest import (
     QUESTION,
+    Server,
     compare,
     members_waiting,
     post_all,

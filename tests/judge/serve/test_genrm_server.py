@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gymdata.store import read_run_json
-from tests.judge.serve.requests import compare, members_waiting, post_all, response, say, until, verify_all, verify_body
+from tests.judge.serve.conftest import compare, members_waiting, post_all, response, say, until, verify_all, verify_body
 from tests.judge_server import SAID, TRANSPORT, Behaviour, judge_server
 
 # --- the worked numbers -------------------------------------------------------------------------------------------

@@ -18,10 +18,9 @@ from gymdata.rollouts.schema import ANNOTATIONS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table, write_run_json
 from gymdata.train.annotations import AnnotationWriter, TurnPlaces, parts, place_of, run_behind, turn_places
-from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK, RETRY
-from tests.train.trainers.command import gymdata
-from tests.train.trainers.experience_files import experience_rows, write
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, rollouts_table, training_data, two_turns, write_run
+from tests.train.experience_files import experience_rows, write
+from tests.train.trainers.running import gymdata
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 SHAPES = [two_turns(5, 40), BREAK, BRANCH, RETRY, two_turns(6, 41), two_turns(7, 42)]

@@ -14,9 +14,9 @@ import pytest
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.train.sequence_data import training_experiences
+from tests.train.experience_files import N, experience_rows, reference_logps, write
 from tests.train.trainers.conftest import start
-from tests.train.trainers.experience_files import N, experience_rows, reference_logps, write
-from tests.train.trainers.gradients import assert_same, loss_and_gradients
+from tests.train.trainers.running import assert_same, loss_and_gradients
 
 pytestmark = pytest.mark.torch
 

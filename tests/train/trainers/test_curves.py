@@ -13,7 +13,7 @@ import pytest
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.train.pair_data import training_pairs
-from tests.train.trainers.curves import Crash, curve
+from tests.train.trainers.running import Crash, curve
 
 pytestmark = pytest.mark.torch
 

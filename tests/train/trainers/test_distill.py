@@ -16,9 +16,8 @@ from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, write_run_json
-from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK, RETRY
-from tests.train.trainers.command import gymdata
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, rollouts_table, training_data, two_turns, write_run
+from tests.train.trainers.running import gymdata
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 SHIPPED = Path(__file__).parents[3] / "gymdata" / "sample_data" / "policy"

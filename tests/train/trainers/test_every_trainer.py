@@ -17,11 +17,10 @@ from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import RESOLUTION, read_metrics
-from tests.train.trainers.command import gymdata
+from tests.rollout_files import scored_run
+from tests.train.experience_files import experience_rows, write
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
-from tests.train.trainers.curves import Crash, curve
-from tests.train.trainers.experience_files import experience_rows, write
-from tests.train.trainers.scored_run import scored_run
+from tests.train.trainers.running import Crash, curve, gymdata
 
 pytestmark = pytest.mark.torch
 

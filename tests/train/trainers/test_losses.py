@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.train.losses import LOSSES
-from tests.train.trainers.loss_formulas import (
+from tests.formulas import (
     ALONE,
     CASES,
     CHOSEN,

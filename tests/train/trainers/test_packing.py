@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from gymdata.errors import OutsideError
 from gymdata.train.rollout_data import pack
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK
+from tests.rollout_files import BRANCH, BREAK, rollout, two_turns, write_run
 from tests.train.trainers.conftest import start
-from tests.train.trainers.gradients import assert_same, loss_and_gradients
+from tests.train.trainers.running import assert_same, loss_and_gradients
 
 pytestmark = pytest.mark.torch
 

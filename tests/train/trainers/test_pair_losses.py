@@ -13,8 +13,7 @@ import pytest
 
 from gymdata.errors import UsageError
 from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
-from tests.train.trainers.command import gymdata
-from tests.train.trainers.gradients import assert_same
+from tests.train.trainers.running import assert_same, gymdata
 
 pytestmark = pytest.mark.torch
 BETA, SCALE = 0.3, 2.0

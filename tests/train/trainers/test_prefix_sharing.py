@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.train.experience_files import experience_rows, write
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
-from tests.train.trainers.curves import Crash, curve
-from tests.train.trainers.experience_files import experience_rows, write
+from tests.train.trainers.running import Crash, curve
 
 pytestmark = pytest.mark.torch
 

@@ -14,10 +14,10 @@ import pytest
 
 from gymdata.errors import UsageError
 from gymdata.train.settings import TrainRlConfig
+from tests.formulas import ALONE, clip
+from tests.train.experience_files import N, experience_rows, write
 from tests.train.trainers.conftest import start
-from tests.train.trainers.experience_files import N, experience_rows, write
-from tests.train.trainers.gradients import assert_same, loss_and_gradients
-from tests.train.trainers.loss_formulas import ALONE, clip
+from tests.train.trainers.running import assert_same, loss_and_gradients
 
 pytestmark = pytest.mark.torch
 
@@ -64,7 +64,7 @@ def test_eight_are_four_and_four(policy: Path, assemble_rl: Assemble, name: str,
 
 def test_components_are_means_over_their_own_tokens(policy: Path, assemble_rl: Assemble) -> None:
     """Σ over rl, ce and ref_kl of Σ w·ℓ / Σ [w ≠ 0], each over the whole file, by hand from float64 log-probs."""
-    from tests.train.trainers.experience_files import reference_logps
+    from tests.train.experience_files import reference_logps
 
     rows = weighted_rows(policy)
     sums, counts = {}, {}
@@ -217,7 +217,7 @@ from collections.abc import Callable
 from pathlib import Path
 from gymdata.train.losses import LOSSES
 from tests.train.trainers.conftest import start
-from tests.train.trainers.gradients import loss_and_gradients
+from tests.train.trainers.running import loss_and_gradients
 
 file, policy, out, size = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 found = {}

@@ -14,9 +14,9 @@ import pytest
 
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
+from tests.rollout_files import scored_run
+from tests.train.experience_files import experience_rows, write
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
-from tests.train.trainers.experience_files import experience_rows, write
-from tests.train.trainers.scored_run import scored_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
 
@@ -29,8 +29,8 @@ TWO = """
 import json, sys
 from pathlib import Path
 from tests.train.trainers.conftest import start
-from tests.train.trainers.curves import Crash
-from tests.train.trainers.fsdp_on_cpu import accelerate_shards
+from tests.train.trainers.running import Crash
+from tests.train.trainers.running import accelerate_shards
 from gymdata.train.trainers.run import last_checkpoint, save_model
 
 kinds, files, policy, out, settings = (json.loads(word) for word in sys.argv[1:])

@@ -12,11 +12,9 @@ import pytest
 
 from gymdata.errors import RefusedError, UsageError
 from gymdata.scores.chosen import labels
-from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
-from tests.rollout_shapes import BREAK
-from tests.train.trainers.command import gymdata
+from tests.rollout_files import BREAK, rollout, rollouts_table, scored_run, training_data, two_turns, write_run
 from tests.train.trainers.conftest import start
-from tests.train.trainers.scored_run import scored_run
+from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 

@@ -14,8 +14,8 @@ from gymdata.errors import UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from tests.rollout_files import training_data
-from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ import pytest
 from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
-from tests.train.trainers.command import gymdata
+from tests.train.experience_files import experience_rows, write
 from tests.train.trainers.conftest import start
-from tests.train.trainers.experience_files import experience_rows, write
+from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 

@@ -14,9 +14,8 @@ from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.rollout_data import chosen_rollouts
-from tests.rollout_files import rollout, rollouts_table, training_data, two_turns, write_run
-from tests.rollout_shapes import BRANCH, BREAK
-from tests.train.trainers.command import gymdata
+from tests.rollout_files import BRANCH, BREAK, rollout, rollouts_table, training_data, two_turns, write_run
+from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 

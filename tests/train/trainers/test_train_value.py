@@ -15,10 +15,10 @@ from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, training_data, write_run
-from tests.train.trainers.command import gymdata as command
+from tests.train.experience_files import experience_rows, write
 from tests.train.trainers.conftest import start
-from tests.train.trainers.experience_files import experience_rows, write
-from tests.train.trainers.gradients import assert_same, loss_and_gradients
+from tests.train.trainers.running import assert_same, loss_and_gradients
+from tests.train.trainers.running import gymdata as command
 
 pytestmark = pytest.mark.torch
 

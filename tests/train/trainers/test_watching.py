@@ -8,8 +8,8 @@ import pytest
 
 from gymdata.store import read_run_json
 from gymdata.train.trainers.metrics import read_metrics
-from tests.train.trainers.command import gymdata
 from tests.train.trainers.conftest import pair_rows, write_pairs
+from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 

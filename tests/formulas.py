@@ -1,8 +1,9 @@
-"""The losses of batch RL once more: float64, with loops over tokens, and settings under which they do something."""
+"""Losses and shaping once more, as slowly as they are defined: float64, with loops over tokens and over groups."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -224,3 +225,29 @@ def gradient_of(total: Any, at: dict[str, Any]) -> Any:
 
     (found,) = torch.autograd.grad(total, at["logprobs"])
     return found
+
+
+NAN, INF = math.nan, math.inf
+#: The estimators that are defined here.
+SLOW = ("grpo", "rloo", "cpgd", "dr-grpo", "reinforce-baseline", "reinforce", "gae", "reinforce++", "remax")
+
+
+def slow_shape(group: list[float], kind: str) -> list[float]:
+    """One group, one reward at a time, straight from the definitions."""
+    known = [r for r in group if math.isfinite(r)]
+    flat = len(known) < 2 or statistics.pstdev(known) <= 1e-9 * max(map(abs, known))
+    result = []
+    for r in group:
+        if not math.isfinite(r):
+            result.append(NAN)
+        elif kind in ("reinforce", "gae", "reinforce++", "remax"):
+            result.append(r)
+        elif flat:
+            result.append(0.0)
+        elif kind == "rloo":
+            result.append(r - (sum(known) - r) / (len(known) - 1))
+        else:
+            mean = sum(known) / len(known)
+            scale = {"grpo": statistics.stdev(known) + 1e-9, "cpgd": statistics.pstdev(known) + 1e-6}.get(kind, 1.0)
+            result.append((r - mean) / scale)
+    return result

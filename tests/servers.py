@@ -1,13 +1,51 @@
-"""A server script in a process of its own, which may be killed and started again on its port."""
+"""A real aiohttp server in a thread, for tests that are clients, or in a process of its own, which may be killed."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from aiohttp import web
+
+
+@contextlib.contextmanager
+def serving(app: web.Application) -> Iterator[str]:
+    """Base URL of ``app`` on 127.0.0.1."""
+    loop = asyncio.new_event_loop()
+    up = threading.Event()
+    url: list[str] = []
+
+    async def begin() -> web.AppRunner:
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        url.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        return runner
+
+    def life() -> None:
+        asyncio.set_event_loop(loop)
+        runner = loop.run_until_complete(begin())
+        up.set()
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=life, daemon=True)
+    thread.start()
+    up.wait()
+    try:
+        yield url[0]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
 
 FAULTY = Path(__file__).parent / "faulty_server.py"
 JUDGE = Path(__file__).parent / "judge_server.py"
