@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.forks import Forks
-from tests.spares import Spares, run_module
+from tests.forks import Forks, Spares, run_module
 
 #: Audit events of what changes files. pyarrow's own writing has none, but what it writes to was made by ours before.
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}

@@ -12,16 +12,16 @@ from gymdata.chat.template import ChatRendering, known_template, training_twin
 from gymdata.check import run as checking
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.cli.main import main
-from tests.check import families
+from tests.check import matrix
 
 pytestmark = pytest.mark.torch
 
 POLICY = str(Path(gymdata.sample_data.__file__).parent / "policy")
-needs_trl = pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")
+needs_trl = pytest.mark.skipif(not matrix.template_names(), reason="TRL is not installed")
 
 
 def found(name: str, family: str = "bytes") -> TemplateCheck:
-    return check_template(ChatRendering(families.chat(name, family, keep_reasoning=False)))
+    return check_template(ChatRendering(matrix.family_chat(name, family, keep_reasoning=False)))
 
 
 def test_the_sample_policy_holds_its_turns(capsys):
@@ -37,7 +37,7 @@ def test_the_sample_policy_holds_its_turns(capsys):
 @needs_trl
 def test_a_template_that_strips_reasoning_fails_with_the_place(capsys):
     """Qwen3's template is named, so is what it strips, where, and the twin that cures it; exit code 1."""
-    folder = families.template_folder()
+    folder = matrix.template_folder()
     assert main(["check", POLICY, "--chat-template", f"{folder}/qwen3.jinja", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["template"] == "qwen3"
@@ -53,10 +53,10 @@ def test_a_template_that_strips_reasoning_fails_with_the_place(capsys):
 
 
 @needs_trl
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", matrix.FAMILIES)
 def test_a_break_is_at_the_first_id_that_differs(family: str):
     """The windows of a break agree before its position and differ at it."""
-    if not families.has_family(family):
+    if not matrix.has_family(family):
         pytest.skip("its vocabulary is not installed")
     for b in found("qwen3", family).breaks:
         before = b.position - max(0, b.position - 6)
@@ -100,21 +100,21 @@ def test_a_prompt_that_opens_reasoning_which_history_drops_is_a_break():
 @needs_trl
 def test_collect_uses_the_cure_only_when_it_cures():
     """Qwen3 is replaced by its twin, GLM's twin strips as well and is not used, and both are said."""
-    chat, said = checking.patched_template(families.chat("qwen3", "bytes", keep_reasoning=False), "none")
-    assert chat.tokenizer.chat_template == families.template_text("qwen3_training")
+    chat, said = checking.patched_template(matrix.family_chat("qwen3", "bytes", keep_reasoning=False), "none")
+    assert chat.tokenizer.chat_template == matrix.template_text("qwen3_training")
     assert chat.facts()["chat_template_replaced"]
     assert "qwen3_training" in said[0]
-    chat, said = checking.patched_template(families.chat("glm4moe", "bytes", keep_reasoning=False), "none")
-    assert chat.tokenizer.chat_template == families.template_text("glm4moe")
+    chat, said = checking.patched_template(matrix.family_chat("glm4moe", "bytes", keep_reasoning=False), "none")
+    assert chat.tokenizer.chat_template == matrix.template_text("glm4moe")
     assert "saved ids" in said[0]
-    chat = families.chat("llama3_1", "bytes", keep_reasoning=False)
+    chat = matrix.family_chat("llama3_1", "bytes", keep_reasoning=False)
     assert checking.patched_template(chat, "none") == (chat, [])
 
 
 @needs_trl
 def test_templates_are_known_by_their_exact_text():
     """One changed character makes a template unknown; a twin has no twin."""
-    text = families.template_text("qwen3")
+    text = matrix.template_text("qwen3")
     known = known_template(text)
     assert known is not None
     assert known.name == "qwen3"

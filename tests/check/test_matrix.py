@@ -8,23 +8,23 @@ import pytest
 
 from gymdata.errors import DataError
 from gymdata.rollouts.next_prompt import next_prompt
-from tests.check import families
+from tests.check import matrix
 from tests.check.matrix import check_cell
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")]
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(not matrix.template_names(), reason="TRL is not installed")]
 
-NAMES = families.template_names()
+NAMES = matrix.template_names()
 #: One of each kind of template: what closes a turn, where reasoning goes, who may speak.
 SAMPLE = ["deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "idefics3", "llama3_1", "lfm2_v2",
           "nemotron_3_nano", "phi3", "qwen2_5", "qwen3", "qwen3_5_nothink"]  # fmt: skip
 
 
 def matrix(names: list[str]) -> list[pytest.param]:
-    return [pytest.param(name, family, id=f"{name}-{family}") for family in families.FAMILIES for name in names]
+    return [pytest.param(name, family, id=f"{name}-{family}") for family in matrix.FAMILIES for name in names]
 
 
 def skip_unknown(family: str) -> None:
-    if not families.has_family(family):
+    if not matrix.has_family(family):
         pytest.skip("mistral_common, whose vocabulary this uses, is not installed")
 
 
@@ -50,14 +50,14 @@ def test_most_splices_are_exact():
     assert counts["exact"] > 0.8 * counts["steps"], counts
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", matrix.FAMILIES)
 def test_a_bridge_after_canonical_ids_is_the_rendered_conversation(family: str):
     """Where the template changes nothing and the model wrote the very ids that the template would, bridge and rendering
     agree token for token."""
     skip_unknown(family)
     agreed = 0
     for name in NAMES:
-        chat = families.chat(name, family)
+        chat = matrix.family_chat(name, family)
         messages = [{"role": "user", "content": "What is 7+5?"}, {"role": "assistant", "content": "It is 12."}]
         new = [{"role": "user", "content": "And less two?"}]
         prompt = chat.render(messages[:1], None)

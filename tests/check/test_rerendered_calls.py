@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gymdata.checks.chat_text import same_turn
-from tests.check import families
+from tests.check import matrix
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not families.template_names(), reason="TRL is not installed")]
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(not matrix.template_names(), reason="TRL is not installed")]
 
 ARGUMENTS = {"word": "a tree", "n": 3, "deep": {"x": [1, 2.5, None], "y": True}}
 TOOL = {
@@ -25,14 +25,14 @@ TOOL = {
 
 def written(template: str, arguments: dict[str, object]) -> str | None:
     """What the template writes for a call with these arguments."""
-    chat = families.chat(template, "bytes", keep_reasoning=False)
+    chat = matrix.family_chat(template, "bytes", keep_reasoning=False)
     call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
     ids = chat.written_by_template({"role": "assistant", "content": "", "tool_calls": [call]}, [TOOL])
     text = None if ids is None else chat.decode(ids)
     return text if text is not None and "look_up" in text and "tree" in text else None
 
 
-@pytest.mark.parametrize("template", families.template_names())
+@pytest.mark.parametrize("template", matrix.template_names())
 def test_the_order_of_arguments_says_nothing(template: str) -> None:
     """Every shipped template that writes calls: reversed arguments are equal, other arguments are not."""
     one = written(template, ARGUMENTS)

@@ -19,7 +19,7 @@ from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
-from tests.check import families
+from tests.check import matrix
 
 pytestmark = pytest.mark.torch
 
@@ -210,7 +210,7 @@ def test_verl_prompts(tokenizer: Any, tmp_path: Path) -> None:
 @pytest.fixture(params=TEMPLATES)
 def chat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransformersChat:
     """The chat of a template, which ``tokenize`` gets instead of one that it loads."""
-    made = families.chat(request.param, "bytes")
+    made = matrix.family_chat(request.param, "bytes")
     monkeypatch.setattr(TransformersChat, "load", lambda *_, **__: made)
     return made
 

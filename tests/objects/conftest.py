@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.forks import Forks, forks
-from tests.objects.faulty_store import FaultyStore, faulty, s3
+from tests.objects.stores import FaultyStore, faulty, s3
 from tests.rollout_files import rollout, write_run
 
 ROWS = [

@@ -16,7 +16,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.store import read_run_json
 from tests.objects.conftest import parquet_held
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 from tests.servers import FAULTY, server_processes
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/not/there/yet"])

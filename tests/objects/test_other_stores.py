@@ -14,7 +14,7 @@ from gymdata.store import Run
 from gymdata.store.paths import placed_output
 from tests.objects.appending import append
 from tests.objects.conftest import plain
-from tests.objects.other_stores import Objects, objects
+from tests.objects.stores import Objects, objects
 from tests.store.conftest import make_row
 
 pytestmark = pytest.mark.store

@@ -20,7 +20,7 @@ from gymdata.remote.reading import located
 from gymdata.store import read_run_json
 from gymdata.train.annotations import run_behind
 from tests.objects.conftest import ROWS, parquet_held, upload
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 
 READS = {
     "validate": "validate {url}",

@@ -19,7 +19,7 @@ from gymdata.store.reading import DataWarning
 from tests.forks import Fork, Forks
 from tests.objects.appending import append, forked
 from tests.objects.conftest import plain
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 from tests.store.conftest import make_row
 
 URL = "s3://bucket/runs/new"

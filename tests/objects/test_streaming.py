@@ -22,7 +22,7 @@ from gymdata.store.partial_reads import verified_datasets
 from tests.forks import Forks
 from tests.objects.appending import forked
 from tests.objects.conftest import parquet_held, upload
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 from tests.rollout_files import rollout, rollouts_table
 
 URL = "s3://bucket/runs/large"

@@ -13,7 +13,7 @@ from gymdata.errors import StoreError
 from gymdata.store import Run
 from gymdata.store.paths import placed_output
 from tests.objects.appending import append
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 from tests.store.conftest import make_row
 
 URL = "s3://bucket/runs/new"

@@ -18,7 +18,7 @@ from gymdata.errors import DataError, GymdataError
 from tests.forks import Fork, Forks
 from tests.objects.appending import forked
 from tests.objects.conftest import plain, upload
-from tests.objects.faulty_store import FaultyStore
+from tests.objects.stores import FaultyStore
 from tests.rollout_files import rollout, write_run
 
 OUT = "s3://bucket/made/out"

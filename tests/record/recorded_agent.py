@@ -12,9 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymdata.collect.report import CollectSummary
+from gymdata.collect.run import collect
+from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Generation, SampleRequest
+from gymdata.record.agent import load_agent
 from gymdata.record.run import record
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
 from tests.collect.fake_parts import ROLE, FakeSampler
 from tests.record.scripted_engine import TOOL_SET, Letters
 from tests.record.scripted_server import SUBMIT
@@ -54,6 +60,38 @@ def main(folder: Path, script: Script, command: Sequence[str]) -> int:
     summary = record(output=folder / "run", parts=parts, agent=command, say=lambda text: print(text, file=sys.stderr))
     (folder / "sampled.json").write_text(json.dumps(sampler.sampled))
     return summary.command_exit or 0
+
+
+#: An agent that sends its prompt, writes the answer to a file, and ends with the code that the answer's length says.
+ASK = """
+import json, os, sys, urllib.request
+prompt, code = sys.argv[1], int(sys.argv[2])
+body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+text = answer["choices"][0]["message"]["content"]
+open("answer.txt", "w").write(text)
+print("wrote", text)
+print("of", os.environ["GYMDATA_TASK"], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def asking(code: int = 0) -> str:
+    """The command of an agent that asks once."""
+    return f"{sys.executable} -c '{ASK}' {{prompt}} {code}"
+
+
+def collected(tasks: Any, run: Path, sampler: FakeSampler, **settings: Any) -> CollectSummary:
+    """Collect with an agent and a scripted engine."""
+    config = CollectConfig.of({"tasks": "-", "output": run, "seed": 3, **settings}, "test")
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
+    agent = load_agent(config.agent, config.agent_files, isolate=config.isolate)
+    parts = Parts(sampler, Letters(), None, rewards, {"policy": "fake", "policy_hash": "fake-0"}, agent=agent)
+    summary = collect(tasks, config=config, parts=parts)
+    assert isinstance(summary, CollectSummary)
+    return summary
 
 
 if __name__ == "__main__":

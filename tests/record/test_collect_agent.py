@@ -22,7 +22,7 @@ from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, engine_fault
-from tests.record.agent_runs import ASK, asking, collected
+from tests.record.recorded_agent import ASK, asking, collected
 from tests.record.scripted_engine import Letters
 
 TASKS = [{"task_id": "a", "prompt": "it's $HOME", "answer": "2"}, {"task_id": "b", "prompt": "q2", "answer": "1"}]

@@ -17,7 +17,7 @@ from gymdata.store import read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
 from tests.kills import kill_at, start, wait_for_rows
-from tests.record.agent_runs import ASK
+from tests.record.recorded_agent import ASK
 from tests.servers import FAULTY, ServerProcess, server_processes
 
 pytestmark = pytest.mark.torch

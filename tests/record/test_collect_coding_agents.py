@@ -19,8 +19,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.validate.run import validate
-from tests.record.agent_runs import collected
-from tests.record.recorded_agent import KeptSampler
+from tests.record.recorded_agent import KeptSampler, collected
 
 REWARD = '''
 def written(directory, exit_code, answer) -> float:

@@ -16,12 +16,11 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.interop.formats import exported, format_named
-from tests.forks import Forks, forks
+from tests.forks import Forks, Spares, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.kills import differences, tell
 from tests.model_files import write_adapter
 from tests.rollout_files import rollout, write_run
-from tests.spares import Spares
 
 SAMPLE = Path(__file__).parents[2] / "sample_data"
 CLEAN = SAMPLE / "rollouts" / "clean.jsonl"

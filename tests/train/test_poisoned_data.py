@@ -14,8 +14,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
 from gymdata.train import run
 from gymdata.train.settings import TRAINERS
-from tests.rollout_files import rollout, rollouts_table, two_turns
-from tests.train.experience_files import experiences
+from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=100)
 

@@ -20,8 +20,7 @@ from gymdata.store import read_table, write_table
 from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
 from gymdata.train.prepared import opened, prepare
 from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.train.experience_files import experiences
+from tests.rollout_files import experiences, rollout, two_turns, write_run
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.

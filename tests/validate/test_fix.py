@@ -12,8 +12,18 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
-from tests.validate.generate import Plant, chat, native_rows, nemo_rows, plant, with_ids, write_lines, write_native
-from tests.validate.plants import NATIVE_PLANTS, NEMO_PLANTS
+from tests.validate.generate import (
+    NATIVE_PLANTS,
+    NEMO_PLANTS,
+    Plant,
+    chat,
+    native_rows,
+    nemo_rows,
+    plant,
+    with_ids,
+    write_lines,
+    write_native,
+)
 
 CHOICES = ["split", "truncate", "drop"]
 #: Turn 1 rewrites a generated token, turn 3 rewrites one of turn 2.

@@ -16,8 +16,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
-from tests.validate.generate import Plant, native_rows, plant, write_native
-from tests.validate.plants import NATIVE_PLANTS, reseal
+from tests.validate.generate import NATIVE_PLANTS, Plant, native_rows, plant, reseal, write_native
 
 FORMATS = ["parquet", "jsonl"]
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.validate.run import validate
-from tests.validate.generate import Plant, nemo_row, plant, with_ids, write_lines
+from tests.validate.generate import NEMO_PLANTS, Plant, nemo_row, plant, put_nemo, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
-from tests.validate.plants import NEMO_PLANTS, put_nemo
 
 
 def test_clean_rows_are_never_flagged(tmp_path: Path) -> None:

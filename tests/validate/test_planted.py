@@ -14,7 +14,7 @@ import sample_data
 from gymdata.checks.violations import BREAKS as BREAK_CODES
 from gymdata.rollouts.turns import encode_turns
 from gymdata.validate.run import fix, validate
-from tests.check.families import FAMILIES, has_family, save_family
+from tests.check.matrix import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout
 from tests.validate.generate import _lists, chat, nemo_row, write_lines, write_native
 from tests.validate.planted import BREAKS, CHATML, FAULTS, HEADERS, Maker, Planted, encoded

@@ -16,10 +16,10 @@ import pytest
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store.reading import reading
 from gymdata.workers.processes import in_order
-from tests.workers.jobs import dies_at_three, divides, negative, refuses_three
+from tests.workers.inputs import dies_at_three, divides, negative, refuses_three
 
 WAITING = """
-from tests.workers.jobs import waits_for_ever
+from tests.workers.inputs import waits_for_ever
 from gymdata.workers.processes import in_order
 try:
     list(in_order(waits_for_ever, [1, 2, 3, 4], 2, str))

@@ -18,8 +18,18 @@ from gymdata.rollouts.schema import ANNOTATIONS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table, write_run_json
 from gymdata.train.annotations import AnnotationWriter, TurnPlaces, parts, place_of, run_behind, turn_places
-from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, rollouts_table, training_data, two_turns, write_run
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import (
+    BRANCH,
+    BREAK,
+    RETRY,
+    experience_rows,
+    rollout,
+    rollouts_table,
+    training_data,
+    two_turns,
+    write_experiences,
+    write_run,
+)
 from tests.train.trainers.running import gymdata
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -251,7 +261,7 @@ def test_the_run_is_found_and_named(policy: Path, tmp_path: Path) -> None:
     assert gymdata("experience", run).returncode == 0
     moved = run.rename(tmp_path / "moved")
     assert run_behind(moved / "experiences-grpo") == moved
-    bare = write(tmp_path, experience_rows(policy))
+    bare = write_experiences(tmp_path, experience_rows(policy))
     with pytest.raises(RefusedError, match="--annotate writes beside the rollouts, and no run folder holds them"):
         run_behind(bare)
     other = write_run(tmp_path / "other", rows())

@@ -14,7 +14,7 @@ import pytest
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.train.sequence_data import training_experiences
-from tests.train.experience_files import N, experience_rows, reference_logps, write
+from tests.rollout_files import N, experience_rows, reference_logps, write_experiences
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients
 
@@ -36,7 +36,7 @@ def assemble_rl(policy: Path, tmp_path: Path) -> Assemble:
         rows: list[dict[str, Any]], loss: str = "ppo_clip", kl_beta: float = 0.0, settings: dict[str, Any] | None = None
     ) -> Any:
         given = {"learning_rate": 0.1, **(settings or {})}
-        return start("rl", write(tmp_path, rows), policy, tmp_path / "out", given, loss=loss, kl_beta=kl_beta,
+        return start("rl", write_experiences(tmp_path, rows), policy, tmp_path / "out", given, loss=loss, kl_beta=kl_beta,
                      **BOUNDS[loss])  # fmt: skip
 
     return build

@@ -17,8 +17,7 @@ from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import RESOLUTION, read_metrics
-from tests.rollout_files import scored_run
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import experience_rows, scored_run, write_experiences
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve, gymdata
 
@@ -33,7 +32,7 @@ def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
     table = TRAINERS[algorithm].table.name
     if table == "pairs":
         return write_pairs(folder, pair_rows(policy))
-    return write(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
+    return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ def test_a_training_that_learned_nothing_ends_with_1(
         {**row, **{name: [value] * len(row["input_ids"]) for name, value in rows.items()}}
         for row in experience_rows(policy)
     ]
-    words = ["train-rl", write(tmp_path, made), "-m", policy, "-o", tmp_path / "out", "--json"]
+    words = ["train-rl", write_experiences(tmp_path, made), "-m", policy, "-o", tmp_path / "out", "--json"]
     words += [word for name, value in {"max_steps": 2, **settings}.items() for word in ("--set", f"{name}={value}")]
     done = gymdata(*words)
     assert (done.returncode, "nothing was learned" in done.stderr) == (1, True), done.stderr
@@ -270,7 +269,15 @@ def test_a_training_that_learned_nothing_ends_with_1(
 )
 def test_the_smallest_honest_training_learned(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     """One step with a learning rate of 1e-6 changes weights by more than rounding, whole or of an adapter."""
-    words = ["train-rl", write(tmp_path, experience_rows(policy)), "-m", policy, "-o", tmp_path / "out", "--json"]
+    words = [
+        "train-rl",
+        write_experiences(tmp_path, experience_rows(policy)),
+        "-m",
+        policy,
+        "-o",
+        tmp_path / "out",
+        "--json",
+    ]
     given = {"max_steps": 1, "learning_rate": 1e-6, **settings}
     done = gymdata(*words, *(word for name, value in given.items() for word in ("--set", f"{name}={value}")))
     assert (done.returncode, "nothing was learned" in done.stderr) == (0, False), done.stderr
@@ -280,7 +287,7 @@ def test_the_smallest_honest_training_learned(policy: Path, tmp_path: Path, sett
 
 def test_a_training_that_diverged_is_told(policy: Path, tmp_path: Path) -> None:
     """At a learning rate of 10 nothing of the model is left: a warning with KL, loss, gradient and the learning rate."""
-    words = ["train-rl", write(tmp_path, experience_rows(policy)), "-m", policy, "-o", tmp_path / "out"]
+    words = ["train-rl", write_experiences(tmp_path, experience_rows(policy)), "-m", policy, "-o", tmp_path / "out"]
     done = gymdata(*words, "--set", "max_steps=3", "--set", "learning_rate=10")
     assert re.search(r"warning: .*/out: the training diverged: KL .*grad .*Lower learning_rate \(10\)", done.stderr)
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
-from tests.rollout_files import rollout, two_turns, write_run
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import experience_rows, rollout, two_turns, write_experiences, write_run
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve
 
@@ -42,7 +41,7 @@ def sibling_file(algorithm: str, policy: Path, folder: Path, prompt: list[int] |
         row["loss_mask"] = [0] * len(head) + row["loss_mask"][first:]
         for name in ("logprobs", "advantages", "returns", "ref_logprobs"):
             row[name] = [0.0] * len(head) + row[name][first:]
-    return write(folder, made)
+    return write_experiences(folder, made)
 
 
 def train(algorithm: str, policy: Path, folder: Path, sharing: str, **job: Any) -> tuple[Any, list[float]]:
@@ -116,7 +115,11 @@ def test_siblings_meet_where_that_saves_a_quarter(algorithm: str, policy: Path, 
     assert np.count_nonzero(np.diff(groups)) == 1
     other = tmp_path / "other"
     other.mkdir()
-    file = write_pairs(other, pair_rows(policy)) if algorithm != "rl" else write(other, experience_rows(policy))
+    file = (
+        write_pairs(other, pair_rows(policy))
+        if algorithm != "rl"
+        else write_experiences(other, experience_rows(policy))
+    )
     alone, _ = start(algorithm, file, policy, tmp_path / "alone", {})
     assert alone.groups is None
 
@@ -177,7 +180,7 @@ def test_shared_tokens_are_those_that_another_sequence_of_the_batch_has(policy: 
     for row, ids in zip(rows, ([1, 2, 3], [1, 2, 4], [5, 6, 7]), strict=True):
         row.update(input_ids=ids, loss_mask=[0, 0, 1], turn_starts=[2])
         row.update({name: [0.0, 0.0, -1.0] for name in ("logprobs", "advantages", "returns", "ref_logprobs")})
-    trainer, _ = start("rl", write(tmp_path, rows), policy, tmp_path / "out", {})
+    trainer, _ = start("rl", write_experiences(tmp_path, rows), policy, tmp_path / "out", {})
     sequences = trainer.data.sequences
     assert shared_tokens(sequences, np.arange(3), 3) == pytest.approx(2 / 9)
     assert shared_tokens(sequences, np.arange(3), 1) == 0

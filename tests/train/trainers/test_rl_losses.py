@@ -15,7 +15,7 @@ import pytest
 from gymdata.errors import UsageError
 from gymdata.train.settings import TrainRlConfig
 from tests.formulas import ALONE, clip
-from tests.train.experience_files import N, experience_rows, write
+from tests.rollout_files import N, experience_rows, write_experiences
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients
 
@@ -28,7 +28,7 @@ Assemble = Callable[..., Any]
 def assemble_rl(policy: Path, tmp_path: Path) -> Assemble:
     def build(rows: list[dict[str, Any]], given: dict[str, Any] | None = None, **job: Any) -> Any:
         given = {"learning_rate": 0.1, **(given or {})}
-        return start("rl", write(tmp_path, rows), policy, tmp_path / "out", given, **job)[0]
+        return start("rl", write_experiences(tmp_path, rows), policy, tmp_path / "out", given, **job)[0]
 
     return build
 
@@ -64,7 +64,7 @@ def test_eight_are_four_and_four(policy: Path, assemble_rl: Assemble, name: str,
 
 def test_components_are_means_over_their_own_tokens(policy: Path, assemble_rl: Assemble) -> None:
     """Σ over rl, ce and ref_kl of Σ w·ℓ / Σ [w ≠ 0], each over the whole file, by hand from float64 log-probs."""
-    from tests.train.experience_files import reference_logps
+    from tests.rollout_files import reference_logps
 
     rows = weighted_rows(policy)
     sums, counts = {}, {}
@@ -246,7 +246,7 @@ def test_two_processes_are_one(policy: Path, tmp_path: Path) -> None:
     import pickle
     import socket
 
-    file, script = write(tmp_path, weighted_rows(policy)), tmp_path / "two.py"
+    file, script = write_experiences(tmp_path, weighted_rows(policy)), tmp_path / "two.py"
     script.write_text(TWO)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

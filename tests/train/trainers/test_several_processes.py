@@ -14,8 +14,7 @@ import pytest
 
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
-from tests.rollout_files import scored_run
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import experience_rows, scored_run, write_experiences
 from tests.train.trainers.conftest import pair_rows, start, write_pairs
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
@@ -68,7 +67,7 @@ def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
     if table == "pairs":
         weights = [0.5 + i % 3 for i in range(13)]
         return write_pairs(folder, pair_rows(policy, weight=weights))
-    return write(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
+    return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
 
 
 def in_two_processes(script: str, folder: Path, *words: object) -> None:

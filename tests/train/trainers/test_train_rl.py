@@ -12,7 +12,7 @@ import pytest
 from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import experience_rows, write_experiences
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import gymdata
 
@@ -29,7 +29,7 @@ def make(folder: Path, policy: Path, rows: list[dict[str, Any]] | None = None, *
     write_run_json(run, {"run_id": "run", "identity": {**tokens, **SAMPLING, **identity}})
     place = run / "experiences-grpo"
     place.mkdir(parents=True, exist_ok=True)
-    write(place, rows or experience_rows(policy, noise=0.0))
+    write_experiences(place, rows or experience_rows(policy, noise=0.0))
     write_run_json(place, {"stage": "experiences", "parents": [{"path": str(run), "run_id": "run"}]})
     return place
 
@@ -134,7 +134,9 @@ def test_log_probs_of_no_model_are_named(policy: Path, tmp_path: Path, poison: A
         for row in honest
     ]
     told = [
-        gymdata("train-rl", write(tmp_path, given), "-m", policy, "-o", tmp_path / "out", "--dry-run", *more).stderr
+        gymdata(
+            "train-rl", write_experiences(tmp_path, given), "-m", policy, "-o", tmp_path / "out", "--dry-run", *more
+        ).stderr
         for given, *more in ((rows,), (honest,), (rows, "--loss", "filtered_bc"))
     ]
     assert re.search(

@@ -14,8 +14,7 @@ import gymdata
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_run_json, read_table, write_run_json
-from tests.rollout_files import rollout, training_data, write_run
-from tests.train.experience_files import experience_rows, write
+from tests.rollout_files import experience_rows, rollout, training_data, write_experiences, write_run
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients
 from tests.train.trainers.running import gymdata as command
@@ -81,7 +80,9 @@ def test_loss_and_gradients_are_the_formula(critic: Path, tmp_path: Path, clip: 
     """Masked mean of half the squared distance to the return, clipped about the old value where asked, in micro-batches."""
     rows = value_rows(critic)
     settings = {"per_device_train_batch_size": 3}
-    trainer, _ = start("value", write(tmp_path, rows), critic, tmp_path / "out", settings, split=0.0, value_clip=clip)
+    trainer, _ = start(
+        "value", write_experiences(tmp_path, rows), critic, tmp_path / "out", settings, split=0.0, value_clip=clip
+    )
     loss, gradients = loss_and_gradients(trainer)
     expected = by_hand(critic, rows, clip)
     assert_same((loss, {name: gradients[name] for name in expected[1]}), expected, rel=2e-5)
@@ -90,7 +91,7 @@ def test_loss_and_gradients_are_the_formula(critic: Path, tmp_path: Path, clip: 
 def test_a_policy_begins_with_values_of_zero(policy: Path, tmp_path: Path) -> None:
     """The new head is zero, so the first loss is half the mean squared return and nothing is explained."""
     rows = value_rows(policy)
-    trainer, _ = start("value", write(tmp_path, rows), policy, tmp_path / "out", {}, split=0.3)
+    trainer, _ = start("value", write_experiences(tmp_path, rows), policy, tmp_path / "out", {}, split=0.3)
     assert trainer.before["explained_variance"] == pytest.approx(0.0, abs=1e-12)
     held = trainer.data.heldout
     returns = held.returns.values[held.sequences.is_trained].astype(np.float64)
@@ -101,7 +102,7 @@ def test_held_out_tasks_are_not_trained(policy: Path, tmp_path: Path) -> None:
     """The split is by task, and what is cut or left out takes its returns with it."""
     rows = value_rows(policy)
     rows[2]["loss_mask"] = [0] * len(rows[2]["loss_mask"])
-    data = training_data("value", write(tmp_path, rows), split=0.3, seed=0, max_length=12)
+    data = training_data("value", write_experiences(tmp_path, rows), split=0.3, seed=0, max_length=12)
     assert data.heldout is not None
     task = {row["rollout_id"]: row["task_id"] for row in rows}
     assert not {task[r] for r in data.rollout_ids} & set(data.heldout_tasks)
@@ -117,12 +118,12 @@ def test_what_is_refused(policy: Path, tmp_path: Path) -> None:
     """Clipping without values, and a return that is not finite."""
     rows = experience_rows(policy)
     with pytest.raises(UsageError, match=r"--value-clip needs the values.*\n.*--critic"):
-        start("value", write(tmp_path, rows), policy, tmp_path / "out", {}, value_clip=0.2)
+        start("value", write_experiences(tmp_path, rows), policy, tmp_path / "out", {}, value_clip=0.2)
     rows = value_rows(policy)
     rows[1]["returns"][-1] = float("inf")
     (tmp_path / "b").mkdir()
     with pytest.raises(RefusedError, match="returns of rollout-1/0 is inf on a trained token"):
-        start("value", write(tmp_path / "b", rows), policy, tmp_path / "out", {}, split=0.0)
+        start("value", write_experiences(tmp_path / "b", rows), policy, tmp_path / "out", {}, split=0.0)
 
 
 @pytest.fixture
