@@ -19,7 +19,7 @@ SAMPLE = ["deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "idefics3", "
           "nemotron_3_nano", "phi3", "qwen2_5", "qwen3", "qwen3_5_nothink"]  # fmt: skip
 
 
-def matrix(names: list[str]) -> list[pytest.param]:
+def cells(names: list[str]) -> list[pytest.param]:
     return [pytest.param(name, family, id=f"{name}-{family}") for family in matrix.FAMILIES for name in names]
 
 
@@ -28,7 +28,7 @@ def skip_unknown(family: str) -> None:
         pytest.skip("mistral_common, whose vocabulary this uses, is not installed")
 
 
-@pytest.mark.parametrize(("name", "family"), matrix(SAMPLE))
+@pytest.mark.parametrize(("name", "family"), cells(SAMPLE))
 def test_sampled_templates_hold_ids_and_splice_exactly_or_refuse(name: str, family: str):
     """Held ids and bridges never break, and a splice is the held conversation or a refusal."""
     skip_unknown(family)
@@ -36,7 +36,7 @@ def test_sampled_templates_hold_ids_and_splice_exactly_or_refuse(name: str, fami
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "family"), matrix(NAMES))
+@pytest.mark.parametrize(("name", "family"), cells(NAMES))
 def test_every_template_holds_ids_and_splices_exactly_or_refuses(name: str, family: str):
     """As above, for every template and more conversations."""
     skip_unknown(family)
@@ -79,8 +79,6 @@ def test_a_bridge_after_canonical_ids_is_the_rendered_conversation(family: str):
 @pytest.mark.full
 def test_the_table_of_templates_is_fresh():
     """schemas/templates.md says what the installed templates do today."""
-    from tests.check import table
-
-    if table.trl_of_file() != table.version("trl"):
+    if matrix.trl_of_file() != matrix.version("trl"):
         pytest.skip("the table was made with another version of TRL")
-    assert table.FILE.read_text(encoding="utf-8") == table.table(), "run: python -m tests.check.matrix"
+    assert matrix.FILE.read_text(encoding="utf-8") == matrix.table(), "run: python -m tests.check.matrix"
