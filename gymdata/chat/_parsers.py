@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import xxhash
 
 from gymdata.errors import UsageError, needs
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, ToolCall, Tools
 
-Tools = Sequence[Mapping[str, Any]] | None
 _log = logging.getLogger(__name__)
 
 
@@ -207,7 +206,7 @@ def _message(parsed: Mapping[str, Any] | None, ids: Sequence[int], chat: Templat
     return message
 
 
-def _call(call: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
+def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):

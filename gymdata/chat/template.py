@@ -10,7 +10,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ from gymdata.models._transformers import (
     writes_conversations_itself,
 )
 from gymdata.models.model_identity import tokenizer_facts, tokenizer_folder
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, Tools
 
 _TWIN = "_training"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -74,7 +74,7 @@ class ChatRendering:
         special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
         self.plain_ids = [i for i in range(chat.vocab_size) if i not in special]
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
+    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
         """Raises DataError when the template refuses the conversation."""
         return self._chat.text(messages, tools, generate=generate)
 
@@ -84,9 +84,7 @@ class ChatRendering:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._chat.decode(token_ids)
 
-    def bridge(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
+    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
         return self._chat.bridge(messages, new, tools)
 
     def marks_generations(self) -> bool:
@@ -222,11 +220,11 @@ class TransformersChat:
 
     # --- messages to ids --------------------------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Ids of the conversation with the generation prompt. Raises DataError when the template refuses the messages."""
         return self.encode(self.text(messages, tools, generate=True))
 
-    def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+    def fewest_tokens(self, messages: Sequence[Message], tools: Tools) -> int:
         """A lower bound of ``len(render(…))`` for texts that take long to tokenise; 0 for others."""
         characters = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
         if characters < _LONG_TEXT:
@@ -237,9 +235,7 @@ class TransformersChat:
             return 0
         return len(self.text(messages, tools, generate=True)) // self._most_characters
 
-    def bridge(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
+    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
         """Ids from just after the end of the last assistant message in ``messages`` through ``new`` and the generation
         prompt. Raises RefusedError when the template rewrites earlier messages."""
         if not any(m["role"] == "assistant" for m in messages):
@@ -252,7 +248,7 @@ class TransformersChat:
 
     # --- ids to messages --------------------------------------------------------------------------------------------
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Tools) -> Message:
         """The assistant message in generated ids. Never raises: what does not parse is content."""
         return self._parser.read([int(i) for i in token_ids], tools)
 
@@ -274,7 +270,7 @@ class TransformersChat:
                 text = text.replace(token, "")
         return text
 
-    def written_by_template(self, message: Message, tools: Sequence[Mapping[str, Any]] | None) -> list[int] | None:
+    def written_by_template(self, message: Message, tools: Tools) -> list[int] | None:
         """Ids that the template would have a model write for this message, with the end of turn; None if it cannot."""
         user: Message = {"role": "user", "content": "begin"}
         try:
@@ -290,7 +286,7 @@ class TransformersChat:
 
     # --- the template -----------------------------------------------------------------------------------------------
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generate: bool) -> str:
+    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
         from gymdata.chat.template_proof import TemplateLimitError

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, ToolCall, Tools
 from gymdata.rollouts.next_prompt import bridge_ids
 
 #: Code points that canonical composition can make one of.
@@ -48,8 +48,6 @@ _PROBE = "gymdata asks this"
 _CALL_ID = "call00000"
 _USER: Message = {"role": "user", "content": "begin"}
 _HINT = "use a prefix-preserving template (--chat-template FILE); `gymdata check MODEL` names one where known"
-
-Tools = Sequence[Mapping[str, Any]] | None
 
 
 class RewrittenError(RefusedError):
@@ -200,7 +198,7 @@ def _assistant() -> Message:
     return {"role": "assistant", "content": STAND_IN}
 
 
-def _calling(calls: Sequence[Mapping[str, Any]] | None) -> Message:
+def _calling(calls: Sequence[ToolCall] | None) -> Message:
     plain = {"type": "function", "id": _CALL_ID, "function": {"name": "f", "arguments": {}}}
     stand_in = copy.deepcopy(list(calls or [plain]))
     stand_in[-1] = {**stand_in[-1], "function": {**stand_in[-1]["function"], "arguments": {"x": STAND_IN}}}

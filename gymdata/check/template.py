@@ -8,14 +8,13 @@ every time, because everything that is drawn is drawn from a fixed seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, Tools
 
-Tools = Sequence[Mapping[str, Any]] | None
 Where = Literal["generation prompt", "earlier messages"]
 
 #: Ids shown on each side of a break.

@@ -17,6 +17,7 @@ from gymdata.checks import breaks
 from gymdata.checks.violations import BREAKS, Violation
 from gymdata.public import Report, Row
 from gymdata.rollouts import turns as tokens
+from gymdata.rollouts.messages import Message
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
@@ -151,7 +152,7 @@ def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict
     return result
 
 
-def part_messages(messages: Sequence[Mapping[str, Any]], part: Sequence[int], cut: bool) -> list[dict[str, Any]]:
+def part_messages(messages: Sequence[Message], part: Sequence[int], cut: bool) -> list[Message]:
     """The conversation up to what the part's last turn wrote, turns renumbered; to its end when nothing was cut."""
     number = {turn: index for index, turn in enumerate(part)}
     last = max((i for i, m in enumerate(messages) if m.get("turn") == part[-1]), default=len(messages) - 1)

@@ -29,7 +29,7 @@ from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
 from gymdata.errors import GymdataError, OutsideError
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 
@@ -68,7 +68,7 @@ class EpisodeConfig:
         with self.spent.on("engine", request.n):
             return await self.sampler.sample(request)
 
-    def first_prompt(self, task: Task, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[int]:
+    def first_prompt(self, task: Task, messages: list[Message], tools: list[ToolDefinition] | None) -> list[int]:
         """Ids of an opening conversation; rendered once for members whose environment leaves it alone."""
         *rendered, prompt = self.first_prompts.get(task.task_id, (None, None, []))
         if rendered == [messages, tools]:
@@ -105,7 +105,7 @@ class Rollout:
     messages: list[Message] = field(default_factory=list)
     #: For each message the model call that produced it, None for the others.
     produced_by: list[int | None] = field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     finish_reason: str | None = None
     #: The environment's verdict on the rollout.
     verdict: Verdict | None = None

@@ -12,6 +12,7 @@ import orjson
 from gymdata.collect.episode import Rollout, turns_as_json
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import total
+from gymdata.rollouts.messages import Message
 
 _COLUMNS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
@@ -85,7 +86,7 @@ def reward_fault_record(rollout: Rollout, name: str, message: str) -> dict[str, 
     }
 
 
-def table_message(message: Mapping[str, Any], turn: int | None) -> dict[str, Any]:
+def table_message(message: Message, turn: int | None) -> Message:
     """A chat message in the table's shape: tool calls as JSON text, unknown keys in ``extra``."""
     calls = message.get("tool_calls")
     extra = {k: v for k, v in message.items() if k not in _COLUMNS}

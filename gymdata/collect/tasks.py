@@ -41,7 +41,7 @@ from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_f
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
 from gymdata.store import hash_file
 
 #: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
@@ -352,7 +352,7 @@ def _message(value: Any, where: str) -> Message:
     return message
 
 
-def _tool_call(value: Any, where: str) -> dict[str, Any]:
+def _tool_call(value: Any, where: str) -> ToolCall:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise FieldError(where, short(value), "tool calls with a function name and arguments")
@@ -380,7 +380,7 @@ def _text(value: Any, where: str) -> str:
     raise FieldError(where, short(value), "text, or a list of text parts")
 
 
-def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], list[dict[str, Any]] | None]:
+def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], list[ToolDefinition] | None]:
     where = "responses_create_params"
     if not isinstance(value, dict):
         raise FieldError(where, short(value), "an object with input and optional tools")
@@ -395,7 +395,7 @@ def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], 
     return messages, _tools(tools, f"{where}.tools") if tools else None
 
 
-def _tools(value: Any, where: str) -> list[dict[str, Any]] | None:
+def _tools(value: Any, where: str) -> list[ToolDefinition] | None:
     """Chat-style schemas; the flat Responses style is wrapped."""
     if isinstance(value, str):  # Parquet files often hold nested schemas as JSON text
         try:

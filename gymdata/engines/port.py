@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, Tools
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -21,7 +21,7 @@ class Conversation:
     far, which the prompt should begin with; empty before the first model call."""
 
     messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Tools
     held: Sequence[int] = ()
 
 
@@ -93,22 +93,20 @@ class Chat(Protocol):
         """Hashes for run.json: tokenizer_hash, chat_template_hash, end_of_turn_ids, tool parser."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Ids of the conversation with the generation prompt."""
         ...
 
-    def fewest_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+    def fewest_tokens(self, messages: Sequence[Message], tools: Tools) -> int:
         """A number of ids that ``render`` certainly gives at least, found quickly; 0 when nothing is certain."""
         ...
 
-    def bridge(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
+    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
         """Ids from just after the end-of-turn token of the last assistant message in ``messages`` through ``new`` and
         the generation prompt. Raises RefusedError when the template rewrites the past."""
         ...
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Tools) -> Message:
         """The assistant message in these generated ids: content, reasoning, tool_calls. Never raises on what a model
         wrote: text that does not parse is content."""
         ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymdata.engines.port import Generation
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Verdict:
 class Episode(Protocol):
     """One rollout's life inside an environment."""
 
-    tools: list[dict[str, Any]] | None
+    tools: list[ToolDefinition] | None
     messages: list[Message]
 
     # Environments that are given as objects may lack ``user: Talk | None`` (who answers in its place where no tool is
@@ -98,7 +98,7 @@ class RemoteRollout:
 
     messages: list[Message]
     generations: list[Generation | None]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     truncated: bool = False
     stop_reason: str | None = None
     verdict: Verdict | None = None

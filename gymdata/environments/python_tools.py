@@ -30,7 +30,7 @@ from gymdata.environments.step import Step, gives_steps, guarded, hung, plus, re
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError, UsageError, raised
 from gymdata.models._transformers import schema_of
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
 from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
 
 _PLAIN = ("close", "get_reward", "reset")
@@ -174,7 +174,7 @@ class ToolEpisode:
         self, environment: PythonTools, instance: Any, functions: Mapping[str, Tool], messages: list[Message]
     ) -> None:
         self.messages = messages
-        self.tools: list[dict[str, Any]] | None = environment.schemas or None
+        self.tools: list[ToolDefinition] | None = environment.schemas or None
         self.rewards_steps = environment.rewards_steps
         #: Who answers where no tool is called, in the place of the instance's own ``respond``.
         self.user: Talk | None = None
@@ -213,7 +213,7 @@ class ToolEpisode:
         if self._instance is not None and hasattr(self._instance, "close"):
             await self._environment.guarded("close", self._instance.close)
 
-    async def _called(self, calls: Sequence[Mapping[str, Any]]) -> StepResult:
+    async def _called(self, calls: Sequence[ToolCall]) -> StepResult:
         answers: list[Message] = []
         steps: list[Step] = []
         for call in calls:
@@ -262,7 +262,7 @@ class ToolEpisode:
         return Step(as_text(answer))
 
 
-def _schema(tool: Tool, spec: str) -> dict[str, Any]:
+def _schema(tool: Tool, spec: str) -> ToolDefinition:
     try:
         schema = schema_of(tool)
     except UsageError:

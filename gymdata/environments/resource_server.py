@@ -27,7 +27,7 @@ from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.urls import ENVIRONMENT_KEYS, address
 
 #: The server's own endpoints, which are no tools whatever a task says.
@@ -117,7 +117,7 @@ class ServerEpisode:
     def __init__(self, server: ResourceServer, task: Task, cookies: dict[str, str]) -> None:
         self.user: Talk | None = None
         self.messages: list[Message] = task.messages
-        self.tools: list[dict[str, Any]] | None = task.tools
+        self.tools: list[ToolDefinition] | None = task.tools
         self._server, self._task, self._cookies = server, task, cookies
         self._names = [str(tool["function"]["name"]) for tool in task.tools or []]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gymdata.rollouts.messages import (
     Message,
+    ResponseItem,
     Task,
     holds_ids,
     items_of,
@@ -60,7 +61,7 @@ def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None
     return {**task_body(task), "response": response}
 
 
-def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int, Mapping[str, Any]], str | None] | None:
+def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int, ResponseItem], str | None] | None:
     """The rollout in an answer that has ``response.output``: chat messages (``turn``: the model call), for each model call
     the item that holds its token lists, and why it is incomplete. None when the answer has no such thing."""
     response = answer.get("response", answer)
@@ -69,7 +70,7 @@ def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int,
         return None
     params = answer.get("responses_create_params")
     given = params.get("input") if isinstance(params, Mapping) else None
-    items: dict[int, Mapping[str, Any]] = {}
+    items: dict[int, ResponseItem] = {}
     calls: set[int] = set()
     for call, item in walk(output):
         if written_by_model(item):
@@ -88,9 +89,9 @@ def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int,
     return messages, items, str(cut) if cut else None
 
 
-def _rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _rows(messages: Sequence[Message]) -> list[ResponseItem]:
     """Chat messages as the table has them, calls and the messages that answer them named."""
-    rows: list[dict[str, Any]] = []
+    rows: list[ResponseItem] = []
     unanswered: list[str] = []
     for number, message in enumerate(messages):
         row = dict(message)
@@ -109,7 +110,7 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tools(task: Task) -> list[dict[str, Any]]:
+def _tools(task: Task) -> list[ResponseItem]:
     """The tools in the Responses shape, as the task's row gives them: ``strict`` and all else stay what they are there. A
     field that the shape requires and the row lacks gets its neutral value."""
     params = task.row.get("responses_create_params")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymdata.environments.port import StepResult, Talk
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolDefinition
 
 _DONE = StepResult(done=True)
 
@@ -31,7 +31,7 @@ class SingleTurnEpisode:
 
     def __init__(self, task: Task) -> None:
         self.messages: list[Message] = task.messages
-        self.tools: list[dict[str, Any]] | None = task.tools
+        self.tools: list[ToolDefinition] | None = task.tools
         self.user: Talk | None = None
 
     async def step(self, message: Message) -> StepResult:

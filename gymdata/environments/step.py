@@ -17,7 +17,7 @@ from typing import Any
 from gymdata.environments.port import StepResult
 from gymdata.environments.tool_error import as_text, clean
 from gymdata.errors import OutsideError, brief
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, ToolCall
 from gymdata.user_code import called, raised_at
 
 #: The stop reason when an environment returns ``done`` without one.
@@ -68,7 +68,7 @@ def reward_of(value: Any, what: str) -> float | None:
     return number
 
 
-def tool_message(call: Mapping[str, Any], content: str) -> Message:
+def tool_message(call: ToolCall, content: str) -> Message:
     """The answer to a tool call."""
     name = clean(str((call.get("function") or {}).get("name")))
     answered = {"tool_call_id": call["id"]} if call.get("id") else {}

@@ -18,7 +18,7 @@ from gymdata.environments.port import Environment, Episode, StepResult, Talk, Us
 from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.user_code import in_memory, load_symbol, spec_and_hash
 
 _FLAG = "--user"
@@ -137,7 +137,7 @@ class _Conversation:
     def __init__(self, inner: Any, messages: list[Message], rewards_steps: bool) -> None:
         self._inner, self._conversation, self.rewards_steps = inner, messages, rewards_steps
         self.messages: list[Message] = inner.messages
-        self.tools: list[dict[str, Any]] | None = inner.tools
+        self.tools: list[ToolDefinition] | None = inner.tools
 
     async def step(self, message: Message) -> StepResult:
         self._conversation.append(message)

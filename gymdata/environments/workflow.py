@@ -30,7 +30,7 @@ from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
 from gymdata.environments.resource_server import read_verdict
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, ResponseItem, Task
 from gymdata.store.lines import NON_FINITE
 from gymdata.urls import WORKFLOW_KEYS, address
 
@@ -49,7 +49,7 @@ _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
 TaskBody = Callable[[Task], dict[str, Any]]
 #: The parts of a Responses answer: chat messages, the item with token lists of each model call, why it is incomplete.
-Conversation = tuple[list[Message], dict[int, Mapping[str, Any]], str | None]
+Conversation = tuple[list[Message], dict[int, ResponseItem], str | None]
 
 
 def json_path(text: str) -> tuple[str | int, ...]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gymdata.interop.importing import BadItem
+from gymdata.rollouts.messages import Message, ResponseItem
 
-Chat = dict[str, Any]
 #: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
 _TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
 
@@ -28,13 +28,13 @@ def text_of(content: Any, where: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Chat]:
+def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Message]:
     """Messages with blocks: results of tools become messages of their own, thinking is reasoning."""
-    chat: list[Chat] = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    chat: list[Message] = [{"role": "system", "content": text_of(system, "system")}] if system else []
     for n, message in enumerate(messages):
         role, content, where = message["role"], message["content"], f"messages[{n}]"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        texts, reply = list[Any](), Chat(role=role)
+        texts, reply = list[Any](), Message(role=role)
         for block in blocks:
             kind = block["type"]
             if kind == "tool_result" and role == "user":
@@ -52,10 +52,10 @@ def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> l
     return chat
 
 
-def of_responses(items: Iterable[Mapping[str, Any]]) -> list[Chat]:
+def of_responses(items: Iterable[ResponseItem]) -> list[Message]:
     """Items of the Responses interface: reasoning, text and calls that follow each other are one message of the assistant. A
     custom tool's text is the argument ``input`` of its call."""
-    chat: list[Chat] = []
+    chat: list[Message] = []
     for n, item in enumerate(items):
         kind, where = item.get("type", "message"), f"item {n}"
         if kind in ("function_call_output", "custom_tool_call_output"):
@@ -64,11 +64,11 @@ def of_responses(items: Iterable[Mapping[str, Any]]) -> list[Chat]:
         if kind == "message" and item["role"] != "assistant":
             chat.append({"role": item["role"], "content": text_of(item["content"], where)})
             continue
-        reply = chat[-1] if chat and chat[-1]["role"] == "assistant" else Chat(role="assistant", content=None)
+        reply = chat[-1] if chat and chat[-1]["role"] == "assistant" else Message(role="assistant", content=None)
         if kind == "message" and reply["content"] is None and "tool_calls" not in reply:
             reply["content"] = text_of(item["content"], where)
         elif kind == "message":
-            reply = Chat(role="assistant", content=text_of(item["content"], where))
+            reply = Message(role="assistant", content=text_of(item["content"], where))
         elif kind == "reasoning":
             if thought := text_of(item.get("content") or item.get("summary"), where):
                 reply["reasoning"] = reply.get("reasoning", "") + thought

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 from gymdata.interop.importing import BadItem
-from gymdata.interop.rows import Message, message_of
+from gymdata.interop.rows import message_of
 from gymdata.interop.text_rows import conversation
+from gymdata.rollouts.messages import Message
 
 #: How templates write a message (role, text), of ChatML, Llama 3 and Gemma.
 _WRITTEN = tuple(

@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
-from gymdata.rollouts.messages import STRICT, meant_role
+from gymdata.rollouts.messages import STRICT, Message, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES
 from gymdata.rollouts.turns import TurnEncoder
 
 MESSAGE_FIELDS = [f.name for f in MESSAGE]
-Message = dict[str, Any]
 
 
 def message_of(role: Any, content: Any, **more: Any) -> Message:

@@ -14,15 +14,8 @@ from typing import Any
 
 from gymdata.errors import json_kind
 from gymdata.interop.importing import BadItem, Columns, Importing
-from gymdata.interop.rows import (
-    Message,
-    foreign_row,
-    message_of,
-    number_or_none,
-    refuse_other_name,
-    refuse_surrogates,
-)
-from gymdata.rollouts.messages import STRICT
+from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
+from gymdata.rollouts.messages import STRICT, Message
 from gymdata.store.formats import OWN
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.

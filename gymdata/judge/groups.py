@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
-from gymdata.rollouts.messages import split_messages
+from gymdata.rollouts.messages import Message, split_messages
 from gymdata.rollouts.schema import SCORES
 
 COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
@@ -72,13 +72,13 @@ def group_comparisons(rollouts: pa.Table, show: str, principle: str | None, limi
     return JudgeGroups(comparisons, alone, int(groups["row"].list.len().sum()))
 
 
-def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+def final_answer(messages: Sequence[Message]) -> str:
     """The text of the last message when the policy wrote it; else there is no answer."""
     last = messages[-1] if messages else None
     return (last.get("content") or "") if last is not None and last["role"] == "assistant" else ""
 
 
-def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+def transcript(messages: Sequence[Message]) -> str:
     """Messages, calls and results, one paragraph per message; without reasoning."""
     parts = []
     for message in messages:
@@ -97,7 +97,7 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def response_transcript(response: Mapping[str, Any]) -> str:
     """The transcript of a response in the Responses API's shape: the same text as a rollout's with the same content."""
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     names: dict[str, Any] = {}
     output = response.get("output")
     for item in output if isinstance(output, list) else []:

@@ -15,6 +15,7 @@ from typing import Any
 from gymdata.checks.breaks import Reading
 from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
 from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
+from gymdata.rollouts.messages import ToolDefinition
 
 
 def local_folder(name: str | Path) -> Path:
@@ -93,11 +94,11 @@ def generation_eos_ids(folder: Path) -> list[int]:
     return [eos] if isinstance(eos, int) else list(eos or [])
 
 
-def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
+def schema_of(tool: Callable[..., Any]) -> ToolDefinition:
     """The function schema of a Python function with type hints and a docstring. Raises what transformers raises."""
     with needs("collect"):
         from transformers.utils.chat_template_utils import get_json_schema
-    schema: dict[str, Any] = get_json_schema(tool)
+    schema: ToolDefinition = get_json_schema(tool)
     return schema
 
 

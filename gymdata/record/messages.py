@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import orjson
 
-from gymdata.rollouts.messages import SPELLED_CALL, Message
+from gymdata.rollouts.messages import SPELLED_CALL, Message, Tools
 
 _SPACE = re.compile(r"\s+")
 _SPELLED = re.compile(SPELLED_CALL)
@@ -91,13 +90,13 @@ def spells_call(message: Message) -> bool:
     return not message.get("tool_calls") and _SPELLED.search(message.get("content") or "") is not None
 
 
-def fingerprint(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+def fingerprint(messages: Sequence[Message], tools: Tools) -> str:
     """Six hex digits for the system prompt and the tool set of an agent."""
     system = [_plain(m.get("content")) for m in messages if m["role"] == "system"]
     return hashlib.blake2b(orjson.dumps(system) + tools_digest(tools), digest_size=3).hexdigest()
 
 
-def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+def tools_digest(tools: Tools) -> bytes:
     """Equal for equal definitions in the same order, which is how a template writes them."""
     text = orjson.dumps([dict(tool) for tool in tools or ()], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(text, digest_size=16).digest()

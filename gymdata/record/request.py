@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, ToolCall, Tools
 
 #: ``invalid``: the request is wrong. ``unsupported``: a field that the server does not have. ``authentication``: no token of
 #: this server. ``not_found``: a path, session or completion. ``too_large``: more than a limit of the server. ``budget``: the
@@ -62,7 +62,7 @@ class AgentRequest:
     model: str
     messages: Sequence[Message]
     #: As Chat Completions has them: ``{"type": "function", "function": {"name", "description", "parameters"}}``.
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Tools = None
     #: ``"auto"``, ``"none"``, ``"required"``, or the name of a tool as ``{"name": NAME}``.
     tool_choice: str | Mapping[str, str] = "auto"
     parallel_tool_calls: bool = True
@@ -118,7 +118,7 @@ class AgentCompletion:
     content: str
     reasoning: str | None
     #: ``{"id": str, "type": "function", "function": {"name": str, "arguments": object}}``.
-    tool_calls: Sequence[Mapping[str, Any]]
+    tool_calls: Sequence[ToolCall]
     finish_reason: FinishReason
     n_prompt_tokens: int
     n_generated_tokens: int
@@ -144,7 +144,7 @@ class CompletionDelta:
     index: int = 0
     content: str = ""
     reasoning: str = ""
-    tool_calls: Sequence[Mapping[str, Any]] = ()
+    tool_calls: Sequence[ToolCall] = ()
     end: AgentCompletion | None = None
 
 

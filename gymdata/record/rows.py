@@ -18,6 +18,7 @@ from gymdata.collect.resume import RunKey
 from gymdata.collect.rows import table_message, to_json
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.turns import kinds
 
 MAIN = "main"
@@ -69,7 +70,7 @@ def label_turns(session: Session) -> list[str]:
     return labels
 
 
-def main_messages(session: Session, labels: Sequence[str]) -> list[tuple[dict[str, Any], int | None]]:
+def main_messages(session: Session, labels: Sequence[str]) -> list[tuple[Message, int | None]]:
     """The conversation that the row shows: the last turn of ``main`` or its latest version, with all before it."""
     ours = [k for k, label in enumerate(labels) if label == MAIN or label.startswith(f"{MAIN}.")]
     leaf = max(turn for turn in session.last_turns() if session.steps[turn].thread in ours)

@@ -9,7 +9,7 @@ list of its events: what is added to it while it runs is what a restart reads ba
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from gymdata.record.messages import (
     with_recorded_ids,
 )
 from gymdata.record.request import AgentRequest, RequestError
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, Tools
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Ids, TurnEncoder
 
@@ -54,7 +54,7 @@ class Thread:
     first_turn: int
     fingerprint: str
     hint: str | None
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Tools
     edits: int | None
     cause: str | None
 
@@ -271,9 +271,7 @@ class Session:
         text = prompt if isinstance(prompt, str) else chat.decode(ids)
         return Plan(ids, -1, [{"role": "user", "content": text}])
 
-    def _edited(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[int | None, str | None]:
+    def _edited(self, messages: Sequence[Message], tools: Tools) -> tuple[int | None, str | None]:
         """The conversation that the messages are another version of, and what was changed; (None, None) for messages that
         repeat nothing that was sampled."""
         said = [self._said[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._said]

@@ -23,6 +23,7 @@ from typing import Any
 from gymdata.errors import RewardError
 from gymdata.rewards.port import Value, View
 from gymdata.rewards.user import UserReward
+from gymdata.rollouts.messages import Message
 from gymdata.user_code import place_of
 
 _METHODS = ("evaluate_item", "evaluate")
@@ -51,7 +52,7 @@ class EvaluatedItem:
     expected_output_obj: Any
     output_obj: Any
     full_dataset_entry: dict[str, Any]
-    messages: list[dict[str, Any]] = field(repr=False)
+    messages: list[Message] = field(repr=False)
 
     @classmethod
     def of(cls, rollout: View) -> EvaluatedItem:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 from gymdata.errors import OutsideError
+from gymdata.rollouts.messages import Message
 
 if TYPE_CHECKING:
     from gymdata.rollouts.turns import Turn
@@ -17,8 +18,6 @@ TRIES = 3
 
 #: The row of a task, with the columns of its file.
 TaskRow = Mapping[str, Any]
-#: A message as chat templates take it.
-ChatMessage = dict[str, Any]
 
 
 class View(TypedDict):
@@ -30,9 +29,9 @@ class View(TypedDict):
     run; ``directory``: in which the agent ran, while it is there.
     """
 
-    messages: list[ChatMessage]
-    prompt: list[ChatMessage]
-    completion: list[ChatMessage]
+    messages: list[Message]
+    prompt: list[Message]
+    completion: list[Message]
     text: str
     completion_ids: list[int]
     task: TaskRow

@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient
 from gymdata.rewards.port import View
 from gymdata.rewards.user import first_prompt_ids, last_ids
+from gymdata.rollouts.messages import Message
 from gymdata.urls import REWARD_KEYS, address
 
 _IN_FLIGHT = 8
@@ -157,7 +158,7 @@ class RemoteReward:
         return answers
 
 
-def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
+def as_lines(messages: Sequence[Message]) -> str:
     """Messages as text: ``role: content`` per message, tool calls as JSON, an empty line between."""
     lines = []
     for message in messages:

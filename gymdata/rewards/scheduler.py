@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.errors import DataError, OutsideError
-from gymdata.rewards.port import TRIES, ChatMessage, RewardFunction, RewardPart, TaskRow, Value, View
+from gymdata.rewards.port import TRIES, RewardFunction, RewardPart, TaskRow, Value, View
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.turns import Turn
 
 _BATCH = 64
@@ -113,7 +114,7 @@ def _values(function: RewardFunction, views: Sequence[View]) -> list[Value]:
 
 def view_of(
     *,
-    messages: Sequence[ChatMessage],
+    messages: Sequence[Message],
     produced_by: Sequence[int | None],
     task: TaskRow,
     tools: Sequence[Mapping[str, object]] | None,
@@ -372,7 +373,7 @@ def _score_row(
     }
 
 
-def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _chat_message(message: Message, where: str) -> Message:
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     chat.setdefault("content", None)
     if message.get("tool_calls"):

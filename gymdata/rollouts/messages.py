@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 #: A chat message as a plain dict: role, content, and optionally reasoning, tool_calls, tool_call_id, name.
 #: ``tool_calls`` is a list of ``{"id": str, "type": "function", "function": {"name": str, "arguments": dict}}``.
 Message = dict[str, Any]
+#: A tool as chat templates take it: ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+ToolDefinition = dict[str, Any]
+Tools = Sequence[ToolDefinition] | None
+#: A call of ``tool_calls``; a message in a table holds them as JSON text.
+ToolCall = dict[str, Any]
+#: An item of the Responses shape: a message, a reasoning, a function call or its output.
+ResponseItem = dict[str, Any]
 #: How a tool's result begins when it is an error message.
 TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
 #: Markup of tool calls in models' text.
@@ -40,7 +47,7 @@ class Task:
 
     task_id: str
     messages: list[Message]
-    tools: list[dict[str, Any]] | None
+    tools: list[ToolDefinition] | None
     row: dict[str, Any]
     content_hash: str
 
@@ -111,15 +118,15 @@ PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_to
 #: Synonyms of roles: a row that uses one is refused, because its messages would have no known role.
 _OTHER_NAMES = dict.fromkeys(("human",), "user") | dict.fromkeys(("gpt", "ai", "bot", "chatbot", "model"), "assistant")
 #: Items, each with the number of its call.
-Walked = Iterable[tuple[int, dict[str, Any]]]
+Walked = Iterable[tuple[int, ResponseItem]]
 
 
-def written_by_model(item: Mapping[str, Any]) -> bool:
+def written_by_model(item: ResponseItem) -> bool:
     """Whether a model call produced the item."""
     return item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant"
 
 
-def holds_ids(item: Mapping[str, Any]) -> bool:
+def holds_ids(item: ResponseItem) -> bool:
     """Whether an item that the model wrote has prompt or generation ids."""
     return bool(item.get(PROMPT)) or bool(item.get(GENERATION))
 
@@ -160,14 +167,12 @@ class CallBorders:
         self.open, self.trailing = False, -1
 
 
-def walk(
-    items: Iterable[Any], holds: Callable[[Mapping[str, Any]], bool] = holds_ids
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def walk(items: Iterable[Any], holds: Callable[[ResponseItem], bool] = holds_ids) -> Iterator[tuple[int, ResponseItem]]:
     """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened.
     ``holds``: overrides whether an item has ids, for items whose lists were moved elsewhere."""
     borders = CallBorders()
     #: Function calls after a message with ids: the next item decides which model call they belong to.
-    waiting: list[dict[str, Any]] = []
+    waiting: list[ResponseItem] = []
     for item in flat_items(items):
         if not written_by_model(item):
             borders.other()
@@ -235,7 +240,7 @@ class _Strict(json.JSONEncoder):
 STRICT = _Strict()
 
 
-def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
     """The conversation of a row. ``output``: its items as ``walk`` gives them; ``turn_of``: the turn that each model call
     became."""
     if isinstance(given, str):
@@ -245,7 +250,7 @@ def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Itera
     yield from _merged(output, turn_of)
 
 
-def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
     answer: dict[str, Any] | None = None
     speaker = -1
     for call, item in items:
@@ -274,7 +279,7 @@ def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[dict[str, Any
         yield _assistant(answer)
 
 
-def other_message(item: Mapping[str, Any]) -> dict[str, Any]:
+def other_message(item: ResponseItem) -> Message:
     """The message of an item that neither the model nor a tool wrote."""
     role = str(item.get("role") or "other")
     role = _ROLES.get(role, role)
@@ -282,11 +287,11 @@ def other_message(item: Mapping[str, Any]) -> dict[str, Any]:
     return message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
 
 
-def reasoning_of(item: Mapping[str, Any]) -> str:
+def reasoning_of(item: ResponseItem) -> str:
     return text_of(item.get("summary") or item.get("content"))
 
 
-def tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
+def tool_call(item: ResponseItem) -> ToolCall:
     """A function call item in the chat shape."""
     arguments = item.get("arguments")
     if isinstance(arguments, str) and isinstance(found := loads(arguments), dict):
@@ -295,7 +300,7 @@ def tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": name_of(item.get("call_id")), "type": "function", "function": function}
 
 
-def chat_calls(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+def chat_calls(item: ResponseItem) -> list[ToolCall]:
     """The calls of an assistant message that has them in the chat shape."""
     calls = item.get("tool_calls")
     return [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
@@ -350,7 +355,7 @@ def response_tools(tools: Any) -> list[Any]:
     ]
 
 
-def items_of(messages: Sequence[Mapping[str, Any]], first: int = 0) -> Iterator[tuple[int | None, dict[str, Any]]]:
+def items_of(messages: Sequence[Message], first: int = 0) -> Iterator[tuple[int | None, ResponseItem]]:
     """Items for messages (rows of the table), each with the turn that it ends, if it ends one. Ids count from ``first``."""
     for number, message in enumerate(messages, first):
         call, content = message.get("tool_call_id"), message.get("content") or ""
@@ -366,18 +371,18 @@ def items_of(messages: Sequence[Mapping[str, Any]], first: int = 0) -> Iterator[
             yield message.get("turn"), items[-1]
 
 
-def _model_items(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+def _model_items(message: Message, number: int) -> Iterator[ResponseItem]:
     calls = loads(message.get("tool_calls"))
     calls = [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
     if message.get("reasoning") is not None:
         summary = [{"text": message["reasoning"], "type": "summary_text"}]
         yield {"id": f"rs_{number}", "summary": summary, "type": "reasoning"}
     if message.get("content") or (message.get("content") is not None and not calls) or not calls:
-        shown: list[dict[str, Any]] = [{"annotations": [], "text": message.get("content") or "", "type": "output_text"}]
+        shown: list[Any] = [{"annotations": [], "text": message.get("content") or "", "type": "output_text"}]
         yield {"id": f"msg_{number}", "content": shown, "role": "assistant", "status": "completed", "type": "message"}
     for index, call in enumerate(calls):
         inner = call.get("function")
-        function: dict[str, Any] = inner if isinstance(inner, dict) else call
+        function = inner if isinstance(inner, dict) else call
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json_text(arguments if arguments is not None else {})
         yield {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.show.rollout import parsed, violations
 from gymdata.show.settings import FIRST, ShowConfig
@@ -250,7 +251,7 @@ def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]
     return [found[row] for row in rows if row in found]
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message(message: Message) -> Message:
     known = {key: value for key, value in message.items() if value is not None}
     return known | {key: parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
 

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import Message, loads, messages_of, object_of
+from gymdata.rollouts.messages import Message, Tools, loads, messages_of, object_of
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.tokenize.settings import Mask
 
 #: A placeholder for the assistant's text: words that no template looks for.
 _STAND_IN = "gymdata stands here"
-Tools = Sequence[Mapping[str, Any]] | None
 
 
 class Rendering(Protocol):
@@ -159,11 +158,11 @@ def generated(row: Mapping[str, Any], mask: Mask = "completion") -> list[int]:
     return [n for n in written if n >= start] or written
 
 
-def _says(message: Mapping[str, Any]) -> tuple[Any, Any]:
+def _says(message: Message) -> tuple[Any, Any]:
     return message.get("role"), message.get("content") or ""
 
 
-def chat_message(message: Mapping[str, Any], where: str) -> Message:
+def chat_message(message: Message, where: str) -> Message:
     """A message of a rollouts row as chat templates take it. Raises DataError for invalid tool calls."""
     chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
     if message.get("tool_calls"):

@@ -7,7 +7,7 @@ or not, as the message has them: parsers drop them from what they return.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, squeezed
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
 from gymdata.store.paths import Source
@@ -48,7 +49,7 @@ def _redacted(extra: str) -> Sequence[int]:
     return (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
 
 
-def _rollout(messages: Iterable[Mapping[str, Any]], generations: Any, reading: Reading) -> Iterator[Violation]:
+def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) -> Iterator[Violation]:
     for message in messages:
         turn = message["turn"]
         if message["role"] != "assistant" or turn is None or not 0 <= turn < len(generations):
@@ -69,7 +70,7 @@ def _without_special(message_text: str, ids: list[int], words: str, reading: Rea
     return all(line in plain or line in bare for line in map(squeezed, message_text.splitlines()))
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(message: Message) -> Iterator[tuple[str, str]]:
     for what in ("content", "reasoning"):
         if message[what]:
             yield what, message[what]

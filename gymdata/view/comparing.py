@@ -17,6 +17,7 @@ from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
@@ -41,7 +42,7 @@ FIGURES = {
 }
 
 
-def completion(messages: Sequence[Mapping[str, Any]]) -> int:
+def completion(messages: Sequence[Message]) -> int:
     """Where the policy's part of a conversation begins: its first message, or the end."""
     return next((n for n, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
 
@@ -77,7 +78,7 @@ def group_cards(table: pa.Table) -> dict[str, Any]:
     }
 
 
-def _bare(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+def _bare(messages: Sequence[Message]) -> list[tuple[Any, Any]]:
     return [(m["role"], m["content"]) for m in messages]
 
 

@@ -29,11 +29,10 @@ from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat
 from gymdata.engines.servers.vllm_server import PROBE, PROBE_TOKENS, TOOL, ServerSampler
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, Tools
 from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
 
 Way = Literal["ids", "prefix", "messages"]
-Tools = Sequence[Mapping[str, Any]] | None
 WAYS: tuple[Way, ...] = ("ids", "prefix", "messages")
 
 _BEGIN: list[Message] = [{"role": "user", "content": "begin"}]

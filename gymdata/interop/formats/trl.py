@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gymdata.interop.chat_text import Lines
     from gymdata.interop.importing import Columns, Importing
-    from gymdata.interop.rows import Message
+    from gymdata.rollouts.messages import Message
 
 #: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
 _SCORES = ("reward", "score", "label")

@@ -36,6 +36,8 @@ from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebu
 from gymdata.rollouts.messages import (
     STRICT,
     TOKEN_KEYS,
+    Message,
+    ResponseItem,
     chat_tools,
     holds_ids,
     messages_of,
@@ -100,7 +102,7 @@ class _Parsed:
     """A row, its value without the token lists that became turns."""
 
     row: nemo_rows.Row
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     turns: _Turns
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
     places: list[list[Any]]
@@ -149,7 +151,7 @@ def _is_complete(call: nemo_rows.Call | None) -> bool:
         return bool((np.isfinite(call.log_probs.astype(np.float32)) == np.isfinite(call.log_probs)).all())
 
 
-def _with_ids(items: Any, path: list[int]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+def _with_ids(items: Any, path: list[int]) -> Iterator[tuple[list[int], ResponseItem]]:
     """The items with ids that the model wrote, and where each is in lists of lists."""
     for index, item in enumerate(items):
         if isinstance(item, list):
@@ -174,7 +176,7 @@ class _Turns:
     n_generated_tokens: int = 0
 
 
-def _turns(row: nemo_rows.Row, items: Sequence[Mapping[str, Any]]) -> _Turns:
+def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
     """The calls with a prompt and a generation as turns. Raises BadRow for ids beyond 32 bits."""
     turns = _Turns()
     calls: list[nemo_rows.Call] = []

@@ -19,7 +19,7 @@ import numpy as np
 
 from gymdata.errors import DataError, squeezed
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message, chat_tools, loads, messages_of, object_of, walk
+from gymdata.rollouts.messages import Message, Tools, chat_tools, loads, messages_of, object_of, walk
 from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
@@ -27,7 +27,6 @@ MARK = "prompt_token_ids_rebuilt"
 #: On an item: its ids were rendered from text, not sampled.
 RENDERED = "token_ids_rendered"
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", None})
-Tools = Sequence[Mapping[str, Any]] | None
 
 
 class Renders(Protocol):
@@ -115,7 +114,7 @@ class _Row:
         output = value["response"]["output"]
         given = params.get("input")
         numbers = {number: number for number in range(len(calls))}
-        self._messages: list[dict[str, Any]] = [dict(m) for m in messages_of(given, walk(output), numbers)]
+        self._messages: list[Message] = [dict(m) for m in messages_of(given, walk(output), numbers)]
         self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
         # As templates take them.
         self._chat_message: list[Message] = []

@@ -29,6 +29,7 @@ from gymdata.rollouts.messages import (
     PROMPT,
     TOKEN_KEYS,
     TOOL_ERROR,
+    ResponseItem,
     flat_items,
     has_long_number,
     meant_role,
@@ -309,7 +310,7 @@ def _keys(bare: bytes) -> int:
     return bare.count(b'":') - bare.count(b'\\":')
 
 
-def _objects(items: list[Any]) -> Iterable[dict[str, Any]]:
+def _objects(items: list[Any]) -> Iterable[ResponseItem]:
     """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
     if all(type(item) is dict for item in items):
         return items
@@ -410,7 +411,7 @@ class _Conversation:
             self._count += 1
         return calls
 
-    def _model(self, entry: Entry, item: Mapping[str, Any], generated: bool) -> None:
+    def _model(self, entry: Entry, item: ResponseItem, generated: bool) -> None:
         kind, chat_calls = item.get("type"), item.get("tool_calls")
         if kind == "function_call":
             self._call_ids.add(_key(item.get("call_id")))
@@ -431,7 +432,7 @@ class _Conversation:
             entry.says |= any(map(str.strip, texts)) or (not texts and isinstance(content, list) and bool(content))
             entry.texts += texts
 
-    def other(self, item: Mapping[str, Any], generated: bool) -> None:
+    def other(self, item: ResponseItem, generated: bool) -> None:
         """A message that the model did not write."""
         entry = Entry(-1, self._count)
         if item.get("type") == "function_call_output":

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from gymdata.interop.trajectories.own import shortest
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.columns import to_rows
@@ -70,10 +71,10 @@ class _Messages:
         self._batch = batch
         self._rows: list[dict[str, Any]] | None = None
 
-    def of(self, number: int) -> list[dict[str, Any]]:
+    def of(self, number: int) -> list[Message]:
         if self._rows is None:
             self._rows = to_rows(self._batch)
-        found: list[dict[str, Any]] = self._rows[number]["messages"]
+        found: list[Message] = self._rows[number]["messages"]
         return found
 
 

@@ -42,7 +42,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import json_text, loads, object_of, text_of
+from gymdata.rollouts.messages import Message, ToolCall, json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.lines import name_non_finite
 
@@ -132,7 +132,7 @@ class _Found:
         waiting = (
             {k: one for k, one in enumerate(subagents) if isinstance(one, dict)} if isinstance(subagents, list) else {}
         )
-        messages: list[dict[str, Any]] = []
+        messages: list[Message] = []
         for index, step in enumerate(source["steps"] if isinstance(source.get("steps"), list) else ()):
             here = [*path, "steps", index]
             speaker = step.get("source") if isinstance(step, dict) else None
@@ -179,7 +179,7 @@ class _Found:
         return encoder
 
 
-def read_step(step: Mapping[str, Any]) -> dict[str, Any]:
+def read_step(step: Mapping[str, Any]) -> Message:
     """The message of a step, without ``extra.gymdata``, in which gymdata's own files have more."""
     more: dict[str, Any] = {}
     if isinstance(step.get("reasoning_content"), str):
@@ -388,7 +388,7 @@ def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 
-def _written_call(call: Any, number: int, lost: Counter[str]) -> dict[str, Any]:
+def _written_call(call: Any, number: int, lost: Counter[str]) -> ToolCall:
     call = object_of(call)
     function = object_of(call.get("function"))
     arguments = function.get("arguments")

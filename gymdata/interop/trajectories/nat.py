@@ -43,7 +43,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import json_text, loads, object_of
+from gymdata.rollouts.messages import Message, json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.run_json import plain, unnamed_file
 
@@ -143,7 +143,7 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
 def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:
     """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one per item."""
     steps = shaped if isinstance(shaped, list) and len(shaped) == len(episode) else [None] * len(episode)
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     calls: list[tuple[int, int, Call]] = []
     for index, item in enumerate(episode):
         if not isinstance(item, dict) or "role" not in item:
@@ -173,7 +173,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
     return messages, encoder, [index for _, index, _ in calls]
 
 
-def read_item(item: Mapping[str, Any]) -> dict[str, Any]:
+def read_item(item: Mapping[str, Any]) -> Message:
     """The message of an ``EpisodeItem``, without ``metadata.gymdata``, in which gymdata's own files have more."""
     metadata = object_of(item.get("metadata"))
     content = item.get("content")

@@ -21,7 +21,7 @@ from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
-from gymdata.rollouts.messages import STRICT, object_of
+from gymdata.rollouts.messages import STRICT, Message, object_of
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.lines import name_non_finite
 
@@ -110,7 +110,7 @@ def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
     return {key: made.get(key, kept["row"].get(key)) for key in kept["row"]} if "row" in kept else made
 
 
-def _kept(message: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(message: Message) -> dict[str, Any]:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
     return object_of(object_of(extra).get(_KEPT))
 
@@ -168,7 +168,7 @@ def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
     return text_pair(run, f"prompt-{task}", messages, [sides[0]], [sides[1]])
 
 
-def _read_message(message: Any, number: int) -> dict[str, Any]:
+def _read_message(message: Any, number: int) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise BadItem("S102", f"prompt[{number}]: expected a message with a role")
     refuse_other_name(message["role"], f"prompt[{number}]")

@@ -17,7 +17,7 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import MESSAGE_FIELDS, as_float
-from gymdata.rollouts.messages import STRICT
+from gymdata.rollouts.messages import STRICT, Message
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
@@ -46,7 +46,7 @@ def from_own(own: Any) -> dict[str, Any] | None:
     return {name: own[name] for name in _COLUMNS} if isinstance(own, dict) and set(_COLUMNS) <= own.keys() else None
 
 
-def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: TurnEncoder) -> dict[str, Any]:
+def whole_row(columns: dict[str, Any], messages: list[Message], encoder: TurnEncoder) -> dict[str, Any]:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
     row = columns | {"messages": messages, **encoder.columns()}
     # What ``check_rollout`` takes by its type and no column can hold is refused first.
@@ -79,7 +79,7 @@ def whole_row(columns: dict[str, Any], messages: list[dict[str, Any]], encoder: 
     return row
 
 
-def facts_beyond(message: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+def facts_beyond(message: Message, read: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
     return {name: message.get(name) for name in MESSAGE_FIELDS if message.get(name) != read.get(name)}
 

@@ -23,6 +23,7 @@ from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
+from gymdata.rollouts.messages import Message
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, BodyLimits, Refused, refused_fields
 
@@ -274,7 +275,7 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
-def as_messages(given: list[dict[str, Any]] | str) -> list[dict[str, Any]]:
+def as_messages(given: list[dict[str, Any]] | str) -> list[Message]:
     """Messages of role and text. Items without a role become messages too: tool calls of the assistant, results of a
     tool."""
     if isinstance(given, str):

@@ -8,7 +8,7 @@ from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Columns, Importing
-    from gymdata.interop.rows import Message
+    from gymdata.rollouts.messages import Message
 
 #: Columns of the rollout, which are no fields of its task.
 _ABOUT = (
