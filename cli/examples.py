@@ -46,6 +46,12 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "score": ("gymdata score runs/x --reward numeric",),
     "judge": ("gymdata judge runs/x --genrm sample_data/genrm --show transcript -n 20",),
     "serve-genrm": ("gymdata serve-genrm --genrm sample_data/genrm --port 8000",),
+    "eval": (
+        """\
+gymdata eval sample_data/policy sample_data/tasks/heldout.jsonl --reward numeric \\
+    --env sample_data/calculator.py:Calculator --max-tokens 48 -o runs/eval""",
+        "gymdata eval MODEL tasks.jsonl --reward exact -r 8 --temperature 1 --against runs/eval",
+    ),
     "filter": (
         'gymdata filter runs/x --where "reward > 0.5" -o runs/good',
         """\

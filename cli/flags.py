@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "concurrency": "-c"}
 #: Metavars in ``--help`` of settings whose type says too little.
 METAVARS = {
-    "agent": "COMMAND",
-    "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
+    "against": "RUN", "agent": "COMMAND",
+    "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "by": "FIELD",
+    "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "shard": "I/N", "system": "TEXT",

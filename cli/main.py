@@ -53,6 +53,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "score": ("score", "score", "Score saved rollouts again without sampling."),
         "judge": ("judge", "judge", "Compare rollouts pairwise with a judge, for rewards."),
         "serve-genrm": ("serve_genrm", "serve_genrm", "Serve pairwise judging over HTTP to online trainers."),
+        "eval": ("eval_", "eval_", "Measure a model on tasks: pass@k, by field, what regressed."),
     },
     "Build": {
         "filter": ("filter", "filter_", "Keep rollouts that pass conditions; report drops by reason."),

@@ -4,6 +4,7 @@ The tokens that are trained are the tokens that were sampled, every number knows
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_recorder, check_reward, validate, fix, audit, query, view, report, ls, reading.
+Measure a model: eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
@@ -35,6 +36,7 @@ _HOME = {
     "AuditConfig": "audit.settings",
     "CollectConfig": "collect.settings",
     "Experience": "experience.loading",
+    "EvalConfig": "eval.settings",
     "ExperienceConfig": "experience.settings",
     "FilterConfig": "filter.settings",
     "FinetuneConfig": "finetune.settings",
@@ -64,6 +66,7 @@ _HOME = {
     "collect": "collect.run",
     "demo": "demo.run",
     "doctor": "doctor.run",
+    "eval": "eval.run:evaluate",
     "expand_turns": "query.opened",
     "experience": "experience.run",
     "export": "interop.run",

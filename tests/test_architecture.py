@@ -42,6 +42,8 @@ EDGES = {
     ("record", "collect"): {"*"},
     ("score", "collect"): {"tasks", "task_files"},
     ("pairs", "judge"): {"groups"},
+    ("eval", "collect"): {"report", "run", "settings", "tasks"},
+    ("eval", "report"): {"compare", "rollouts"},
     ("finetune", "collect"): {"*"},
     ("finetune", "experience"): {"settings"},
     ("finetune", "judge"): {"settings"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,30 +25,55 @@ _SAME = 1e-9
 _EXAMPLES = 3
 
 
+@dataclass(frozen=True)
+class Paired:
+    """Two runs on the same tasks. ``before``, ``after``: task → mean score, of all that each has; ``ways``: each task that
+    both have → ``up``, ``down`` or ``same``."""
+
+    tables: list[pa.Table]
+    sides: list[Rewards]
+    before: dict[str, float]
+    after: dict[str, float]
+    ways: dict[str, str]
+
+    @classmethod
+    def of(cls, one: str | Path, other: str | Path, score: str | None) -> Paired:
+        """By a score, None for the total reward. Raises DataError without a task that both have scored."""
+        columns = ["task_id", "reward", "task", *([] if score is None else ["rollout_id", "rewards"])]
+        tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (one, other)]
+        sides = [Rewards.of(table) for table in tables]
+        before, after = (side.by_task() for side in sides)
+        tasks = sorted(before.keys() & after.keys())
+        if not tasks:
+            raise DataError(
+                f"{one} and {other}: have no scored task in common", hint="compare runs of the same task file"
+            )
+        gains = {t: after[t] - before[t] for t in tasks}
+        ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
+        return cls(tables, sides, before, after, ways)
+
+    def difference(self) -> dict[str, Any]:
+        """Mean of second minus first over the tasks of both, with its paired 95 % interval."""
+        a, b = ([side[t] for t in self.ways] for side in (self.before, self.after))
+        mean, low, high = paired_difference_ci(a, b)
+        return {
+            "rate": mean,
+            "ci95": interval(low, high),
+            "n": len(a),
+            "before": sum(a) / len(a),
+            "after": sum(b) / len(b),
+            "binary": all(side.binary for side in self.sides),
+            "only_first": len(self.before) - len(a),
+            "only_second": len(self.after) - len(a),
+        }
+
+
 def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[str, Any]:
     """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
     task that both have scored."""
-    columns = ["task_id", "reward", "task", *([] if score is None else ["rollout_id", "rewards"])]
-    tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (one, other)]
-    sides = [Rewards.of(table) for table in tables]
-    before, after = (side.by_task() for side in sides)
-    tasks = sorted(before.keys() & after.keys())
-    if not tasks:
-        raise DataError(f"{one} and {other}: have no scored task in common", hint="compare runs of the same task file")
-    a, b = [before[t] for t in tasks], [after[t] for t in tasks]
-    mean, low, high = paired_difference_ci(a, b)
-    difference = {
-        "rate": mean,
-        "ci95": interval(low, high),
-        "n": len(tasks),
-        "before": sum(a) / len(a),
-        "after": sum(b) / len(b),
-        "binary": all(side.binary for side in sides),
-        "only_first": len(before) - len(tasks),
-        "only_second": len(after) - len(tasks),
-    }
-    gains = {t: after[t] - before[t] for t in tasks}
-    ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
+    paired = Paired.of(one, other, score)
+    tables, before, after, ways = paired.tables, paired.before, paired.after, paired.ways
+    difference = paired.difference()
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
     examples = _examples((one, other), tables, score, before, after, ways)
     # Counts by the values of each task field that has few.

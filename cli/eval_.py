@@ -1,0 +1,51 @@
+"""``gymdata eval``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gymdata.collect.task_files import KINDS
+from gymdata.eval.settings import EvalConfig
+
+from .console import Watch, command_words, facts, finish, grid
+from .flags import DryRun, Json, ray_here, with_flags
+
+if TYPE_CHECKING:
+    from gymdata.eval.run import EvalReport
+
+rewrite = ray_here
+#: Tasks that regressed in the text output; --json and results.md have all.
+_SHOWN = 20
+
+
+@with_flags(EvalConfig)
+def eval_(
+    settings: EvalConfig,
+    model: Annotated[
+        str | None, typer.Argument(help="Model folder, LoRA adapter folder, or served model name.")
+    ] = None,
+    tasks: Annotated[str | None, typer.Argument(help=f"Task file or glob: {KINDS}.")] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """The rollouts are an ordinary run: an existing one is resumed. Intervals are over tasks."""
+    from gymdata.eval import run as evaluating
+
+    with Watch("eval") as watch:
+        report = evaluating.evaluate(config=settings, dry_run=dry_run, progress=watch, command=command_words())
+    if isinstance(report, evaluating.CollectPlan):
+        return finish(report, "eval (dry run: nothing was sampled or written)", json=json)
+    return finish(report, lambda: _show(report), json=json)
+
+
+def _show(report: EvalReport) -> None:
+    for name, values in report.by_field.items():
+        rows = [(one["value"], f"{one['pass_at_1']:.1%}", one["tasks"]) for one in values]
+        grid((name, "pass@1", "tasks"), rows)
+    if report.against is not None and (regressed := report.against["regressed"]):
+        first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
+        columns = ("task_id", "before", "after")
+        grid(columns, [[one[c] for c in columns] for one in regressed[:_SHOWN]], title=f"Regressed ({first})")
+    facts("eval", report.rows())

@@ -1,0 +1,254 @@
+"""``gymdata eval``: collect on held-out tasks, and pass@k with intervals, by field, and against an earlier run.
+
+Invariants: the rollouts are an ordinary run, so that an evaluation is training data, resumes, and costs no sample twice;
+every figure is computed from that run's files; figures of a part of the rollouts are written nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gymdata.collect.report import CollectPlan, CollectSummary
+from gymdata.collect.run import Parts, collect, default_output
+from gymdata.collect.tasks import IN_MEMORY, Tasks
+from gymdata.errors import DataError, UsageError, option
+from gymdata.eval.settings import EvalConfig
+from gymdata.progress import Progress
+from gymdata.public import Report, Row, path_of, rate_text
+from gymdata.report.compare import Paired
+from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, task_fields
+from gymdata.rewards import Rewards as RewardFunctions
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.run_json import replacing
+
+__all__ = ["CollectPlan", "EvalReport", "evaluate"]
+
+#: Files beside the rollouts: the report as an object, and its tables in Markdown.
+RESULTS_JSON, RESULTS_MD = "results.json", "results.md"
+_COLUMNS = ("task_id", "reward", "task", "status")
+
+
+@dataclass(frozen=True, repr=False)
+class EvalReport(Report):
+    """An evaluation. ``pass_at_k``: ``k``, ``value``, ``ci95``, ``tasks`` for k = 1, 2, 4, …; ``reward``: mean with its 95 %
+    interval; ``by_field``: field → one object per value; ``against``: the paired difference from an earlier run and the
+    tasks that ``regressed`` and ``improved`` with their mean rewards, None without one; ``missing``: rollouts that failed or
+    were interrupted. Without a rollout that is scored the figures are empty."""
+
+    path: str
+    model: str | None
+    tasks: int
+    rollouts: int
+    missing: int
+    threshold: float
+    pass_at_k: list[dict[str, Any]]
+    reward: dict[str, Any]
+    truncated: int
+    by_field: dict[str, list[dict[str, Any]]]
+    against: dict[str, Any] | None
+    interrupted: bool = False
+    files: list[Path] = field(default_factory=list)
+    collected_code: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """That of collecting: 130 interrupted; 1 while rollouts are missing or could not be scored; else 0."""
+        return self.collected_code
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        return {key: found[key] for key in found if key != "collected_code"} | {"files": [str(f) for f in self.files]}
+
+    def rows(self) -> list[Row]:
+        mean = {"rate": self.reward["mean"], "ci95": self.reward["ci95"]}
+        rows: list[Row] = [
+            *((f"pass@{one['k']}", f"{_percent(one)} of {one['tasks']:,} tasks") for one in self.pass_at_k),
+            ("rollouts", self.rollouts),
+        ]
+        if not self.reward["binary"]:
+            bounds = mean["ci95"]
+            text = "not scored" if mean["rate"] is None else f"{mean['rate']:.3f}"
+            rows.append(("mean reward", text + (f" (95 %: {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")))
+        rows += [("truncated", self.truncated)] if self.truncated else []
+        rows += [("missing (rerun to resume)", self.missing)] if self.missing else []
+        if self.against is not None:
+            shown = rate_text(self.against["difference"]).replace(" %", " points", 1)
+            rows += [
+                (f"against {self.against['path']}", f"{shown} on {self.against['difference']['n']:,} tasks"),
+                *((way, len(self.against[way])) for way in ("regressed", "improved")),
+            ]
+        written = [("results", file) for file in self.files]
+        return [*rows, *written, ("written to", self.path)]
+
+    def markdown(self) -> str:
+        """The tables of results."""
+        lines = [f"# {self.model or 'Model'}", ""]
+        lines += _table(("", "value", "95 %", "tasks"), [(f"pass@{one['k']}", *_cells(one)) for one in self.pass_at_k])
+        for name, values in self.by_field.items():
+            lines += [f"## By {name}", ""]
+            lines += _table((name, "pass@1", "95 %", "tasks"), [(one["value"], *_cells(one)) for one in values])
+        if self.against is not None:
+            shown = rate_text(self.against["difference"]).replace(" %", " points", 1)
+            lines += [f"## Against {self.against['path']}", "", f"Difference in mean reward: {shown}.", ""]
+            for way in ("regressed", "improved"):
+                rows = [(one["task_id"], f"{one['before']:g}", f"{one['after']:g}") for one in self.against[way]]
+                lines += _table((way, "before", "after"), rows) if rows else []
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def evaluate(
+    model: str | Path | None = None,
+    tasks: Tasks | None = None,
+    *,
+    reward: RewardFunctions | None = None,
+    env: Any = None,
+    user: Any = None,
+    agent: Any = None,
+    config: EvalConfig | None = None,
+    parts: Parts | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    command: Sequence[str] = (),
+    **settings: Any,
+) -> EvalReport | CollectPlan:
+    """Evaluate ``model`` on ``tasks``: pass@k with 95 % intervals over tasks, by field, and against an earlier run.
+
+    Collects as ``gymdata.collect`` does, greedily and one rollout per task by default, into ``output``; an existing run is
+    resumed. ``tasks``, ``reward``, ``env``, ``user`` and ``agent`` are those of ``gymdata.collect``; settings are those of
+    ``EvalConfig``. pass@k is the unbiased estimate of Chen et al. (2021), 1 − C(n−c, k) / C(n, k), averaged over tasks.
+    Writes ``results.json`` and ``results.md`` into the run folder once no rollout is missing.
+    Raises UsageError where nothing can score the rollouts, and what ``gymdata.collect`` raises.
+    """
+    named = {"model": None if model is None else str(model)}
+    named["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else None if tasks is None else IN_MEMORY
+    config = EvalConfig.called_with(evaluate, config, {**settings, **{k: v for k, v in named.items() if v is not None}})
+    if reward is None and not config.reward and env is None and not config.env and config.workflow_url is None:
+        raise UsageError(
+            "eval: nothing scores the rollouts",
+            hint=f"give {option('reward')}, such as numeric, exact or path.py:function",
+        )
+    config.refuse_equal_rollouts()
+    against = None if config.against is None else Path(path_of(config.against, "eval"))
+    if against is not None and not Rewards.of(read_table(against, ROLLOUTS, ["task_id", "reward"])).rollouts:
+        raise DataError.empty(against, "rollouts")
+    collecting = config.collecting()
+    if config.output is None:
+        named_by_time = default_output(collecting)
+        collecting = collecting.model_copy(update={"output": named_by_time.with_name(f"eval-{named_by_time.name}")})
+    summary = collect(
+        tasks if named["tasks"] == IN_MEMORY else None,
+        reward=reward,
+        env=env,
+        user=user,
+        agent=agent,
+        config=collecting,
+        parts=parts,
+        dry_run=dry_run,
+        progress=progress,
+        command=command,
+    )
+    if isinstance(summary, CollectPlan):
+        return summary
+    run = Path(summary.path)
+    table = read_table(run, ROLLOUTS, list(_COLUMNS))
+    rewards = Rewards.of(table)
+    if not len(rewards.value) and summary.exit_code == 0:
+        raise DataError(
+            f"{run}: no rollout has a reward, so there is nothing to report",
+            hint=f"gymdata score {run} --reward …, with a reward that these tasks have a reference for",
+        )
+    report = EvalReport(
+        path=str(run),
+        model=config.model or (config.endpoint[0] if config.endpoint else None),
+        tasks=summary.tasks,
+        rollouts=summary.rollouts,
+        missing=summary.pending + summary.exhausted,
+        threshold=config.threshold,
+        pass_at_k=pass_at_k(rewards, config.threshold),
+        reward={**rewards.summary(), "binary": rewards.binary},
+        truncated=summary.truncated,
+        by_field=_by_field(rewards, task_fields(table), config.by, config.threshold),
+        against=None if against is None or not len(rewards.value) else _against(against, run),
+        interrupted=summary.interrupted,
+        collected_code=summary.exit_code,
+    )
+    return _write(report, run, summary)
+
+
+def _write(report: EvalReport, run: Path, summary: CollectSummary) -> EvalReport:
+    """``report`` with its files; files of an earlier call are removed where rollouts are missing now."""
+    files = [run / RESULTS_JSON, run / RESULTS_MD]
+    if summary.pending or summary.interrupted:
+        for file in files:
+            file.unlink(missing_ok=True)
+        return report
+    found = {key: value for key, value in report.to_dict().items() if key not in ("files", "interrupted")}
+    texts = [json.dumps({**found, "at": datetime.now().astimezone().isoformat()}, indent=2) + "\n", report.markdown()]
+    for file, text in zip(files, texts, strict=True):
+        with replacing(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    report.files.extend(files)
+    return report
+
+
+def _by_field(
+    rewards: Rewards, tasks: Mapping[str, Mapping[str, Any]], names: Sequence[str], threshold: float
+) -> dict[str, list[dict[str, Any]]]:
+    """Field → value → pass@1 and the mean reward of its tasks."""
+    there = {name for row in tasks.values() for name in row}
+    for name in names:
+        if name not in there:
+            raise UsageError.unknown_key(name, there, option("by"))
+    labels = rewards.names.to_pylist()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in names or fields_to_split_by(list(tasks.values())):
+        codes: dict[str, list[int]] = {}
+        for code, task in enumerate(labels):
+            codes.setdefault(json.dumps(tasks[task].get(name)), []).append(code)
+        found[name] = []
+        for value in sorted(codes):
+            of_value = np.isin(rewards.task, codes[value])
+            part = Rewards(rewards.task[of_value], rewards.value[of_value], int(of_value.sum()), rewards.names)
+            if part.rollouts:
+                first = pass_at_k(part, threshold)[0]
+                shown = {"pass_at_1": first["value"], "ci95": first["ci95"], "tasks": first["tasks"]}
+                found[name].append({"value": json.loads(value), **shown, "mean": part.summary()["mean"]})
+    return found
+
+
+def _against(earlier: Path, run: Path) -> dict[str, Any]:
+    paired = Paired.of(earlier, run, None)
+    moved = {
+        way: [
+            {"task_id": task, "before": paired.before[task], "after": paired.after[task]}
+            for task, direction in paired.ways.items()
+            if direction == sign
+        ]
+        for way, sign in (("regressed", "down"), ("improved", "up"))
+    }
+    return {"path": str(earlier), "difference": paired.difference(), **moved}
+
+
+def _percent(one: Mapping[str, Any]) -> str:
+    return rate_text({"rate": one["value"], "ci95": one["ci95"]})
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The value, its interval and the tasks of a row of ``pass_at_k``."""
+    rate, bounds = one["pass_at_1"] if "pass_at_1" in one else one["value"], one["ci95"]
+    interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}" if bounds else "–"
+    return (f"{100 * rate:.1f} %", interval, f"{one['tasks']:,}")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table, and an empty one."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines), ""]

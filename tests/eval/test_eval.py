@@ -1,0 +1,171 @@
+"""``gymdata eval`` with a scripted engine at the port: its figures are counted by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.collect.report import CollectPlan
+from gymdata.errors import DataError, UsageError
+from gymdata.eval.run import EvalReport, evaluate
+from tests.collect.fake_parts import FakeSampler, engine_fault, parts
+
+#: Four tasks of each level; the answer is the task's number.
+TASKS = [
+    {"task_id": f"{level}-{n}", "prompt": f"{level} {n}", "answer": str(n), "level": level}
+    for level in ("easy", "hard")
+    for n in range(4)
+]
+
+
+def knows(*right: str) -> Any:
+    """A policy that answers these prompts rightly, and 9 to all others."""
+
+    def answer(prompt: Sequence[int], _: random.Random) -> str:
+        text = bytes(i for i in prompt if i < 256).decode()
+        return text[-1] if text in right else "9"
+
+    return answer
+
+
+def evaluated(output: Path, policy: Any, **settings: Any) -> EvalReport:
+    report = evaluate(
+        None,
+        TASKS,
+        reward="numeric",
+        parts=parts(FakeSampler(policy), rewards=["numeric"]),
+        output=output,
+        seed=1,
+        **settings,
+    )
+    assert isinstance(report, EvalReport)
+    return report
+
+
+def test_pass_at_1_is_the_share_of_tasks_that_are_right_with_wilsons_interval(tmp_path: Path) -> None:
+    """3 of 8 tasks."""
+    report = evaluated(tmp_path / "run", knows("easy 0", "easy 1", "hard 2"))
+    assert report.pass_at_k == [
+        {"k": 1, "value": 0.375, "ci95": pytest.approx([0.1368, 0.6943], abs=1e-4), "tasks": 8, "too_few": 0}
+    ]
+    assert (report.tasks, report.rollouts, report.missing, report.exit_code) == (8, 8, 0, 0)
+
+
+def test_results_are_split_by_the_fields_of_tasks(tmp_path: Path) -> None:
+    """Each value of a field with few values has its own rate; --by names others."""
+    report = evaluated(tmp_path / "run", knows("easy 0", "easy 1", "easy 2", "hard 2"))
+    rates = {one["value"]: (one["pass_at_1"], one["tasks"]) for one in report.by_field["level"]}
+    assert rates == {"easy": (0.75, 4), "hard": (0.25, 4)}
+    by_answer = evaluated(tmp_path / "run", knows(), by=["answer"]).by_field
+    assert {one["value"]: one["pass_at_1"] for one in by_answer["answer"]} == {"0": 0.5, "1": 0.5, "2": 1.0, "3": 0.0}
+
+
+def test_an_earlier_run_shows_what_regressed(tmp_path: Path) -> None:
+    """Task by task, and the paired difference."""
+    evaluated(tmp_path / "before", knows("easy 0", "easy 1", "hard 2"))
+    report = evaluated(tmp_path / "after", knows("easy 1", "hard 2", "hard 3"), against=tmp_path / "before")
+    assert report.against is not None
+    assert report.against["regressed"] == [{"task_id": "easy-0", "before": 1.0, "after": 0.0}]
+    assert report.against["improved"] == [{"task_id": "hard-3", "before": 0.0, "after": 1.0}]
+    assert (report.against["difference"]["rate"], report.against["difference"]["n"]) == (0.0, 8)
+
+
+def test_pass_at_k_is_unbiased_over_several_rollouts(tmp_path: Path) -> None:
+    """Of n rollouts with c right: 1 − C(n−c, k) / C(n, k), averaged over tasks."""
+    report = evaluated(tmp_path / "run", lambda _, rng: rng.choice("0123"), num_rollouts=4, temperature=1.0)
+    rewards = gymdata.open(tmp_path / "run").lazy().group_by("task_id").agg(c="reward").collect()["c"].to_list()
+    at_2 = [1 - (4 - sum(r)) * (3 - sum(r)) / 12 for r in rewards]
+    assert [one["k"] for one in report.pass_at_k] == [1, 2, 4]
+    assert report.pass_at_k[1]["value"] == pytest.approx(sum(at_2) / 8)
+    assert report.pass_at_k[2]["value"] == pytest.approx(sum(any(r) for r in rewards) / 8)
+
+
+def test_rollouts_of_an_evaluation_are_training_data(tmp_path: Path) -> None:
+    """An ordinary run, greedy by default: validate is clean, and the same command again samples nothing."""
+    sampler = FakeSampler(knows("easy 0"))
+    for _ in range(2):
+        settings: dict[str, Any] = {"reward": "numeric", "output": tmp_path / "run"}
+        evaluate(None, TASKS, parts=parts(sampler, rewards=["numeric"]), **settings)
+    assert len(sampler.requests) == 8
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (facts["stage"], facts["identity"]["temperature"]) == ("collect", 0.0)
+    assert gymdata.validate(tmp_path / "run", ignore=["B"]).errors == 0
+
+
+def test_results_are_written_as_an_object_and_as_a_table(tmp_path: Path) -> None:
+    """results.json has the figures of the report, results.md says them in Markdown."""
+    evaluated(tmp_path / "before", knows("easy 0"))
+    report = evaluated(tmp_path / "run", knows("easy 1"), against=tmp_path / "before")
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {key: written[key] for key in ("pass_at_k", "by_field", "against")} == {
+        "pass_at_k": report.pass_at_k, "by_field": report.by_field, "against": report.against,
+    }  # fmt: skip
+    text = (tmp_path / "run" / "results.md").read_text()
+    assert "| pass@1 | 12.5 % |" in text
+    assert "| easy | 25.0 % |" in text
+    assert "| easy-0 | 1 | 0 |" in text
+
+
+def test_figures_of_a_part_are_written_nowhere(tmp_path: Path) -> None:
+    """Failed rollouts are missing, not wrong: exit code 1, no results, and the figures are of those that are there."""
+
+    def fails(request: Any) -> Any:
+        if bytes(i for i in request.prompt_token_ids if i < 256) == b"hard 3":
+            raise engine_fault()
+        return none()
+
+    async def none() -> None: ...
+
+    sampler = FakeSampler(knows("easy 0"), before=fails)
+    report = evaluate(
+        None,
+        TASKS,
+        reward="numeric",
+        parts=parts(sampler, rewards=["numeric"]),
+        output=tmp_path / "run",
+        max_attempts=2,
+    )
+    assert isinstance(report, EvalReport)
+    assert (report.missing, report.rollouts, report.exit_code, report.files) == (1, 7, 1, [])
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert report.pass_at_k[0]["value"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reward": None}, "nothing scores the rollouts"),
+        ({"num_rollouts": 4}, "which are all the same when sampling is greedy"),
+        ({"against": "nowhere"}, "nowhere"),
+        ({"temperatur": 1}, "unknown key 'temperatur'"),
+    ],
+)
+def test_what_cannot_be_an_evaluation_is_refused_before_a_sample(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """No reward, several greedy rollouts, an earlier run that is none, a setting that is misspelt."""
+    sampler = FakeSampler()
+    with pytest.raises((UsageError, DataError), match=said):
+        evaluate(None, TASKS, **{"reward": "numeric", "parts": parts(sampler), "output": tmp_path / "run", **settings})
+    assert sampler.requests == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_field_that_no_task_has_is_named(tmp_path: Path) -> None:
+    """With the nearest one."""
+    with pytest.raises(UsageError, match="unknown key 'levle'") as refused:
+        evaluated(tmp_path / "run", knows(), by=["levle"])
+    assert "level" in str(refused.value.hint)
+
+
+def test_a_dry_run_says_what_would_be_sampled(tmp_path: Path) -> None:
+    """And writes nothing."""
+    plan = evaluate(None, TASKS, reward="numeric", parts=parts(), output=tmp_path / "run", dry_run=True)
+    assert isinstance(plan, CollectPlan)
+    assert (plan.rollouts_wanted, (tmp_path / "run").exists()) == (8, False)
