@@ -37,7 +37,7 @@ def eval_(
         report = evaluating.evaluate(config=settings, dry_run=dry_run, progress=watch, command=command_words())
     if isinstance(report, evaluating.CollectPlan):
         return finish(report, "eval (dry run: nothing was sampled or written)", json=json)
-    return finish(report, lambda: _show(report), json=json)
+    return finish(report, lambda: _show(report), json=json, then="view {}")
 
 
 def _show(report: EvalReport) -> None:

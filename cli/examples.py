@@ -48,9 +48,11 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "serve-genrm": ("gymdata serve-genrm --genrm sample_data/genrm --port 8000",),
     "eval": (
         """\
-gymdata eval sample_data/policy sample_data/tasks/heldout.jsonl --reward numeric \\
-    --env sample_data/calculator.py:Calculator --max-tokens 48 -o runs/eval""",
-        "gymdata eval MODEL tasks.jsonl --reward exact -r 8 --temperature 1 --against runs/eval",
+gymdata eval sample_data/policy sample_data/tasks/heldout.jsonl -o runs/eval \\
+    --env sample_data/calculator.py:Calculator --reward numeric""",
+        """\
+gymdata eval sample_data/policy sample_data/tasks/train.jsonl -n 50 -r 8 \\
+    --temperature 1 --reward numeric --against runs/x""",
     ),
     "filter": (
         'gymdata filter runs/x --where "reward > 0.5" -o runs/good',

@@ -21,7 +21,7 @@ BUDGETS: dict[str, int] = {
     "chat": 967,
     "check": 2_066,
     "checks": 2_626,
-    "cli": 3_631,
+    "cli": 3_633,
     "collect": 3_698,
     "credit": 1_328,
     "demo": 383,
@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 79_360, 591
+TOTAL, FILE_LINES = 79_362, 591
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 492, 1_050, 11
 
 

@@ -16,9 +16,18 @@ from tests.forks import TRAINING, forks
 
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 #: What needs a server, torch or a folder that another example makes with torch; those with a dry run are tried with it.
-HEAVY = {"collect", "check", "audit", "judge", "serve-genrm", "finetune", "demo", "tokenize", "merge-adapter"} | {
-    name for name in COMMANDS if name.startswith("train-")
-}
+HEAVY = {
+    "collect",
+    "eval",
+    "check",
+    "audit",
+    "judge",
+    "serve-genrm",
+    "finetune",
+    "demo",
+    "tokenize",
+    "merge-adapter",
+} | {name for name in COMMANDS if name.startswith("train-")}
 
 
 def words_of(line: str) -> list[str]:
@@ -89,8 +98,12 @@ def test_the_other_examples_pass_their_dry_run(folder: Path, monkeypatch: pytest
     # The run that is here was imported: collect would refuse to resume it.
     fresh = [(command, line.replace("runs/x", "runs/new") if command == "collect" else line) for command, line in LINES]
     tried = [words_of(line) for command, line in fresh if command in HEAVY and not serves(line)]
-    dry = [[*words, "--dry-run"] for words in tried if words[0] in ("collect", "demo") or words[0].startswith("train-")]
-    assert len(dry) == 9
+    dry = [
+        [*words, "--dry-run"]
+        for words in tried
+        if words[0] in ("collect", "eval", "demo") or words[0].startswith("train-")
+    ]
+    assert len(dry) == 11
     run([words for words in dry if not words[0].startswith("train-")])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
