@@ -18,6 +18,7 @@ from gymdata.cli.flags import described
 from gymdata.cli.main import COMMANDS, GROUPS, main
 from gymdata.collect.settings import CollectConfig
 from gymdata.demo.run import DemoConfig
+from gymdata.eval.settings import EvalConfig
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.filter.settings import FilterConfig
 from gymdata.finetune.settings import FinetuneFlags
@@ -34,7 +35,7 @@ from tests.cli.parsers import help_of, parser_of
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS: dict[str, type[Config]] = {
-    "check": CheckConfig, "collect": CollectConfig, "demo": DemoConfig, "experience": ExperienceConfig,
+    "check": CheckConfig, "collect": CollectConfig, "demo": DemoConfig, "eval": EvalConfig, "experience": ExperienceConfig,
     "export": ExportConfig, "filter": FilterConfig, "finetune": FinetuneFlags, "import": ImportConfig,
     "judge": JudgeConfig, "pairs": PairsConfig, "record": RecordConfig, "score": ScoreConfig, "serve-genrm": ServeConfig,
     "validate": ValidateConfig, **{f"train-{name}": kind for name, kind in TRAINERS.items()},

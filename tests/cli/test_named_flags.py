@@ -14,6 +14,7 @@ import gymdata
 from gymdata.cli.main import COMMANDS, main
 from gymdata.collect.settings import CollectConfig
 from gymdata.errors import COMMAND_LINE, DataError, UsageError, option, with_options
+from gymdata.eval.settings import EvalConfig
 from gymdata.judge.settings import JudgeConfig, ServeConfig
 from gymdata.record.settings import RecordConfig
 from gymdata.score.settings import ScoreConfig
@@ -136,6 +137,7 @@ def test_a_command_without_arguments_names_its_own_flags(
 
 SETTINGS: dict[str, type[Config]] = {
     "collect": CollectConfig,
+    "eval": EvalConfig,
     "score": ScoreConfig,
     "judge": JudgeConfig,
     "record": RecordConfig,
