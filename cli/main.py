@@ -77,6 +77,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
+        "status": ("status", "status", "Show how far runs are, how fast, and what failed."),
     },
     "Exchange": {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),

@@ -3,8 +3,8 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, check_recorder, check_reward, validate, fix, audit, query, view, report, ls, reading.
-Measure a model: eval.
+Check them: check, check_endpoint, check_recorder, check_reward, validate, fix, audit, reading.
+Look at them, and measure a model: query, view, report, ls, status, eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
@@ -91,6 +91,7 @@ _HOME = {
     "score": "score.run",
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",
+    "status": "status.run",
     "tokenize": "tokenize.run",
     "tour": "tour.run",
     "train_dpo": "train.run",

@@ -65,6 +65,7 @@ EDGES = {
     ("finetune", "report"): {"run"},
     ("demo", "report"): {"run"},
     ("record", "interop"): {"blocks", "importing", "text_rows"},
+    ("status", "ls"): {"output", "run"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

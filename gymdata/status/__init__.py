@@ -1,0 +1,1 @@
+"""``gymdata status``: how far runs are, and how fast they go on."""

@@ -1,0 +1,263 @@
+"""``gymdata status``: how far a run or every unfinished run below a folder is, how fast it goes on, and what failed.
+
+Invariants: nothing is written and no lock is taken, so that a run can be watched while it is written; what is shown is
+counted from rows, failures and metrics that are on disk, not from what a process says of itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.errors import DataError
+from gymdata.ls.output import Output, Unfinished
+from gymdata.ls.run import below, output_of, unfinished_output
+from gymdata.public import Report, Row, path_of
+from gymdata.remote.places import mirrored
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store.journal import read_failures
+from gymdata.store.lines import read_metrics
+from gymdata.store.lock import LOCK, holder_of, is_held
+from gymdata.store.paths import RUN_JSON, read_facts
+from gymdata.store.tables import read_table
+
+__all__ = ["RunStatus", "StatusReport", "status"]
+
+#: The speed is that of the last rows: those that ended in this many seconds before the latest.
+WINDOW_S = 600.0
+_COLUMNS = ("started_at", "duration_s", "n_generated_tokens")
+_METRICS, _STATE = "metrics.jsonl", "state.json"
+#: Figures of a training that are shown.
+_FIGURES = ("loss", "accuracy", "kl/sampler")
+_HOST = os.uname().nodename
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """One output. ``state``: as in ``ls``, or ``on HOST`` where another machine holds its lock; ``done`` of ``wanted``:
+    ``unit`` (rollouts, steps, epochs or rows; None where it is not known); ``per_minute``, ``tokens_per_s``: over the last
+    ``WINDOW_S`` seconds of work; ``eta_s``: seconds left at that speed, while it is written; ``failures``: attempts that
+    failed, by kind; ``figures``: the newest of a training; ``changed``: when its files changed last, ISO 8601, UTC."""
+
+    path: str
+    kind: str
+    state: str
+    unit: str
+    done: int | None
+    wanted: int | None
+    per_minute: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    stage: str | None = None
+    servers: list[str] = field(default_factory=list)
+    changed: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "being written" or self.state.startswith("on ")
+
+    def rows(self) -> list[Row]:
+        """The lines that have something to say."""
+        of = f" of {self.wanted:,} ({(self.done or 0) / self.wanted:.0%})" if self.wanted else ""
+        lines: list[Row | None] = [
+            ("state", self.state),
+            None if self.stage is None else ("now", self.stage),
+            None if self.done is None else (self.unit, f"{self.done:,}{of}"),
+            None if self.per_minute is None else ("speed", self._speed()),
+            None if self.eta_s is None else ("left", _duration(self.eta_s)),
+            ("failed attempts", ", ".join(f"{kind} {n:,}" for kind, n in self.failures.items()))
+            if self.failures
+            else None,
+            *((name, f"{value:.4g}") for name, value in self.figures.items()),
+            ("servers", ", ".join(self.servers)) if self.servers else None,
+            ("last change", f"{self.changed} ({_duration(_age(self.changed))} ago)") if self.changed else None,
+        ]
+        return [line for line in lines if line is not None]
+
+    def _speed(self) -> str:
+        tokens = f", {self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else ""
+        return f"{self.per_minute:,.1f} {self.unit}/min{tokens}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StatusReport(Report):
+    """The outputs at or below ``path``: of a folder without a run.json of its own those that are not complete.
+    ``disk_free``: bytes; None of a run on an object store."""
+
+    path: str
+    runs: list[RunStatus]
+    disk_free: int | None
+
+    @property
+    def ok(self) -> bool:
+        """Every output is complete or is being written."""
+        return all(run.is_running or run.state == "complete" for run in self.runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rows(self) -> list[Row]:
+        return [("runs", len(self.runs)), ("disk free", self.disk_free)]
+
+
+def status(path: str | Path = ".") -> StatusReport:
+    """How far the run at ``path`` is, or every run below it that is not complete; of a run on an object store, as of its
+    last upload. Nothing is written.
+
+    Raises DataError where there is nothing.
+    """
+    top = Path(path_of(path, "status", "the path of a run folder or of a folder of runs"))
+    if not top.is_dir():
+        raise DataError.missing_path(top, "a run folder or a folder of runs")
+    if (top / RUN_JSON).is_file() or (top / _STATE).is_file():
+        runs = [_loop(top)] if (top / _STATE).is_file() else [_run(top, top / RUN_JSON)]
+        runs += [run for run in _below(top) if runs[0].kind == "finetune" and run.is_running]
+    else:
+        runs = [run for run in _below(top) if run.state != "complete"]
+    return StatusReport(str(path), runs, shutil.disk_usage(top).free if mirrored(top) is None else None)
+
+
+def _below(top: Path) -> list[RunStatus]:
+    """Every run, loop and unfinished output below a folder."""
+    loops, runs = dict[Path, RunStatus](), list[RunStatus]()
+    for output in below(top):
+        folder = output.place if isinstance(output, Unfinished) else output.parent
+        for above in folder.parents:
+            if above != top and above.is_relative_to(top) and (above / _STATE).is_file() and above not in loops:
+                loops[above] = _loop(above)
+        if folder == top or (folder / _STATE).is_file():
+            continue
+        runs.append(_of(unfinished_output(top, output)) if isinstance(output, Unfinished) else _run(top, output))
+    return [*loops.values(), *runs]
+
+
+def _of(output: Output) -> RunStatus:
+    """What is known of any output."""
+    wanted = output.rows if output.state == "complete" else None
+    return RunStatus(output.path, output.kind, output.state, "rows", output.rows, wanted, changed=output.changed)
+
+
+def _run(top: Path, run_json: Path) -> RunStatus:
+    shown = _of(output_of(top, run_json))
+    if shown.state == "damaged":
+        return shown
+    facts = read_facts(run_json)
+    if shown.state == "interrupted" and (host := holder_of(run_json.parent / LOCK).get("host")) not in (None, _HOST):
+        shown = replace(shown, state=f"on {host}")
+    elif shown.state == "interrupted" and mirrored(run_json):
+        shown = replace(shown, state="on another machine, or interrupted")
+    if shown.kind in ("collect", "record"):
+        return _of_rollouts(shown, run_json.parent, facts)
+    return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown
+
+
+def _of_rollouts(shown: RunStatus, run: Path, facts: Mapping[str, Any]) -> RunStatus:
+    """A run of rollouts: how many there are, and the speed of the last ones."""
+    extent, attempts = facts.get("extent") or {}, facts.get("attempts") or []
+    tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
+    wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
+    table = read_table(run, ROLLOUTS, _COLUMNS)
+    done, per_minute, tokens_per_s = table.num_rows, None, None
+    if done:
+        ended = table["started_at"].cast(pa.int64()).to_numpy() / 1e6 + table["duration_s"].to_numpy()
+        began = [moment(one.get("started_at")) for one in attempts[-1:]]
+        latest = float(ended.max())
+        # The time between two attempts is no work.
+        since = max([latest - WINDOW_S, *(one.timestamp() for one in began if one is not None)])
+        recent = ended >= since
+        if latest > since and recent.any():
+            per_minute = 60.0 * int(recent.sum()) / (latest - since)
+            tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / (latest - since)
+    left = None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
+    endpoint = (attempts[-1].get("operation") or {}).get("endpoint") if attempts else None
+    return replace(
+        shown,
+        unit="rollouts",
+        done=done,
+        wanted=wanted,
+        per_minute=per_minute,
+        tokens_per_s=tokens_per_s,
+        eta_s=left if shown.is_running else None,
+        failures=dict(Counter(str(record.get("kind")) for record in read_failures(run))),
+        servers=[] if endpoint is None else [endpoint] if isinstance(endpoint, str) else list(endpoint),
+    )
+
+
+def _of_training(shown: RunStatus, folder: Path, facts: Mapping[str, Any]) -> RunStatus:
+    """A training: its steps and newest figures, from metrics.jsonl."""
+    rows = read_metrics(folder / _METRICS)
+    if not rows:
+        return replace(shown, unit="steps", done=None, wanted=None)
+    last = rows[-1]
+    step, epoch = int(last.get("step") or 0), float(last.get("epoch") or 0.0)
+    epochs = (facts.get("settings") or {}).get("num_train_epochs")
+    wanted = facts.get("steps") if shown.state == "complete" else None
+    if wanted is None and epoch and isinstance(epochs, (int, float)):
+        wanted = round(step / epoch * epochs)
+    seconds = float(last.get("elapsed_s") or 0.0)
+    first = int(rows[0].get("step") or 0) - 1
+    per_minute = 60.0 * (step - first) / seconds if seconds else None
+    left = None if wanted is None or not per_minute else max(0, wanted - step) / per_minute * 60.0
+    newest = {name: value for row in rows for name, value in row.items() if name in _FIGURES}
+    return replace(
+        shown,
+        unit="steps",
+        done=step,
+        wanted=wanted,
+        per_minute=per_minute,
+        tokens_per_s=last.get("tokens_per_s"),
+        eta_s=left if shown.is_running else None,
+        figures=newest,
+    )
+
+
+def _loop(folder: Path) -> RunStatus:
+    """A finetuning run: its epochs, and the stage that runs."""
+    state = json.loads((folder / _STATE).read_bytes())
+    running = state.get("running") or {}
+    stages = [stage for one in state.get("epochs", {}).values() for stage in one.values()]
+    is_running = is_held(folder)
+    ended = state.get("status")
+    return RunStatus(
+        path=str(folder),
+        kind="finetune",
+        state="being written" if is_running else "interrupted" if ended in ("running", "failed") else "complete",
+        unit="stages",
+        done=sum(stage.get("state") == "completed" for stage in stages),
+        wanted=None,
+        stage=f"epoch {running['epoch']}, {running['stage']}" if is_running and running else None,
+        changed=dt.datetime.fromtimestamp((folder / _STATE).stat().st_mtime, dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def moment(text: object) -> dt.datetime | None:
+    """The time of an ISO text; None of anything else."""
+    try:
+        return dt.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+
+
+def _age(changed: str) -> float:
+    return max(0.0, (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(changed)).total_seconds())
+
+
+def _duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
