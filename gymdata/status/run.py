@@ -121,8 +121,9 @@ def status(path: str | Path = ".") -> StatusReport:
     if not top.is_dir():
         raise DataError.missing_path(top, "a run folder or a folder of runs")
     if (top / RUN_JSON).is_file() or (top / _STATE).is_file():
-        runs = [_loop(top)] if (top / _STATE).is_file() else [_run(top, top / RUN_JSON)]
-        runs += [run for run in _below(top) if runs[0].kind == "finetune" and run.is_running]
+        own = _loop(top) if (top / _STATE).is_file() else _run(top, top / RUN_JSON)
+        runs = [replace(own, path=str(path))]
+        runs += [run for run in _below(top) if own.kind == "finetune" and run.is_running]
     else:
         runs = [run for run in _below(top) if run.state != "complete"]
     return StatusReport(str(path), runs, shutil.disk_usage(top).free if mirrored(top) is None else None)
