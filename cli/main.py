@@ -71,6 +71,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
         "merge-adapter": ("merge_adapter", "merge_adapter", "Merge a LoRA adapter with its base into one model."),
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
+        "sweep": ("sweep", "sweep", "Run a grid of settings and seeds, and compare the results."),
     },
     "Look": {
         "show": ("show", "show", "Show rollouts or pairs as people read them."),

@@ -8,7 +8,7 @@ Look at them, and measure a model: query, view, report, ls, status, eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
-demo.
+sweep, demo.
 This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
 
@@ -50,6 +50,7 @@ _HOME = {
     "ServerConfig": "serve.settings",
     "ServeConfig": "judge.settings",
     "Step": "environments.step",
+    "SweepConfig": "sweep.settings",
     "TrainDpoConfig": "train.settings",
     "TrainKtoConfig": "train.settings",
     "TrainRewardConfig": "train.settings",
@@ -92,6 +93,7 @@ _HOME = {
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",
     "status": "status.run",
+    "sweep": "sweep.run",
     "tokenize": "tokenize.run",
     "tour": "tour.run",
     "train_dpo": "train.run",

@@ -66,6 +66,8 @@ EDGES = {
     ("demo", "report"): {"run"},
     ("record", "interop"): {"blocks", "importing", "text_rows"},
     ("status", "ls"): {"output", "run"},
+    ("sweep", "finetune"): {"jobs"},
+    ("sweep", "report"): {"rollouts"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

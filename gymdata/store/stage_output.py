@@ -75,6 +75,7 @@ STAGES = {
     "train": ("a training", "models"),
     "merge-adapter": ("a merged model", "models"),
     "finetune": ("a finetuning run", "models"),
+    "sweep": ("a sweep", "models"),
     "serve-genrm": ("what serve-genrm keeps", "checks"),
 }
 

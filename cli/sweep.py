@@ -1,0 +1,38 @@
+"""``gymdata sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import Watch, command_words, facts, finish, grid
+from .flags import DryRun, Json, Overwrite
+
+_File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="File with steps, grid, seeds, result and baseline.")]
+_Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder of the sweep (default: runs/NAME-OF-THE-FILE).")
+]
+
+
+def sweep(
+    file: _File, output: _Output = None, dry_run: DryRun = False, overwrite: Overwrite = False, json: Json = False
+) -> int:
+    """Every combination of the grid runs the file's commands with every seed, one after the other; then the rewards of their
+    evaluations are compared. Cells that are done are not run again, and a sweep that is started several times divides them.
+    """
+    from gymdata.sweep import run as sweeping
+
+    with Watch("sweep") as watch:
+        report = sweeping.sweep(
+            file, output=output, dry_run=dry_run, overwrite=overwrite, progress=watch, command=command_words()
+        )
+    if isinstance(report, sweeping.SweepPlan):
+        return finish(report, "sweep (dry run: nothing was run)", json=json)
+
+    def show() -> None:
+        grid(*report.table())
+        facts("sweep", report.rows())
+
+    return finish(report, show, json=json)

@@ -1,0 +1,1 @@
+"""``gymdata sweep``: a grid of settings and seeds over a chain of commands, and what came of each."""

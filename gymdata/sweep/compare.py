@@ -1,0 +1,102 @@
+"""What came of the cells of a sweep: rates over tasks and seeds, and paired differences from a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gymdata.errors import DataError
+from gymdata.report.rollouts import Rewards, interval
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import mean_ci, paired_difference_ci
+from gymdata.store import read_run_json, read_table
+from gymdata.sweep.settings import Cell, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """A point of the grid over its seeds. ``rate``: mean reward over tasks of the mean over seeds, ``ci95`` its bootstrap
+    interval over tasks; ``by_seed``: seed → its mean; ``difference``: the paired difference from the baseline over tasks,
+    None of the baseline itself and without a result; ``missing``: cells without a result; ``seconds``: of all its cells."""
+
+    values: dict[str, Value]
+    cells: int
+    missing: int
+    n_tasks: int
+    rate: float | None
+    ci95: list[float] | None
+    by_seed: dict[str, float]
+    difference: dict[str, Any] | None
+    seconds: float
+    is_baseline: bool
+
+
+def combinations(
+    cells: Sequence[Cell], done: Sequence[Cell], seconds: Mapping[str, float], baseline: Mapping[str, Value]
+) -> list[Combination]:
+    """One for each point of the grid, in its order. ``done``: the cells that have a result.
+
+    Raises DataError where the results are not of the same tasks: a mean over them would be of different questions.
+    """
+    by_cell, digests = dict[str, dict[str, float]](), dict[str, str]()
+    for cell in done:
+        rewards = Rewards.of(read_table(cell.result, ROLLOUTS, ["task_id", "reward"]))
+        by_cell[cell.name] = rewards.by_task()
+        digests[cell.name] = str((read_run_json(cell.result).get("tasks") or {}).get("digest"))
+        first = next(iter(digests))
+        if digests[cell.name] != digests[first]:
+            raise DataError(
+                f"{cell.result}: has other tasks than the result of {first}, so they cannot be compared",
+                hint="let every cell evaluate on the same task file",
+            )
+    points = [dict(items) for items in dict.fromkeys(tuple(cell.values.items()) for cell in cells)]
+    means = {}
+    for number, point in enumerate(points):
+        results = [by_cell[cell.name] for cell in done if cell.values == point]
+        tasks = sorted(set.intersection(*map(set, results))) if results else []
+        means[number] = {task: math.fsum(one[task] for one in results) / len(results) for task in tasks}
+    of_baseline = means[points.index(dict(baseline))]
+    return [
+        _combination(point, cells, by_cell, means[number], of_baseline, seconds, is_baseline=point == dict(baseline))
+        for number, point in enumerate(points)
+    ]
+
+
+def _combination(
+    point: dict[str, Value],
+    cells: Sequence[Cell],
+    by_cell: Mapping[str, Mapping[str, float]],
+    by_task: Mapping[str, float],
+    of_baseline: Mapping[str, float],
+    seconds: Mapping[str, float],
+    *,
+    is_baseline: bool,
+) -> Combination:
+    own = [cell for cell in cells if cell.values == point]
+    mean, low, high = mean_ci(np.array(list(by_task.values())))
+    difference = None
+    common = sorted(by_task.keys() & of_baseline.keys())
+    if common and not is_baseline:
+        rate, lower, upper = paired_difference_ci([of_baseline[t] for t in common], [by_task[t] for t in common])
+        difference = {"rate": rate, "ci95": interval(lower, upper), "n": len(common)}
+    by_seed = {
+        str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
+        for cell in own
+        if by_cell.get(cell.name)
+    }
+    return Combination(
+        values=point,
+        cells=len(own),
+        missing=sum(cell.name not in by_cell for cell in own),
+        n_tasks=len(by_task),
+        rate=None if math.isnan(mean) else mean,
+        ci95=interval(low, high),
+        by_seed=by_seed,
+        difference=difference,
+        seconds=round(sum(seconds.get(cell.name, 0.0) for cell in own), 1),
+        is_baseline=is_baseline,
+    )

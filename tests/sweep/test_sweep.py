@@ -1,0 +1,167 @@
+"""``gymdata sweep`` over real commands: every cell once, whatever kills it, and a comparison that is counted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.finetune.jobs import start
+from gymdata.store.lock import Lock
+from gymdata.sweep import run as running
+from gymdata.sweep.run import SweepPlan, SweepReport, sweep
+from tests.rollout_files import rollout, two_turns, write_run
+
+#: Tasks t0 to t4; the rewards of the source runs by the value of ``choice`` and the seed.
+REWARDS = {("a", 1): (0, 0, 1, 0, 1), ("a", 2): (0, 0, 1, 1, 1), ("b", 1): (1, 0, 1, 1, 1), ("b", 2): (1, 1, 1, 1, 1)}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """A sweep file whose steps look at a run with known rewards, and copy it."""
+    for (choice, seed), rewards in REWARDS.items():
+        rows = [rollout(f"t{n}", 0, float(r), two_turns(5 + n, 40)) for n, r in enumerate(rewards)]
+        write_run(folder / f"source-{choice}-{seed}", rows)
+    facts: dict[str, Any] = {
+        "output": str(folder / "sweep"),
+        "steps": [
+            f"query 'SELECT 1' {folder}/source-{{choice}}-{{seed}} -o {{output}}/one.csv",
+            f"filter {folder}/source-{{choice}}-{{seed}} -o {{output}}/eval --where 'reward >= 0'",
+        ],
+        "grid": {"choice": ["a", "b"]},
+        "seeds": [1, 2],
+    }
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({**facts, **changes}))
+    return folder / "sweep.yaml"
+
+
+def swept(file: Path, **settings: Any) -> SweepReport:
+    report = sweep(file, **settings)
+    assert isinstance(report, SweepReport)
+    return report
+
+
+def test_every_combination_runs_with_every_seed_and_is_compared_with_the_first(tmp_path: Path) -> None:
+    """Means over tasks of means over seeds, and their paired difference."""
+    report = swept(written(tmp_path))
+    a, b = report.combinations
+    assert (report.done, report.exit_code, a.is_baseline, b.is_baseline) == (4, 0, True, False)
+    assert (a.rate, a.by_seed) == (pytest.approx(0.5), {"1": pytest.approx(0.4), "2": pytest.approx(0.6)})
+    assert b.rate == pytest.approx(0.9)
+    assert a.difference is None
+    assert b.difference is not None
+    # By task: 1, 0.5, 0, 0.5, 0.
+    assert (b.difference["rate"], b.difference["n"]) == (pytest.approx(0.4), 5)
+    written_results = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert [one["rate"] for one in written_results["combinations"]] == [a.rate, b.rate]
+    assert "| a | 50.0 %" in (tmp_path / "sweep" / "results.md").read_text()
+
+
+def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command runs once, whichever of them the interruption hits."""
+    calls = list[str]()
+
+    def counted(words: Sequence[str], log: Path) -> Any:
+        calls.append(" ".join(words))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return start(words, log)
+
+    monkeypatch.setattr(running, "start", counted)
+    stopped = swept(written(tmp_path))
+    assert (stopped.done, stopped.interrupted, stopped.exit_code) == (1, True, 130)
+    report = swept(tmp_path / "sweep.yaml")
+    assert (report.done, report.exit_code) == (4, 0)
+    assert len(calls) == 9
+    assert len(set(calls)) == 8
+    swept(tmp_path / "sweep.yaml")
+    assert len(calls) == 9
+
+
+def test_cells_of_another_process_are_left_to_it(tmp_path: Path) -> None:
+    """The same command twice divides the cells."""
+    file = written(tmp_path)
+    cell = tmp_path / "sweep" / "choice-a_seed-1"
+    cell.mkdir(parents=True)
+    lock = Lock(cell)
+    report = swept(file)
+    lock.release()
+    assert (report.done, report.elsewhere, report.combinations[0].missing) == (3, ["choice-a_seed-1"], 1)
+    assert swept(file).done == 4
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    """It is named, and the exit code is 1: here filter keeps no rollout of one source."""
+    file = written(tmp_path)
+    write_run(tmp_path / "source-a-1", [rollout("t0", 0, -1.0, two_turns(5, 40))])
+    report = swept(file)
+    assert (report.done, report.exit_code, list(report.failed)) == (3, 1, ["choice-a_seed-1"])
+    assert report.combinations[0].missing == 1
+
+
+def test_a_command_that_is_wrong_stops_the_sweep(tmp_path: Path) -> None:
+    """Usage errors are the same in every cell."""
+    file = written(tmp_path, steps=["filter {output}/{choice}{seed} --no-such-flag"])
+    with pytest.raises(Exception, match="no-such-flag") as refused:
+        sweep(file)
+    assert refused.value.exit_code == 2  # type: ignore[attr-defined]  # of GymdataError
+
+
+def test_a_cell_that_was_begun_with_other_commands_is_refused(tmp_path: Path) -> None:
+    """Naming the step; more values are more cells."""
+    file = written(tmp_path)
+    swept(file)
+    settings = yaml.safe_load(file.read_text())
+    settings["steps"][0] = settings["steps"][0].replace("SELECT 1", "SELECT 2")
+    file.write_text(yaml.safe_dump(settings))
+    with pytest.raises(StoreError, match="step 1"):
+        sweep(file)
+    assert swept(file, overwrite=True).done == 4
+
+
+def test_results_of_other_tasks_are_not_compared(tmp_path: Path) -> None:
+    """A mean over different questions would say nothing."""
+    file = written(tmp_path)
+    swept(file)
+    for choice, digest in (("a", "1"), ("b", "2")):
+        for seed in (1, 2):
+            facts = tmp_path / "sweep" / f"choice-{choice}_seed-{seed}" / "eval" / "run.json"
+            values = json.loads(facts.read_text())
+            facts.write_text(json.dumps({**values, "tasks": {"digest": digest}}))
+    with pytest.raises(DataError, match="has other tasks"):
+        sweep(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": ["filter x -o {output}"]}, "no step has {choice}"),
+        ({"steps": ["filter {choice} {seed}"]}, "no step has {output}"),
+        ({"grid": {"choice": ["a", "a"]}}, "two cells"),
+        ({"baseline": {"choice": "c"}}, "baseline: choice"),
+        ({"steps": []}, "steps"),
+        ({"gird": {}}, "unknown key 'gird'"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_before_a_command(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """What is missing, twice or unknown is named."""
+    with pytest.raises(UsageError, match=said):
+        sweep(written(tmp_path, **changes))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_dry_run_lists_the_commands(tmp_path: Path) -> None:
+    """Values with spaces stay one word."""
+    plan = sweep(written(tmp_path, grid={"choice": ["a", "b c"]}), dry_run=True)
+    assert isinstance(plan, SweepPlan)
+    assert (plan.cells, len(plan.steps)) == (4, 4)
+    assert f"'{tmp_path}/source-b c-1'" in plan.steps["choice-b-c_seed-1"][0]
+    assert not (tmp_path / "sweep").exists()
