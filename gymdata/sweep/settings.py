@@ -83,7 +83,7 @@ class SweepConfig(Config):
 
     def _cell(self, values: dict[str, Value], seed: int | None, output: Path) -> Cell:
         named = values if seed is None else {**values, _SEED: seed}
-        parts = [re.sub(r"[^\w.+-]+", "-", f"{name}={value}".replace("=", "-")) for name, value in named.items()]
+        parts = [f"{name}-{re.sub(r'[^\w.+-]+', '-', str(value)).strip('-')}" for name, value in named.items()]
         folder = output / ("_".join(parts) or "cell")
         texts = {f"{{{name}}}": str(value) for name, value in named.items()} | {f"{{{_OUTPUT}}}": str(folder)}
 

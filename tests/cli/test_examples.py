@@ -19,6 +19,7 @@ LINES = [(command, line) for command, lines in EXAMPLES.items() for line in line
 HEAVY = {
     "collect",
     "eval",
+    "sweep",
     "check",
     "audit",
     "judge",
