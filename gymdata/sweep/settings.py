@@ -18,6 +18,8 @@ from gymdata.settings import Config
 #: A value of a grid, as a command line has it.
 Value = str | int | float | bool
 _SEED, _OUTPUT = "seed", "output"
+#: What a folder is not called by.
+_ODD = re.compile(r"[^\w.+-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class SweepConfig(Config):
 
     def _cell(self, values: dict[str, Value], seed: int | None, output: Path) -> Cell:
         named = values if seed is None else {**values, _SEED: seed}
-        parts = [f"{name}-{re.sub(r'[^\w.+-]+', '-', str(value)).strip('-')}" for name, value in named.items()]
+        parts = [f"{name}-{_ODD.sub('-', str(value)).strip('-')}" for name, value in named.items()]
         folder = output / ("_".join(parts) or "cell")
         texts = {f"{{{name}}}": str(value) for name, value in named.items()} | {f"{{{_OUTPUT}}}": str(folder)}
 
