@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Mapping
+from json import loads
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymdata.check.settings import CheckConfig
+from gymdata.environments.port import StepResult
+from gymdata.errors import UsageError
 
 from .console import Watch, facts, finish, grid, note, say
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
     from gymdata.check.run import ModelReport
+    from gymdata.environments.python_tools import ToolEpisode
+    from gymdata.rollouts.messages import Message
     from gymdata.score.trial import RewardCheck
 
 #: Breaks shown; others are only counted.
 SHOWN = 3
 
 
-@with_flags(CheckConfig)
+@with_flags(CheckConfig, {"data": ["--data", "--tasks"]})
 def check(
     settings: CheckConfig,
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
@@ -29,20 +36,24 @@ def check(
     """Problems that break multi-turn training are reported, and with --reward SPEC --data RUN what a reward gives to saved
     rollouts: values, parts, faults with file and line, and time. With --data TASKS it scores reference answers, which must
     score above empty and wrong ones. With --recorder URL a scripted engine is served, and the recorder that was started in
-    front of it is checked against schemas/SPEC.md. Exit code 1 if there is any problem."""
+    front of it is checked against schemas/SPEC.md. With --env, an environment's tools are called with sampled arguments and
+    played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any problem."""
     from gymdata.check import run as checking
-    from gymdata.errors import UsageError
 
     if settings.agent is not None:
         from gymdata.check.agents import check_agent
 
         found = check_agent(settings.agent)
         return finish(found, f"agent {settings.agent}", json=json)
+    if settings.env is not None:
+        return _check_environment(settings, json=json)
+    if settings.play or settings.env_args:
+        raise UsageError("an environment is played: give --env", hint="gymdata check --env path.py:Name --play")
     if named is not None and settings.model is not None:
         raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
     model = settings.model if named is None else named
     if settings.reward or settings.data is not None:
-        from gymdata.score.trial import check_reward
+        from gymdata.score.trial import TRIED, check_reward
 
         if not settings.reward or settings.data is None:
             raise UsageError(
@@ -52,8 +63,9 @@ def check(
         if model is not None or settings.endpoint is not None or settings.chat_template is not None:
             raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
         with Watch("check") as watch:
+            limit = settings.limit or TRIED
             trial = check_reward(
-                settings.data, settings.reward, limit=settings.limit, timeout=settings.reward_timeout, progress=watch
+                settings.data, settings.reward, limit=limit, timeout=settings.reward_timeout, progress=watch
             )
         return finish(trial, lambda: _show_reward(trial), json=json)
     if model is not None and model.startswith(("http://", "https://")):
@@ -79,6 +91,69 @@ def check(
         )
     report = checking.check(model, chat_template=settings.chat_template)
     return finish(report, lambda: _show(report), json=json)
+
+
+def _check_environment(settings: CheckConfig, *, json: bool) -> int:
+    from gymdata.check.environment import check_environment
+
+    if settings.reward or settings.model is not None or settings.endpoint is not None:
+        raise UsageError("--env is checked by itself", hint="check the reward, model or server with another command")
+    report = check_environment(
+        str(settings.env),
+        settings.data,
+        limit=settings.limit or 3,
+        timeout=settings.tool_timeout,
+        arguments=settings.env_args or None,
+        human=_ask if settings.play else None,
+    )
+
+    def show() -> None:
+        for tool in report.tools:
+            function = tool["function"]
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            named = ", ".join(f"{name}: {one.get('type', 'any')}" for name, one in properties.items())
+            say(f"{function['name']}({named}): {function.get('description', '')}")
+        rows = [
+            (one.policy, one.task_id, one.steps, _number(one.reward), one.ended, _state(one.state))
+            for one in report.plays
+        ]
+        if rows:
+            grid(("policy", "task", "steps", "reward", "ended", "state"), rows)
+        for one in report.findings:
+            say(f"{one.severity}: {one.where}: {one.what}: {one.detail}")
+        facts("check", report.rows())
+
+    return finish(report, show, json=json)
+
+
+def _state(state: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in state.items()) or "–"
+
+
+def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
+    """A person's next message, from standard input: text, or TOOL and its arguments as JSON; end of file ends the play."""
+    for message in episode.messages if result is None else result.messages:
+        note(f"{message['role']}: {message.get('content')}")
+    if result is not None and result.reward is not None:
+        note(f"reward {result.reward:g}")
+    sys.stderr.write("> ")
+    try:
+        line = input()
+    except EOFError:
+        return None
+    name, _, rest = line.strip().partition(" ")
+    if any(tool["function"]["name"] == name for tool in episode.tools or []):
+        try:
+            call = {"name": name, "arguments": loads(rest or "{}")}
+        except ValueError as error:
+            note(f"the arguments of {name} are no JSON ({error})")
+            return _ask(episode, StepResult())
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "id": "c1", "function": call}],
+        }
+    return {"role": "assistant", "content": line}
 
 
 def _show_reward(report: RewardCheck) -> None:

@@ -33,6 +33,9 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
         "gymdata check --endpoint http://localhost:8000",
         "gymdata check --recorder http://localhost:8100 --upstream-port 8200",
         "gymdata check --reward numeric --data runs/x",
+        """\
+gymdata check --env sample_data/calculator.py:Calculator \\
+    --tasks sample_data/tasks/train.jsonl""",
     ),
     "validate": (
         "gymdata validate runs/x",

@@ -3,7 +3,8 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, check_recorder, check_reward, validate, fix, audit, reading.
+Check them: check, check_endpoint, check_environment, check_recorder, check_reward, validate, fix, audit,
+reading.
 Look at them, and measure a model: query, view, report, ls, status, eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan.
@@ -62,6 +63,7 @@ _HOME = {
     "audit": "audit.run",
     "check": "check.run",
     "check_endpoint": "check.run",
+    "check_environment": "check.environment",
     "check_recorder": "check.conformance.run",
     "check_reward": "score.trial",
     "collect": "collect.run",

@@ -38,6 +38,7 @@ EDGES = {
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
     ("collect", "record"): {"agent", "attempts", "presets"},
+    ("check", "collect"): {"tasks"},
     ("check", "record"): {"agent", "isolation", "presets"},
     ("record", "collect"): {"*"},
     ("score", "collect"): {"tasks", "task_files"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pydantic
 
@@ -13,9 +13,9 @@ from gymdata.urls import REWARD_KEYS
 
 
 class CheckConfig(Config):
-    """What is probed: a chat template, the server at an endpoint, a recorder, an agent, or a reward on saved rollouts."""
+    """What is probed: a chat template, a server, a recorder, an agent, an environment, or a reward on saved rollouts."""
 
-    key_only: ClassVar[Set[str]] = frozenset({"reward_timeout"})
+    key_only: ClassVar[Set[str]] = frozenset({"reward_timeout", "env_args", "tool_timeout"})
 
     model: str | None = pydantic.Field(
         None, description="Model or tokenizer folder; with --endpoint, the served model name."
@@ -31,12 +31,20 @@ class CheckConfig(Config):
     chat_template: str | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     data: str | None = pydantic.Field(
-        None, description="Rollouts to try --reward on (run folder, file or glob), or tasks."
+        None, description="Rollouts to try --reward on (run folder, file or glob), or tasks, as for --env."
     )
     agent: str | None = pydantic.Field(
         None, description="Agent of collect --agent; what it needs and is missing is reported."
     )
-    limit: int = pydantic.Field(20, ge=1, description="Rollouts to try --reward on, the first N.")
+    env: str | None = pydantic.Field(
+        None, description="Environment in Python to try without an engine, path.py:Name; --tasks gives it tasks."
+    )
+    env_args: dict[str, Any] = pydantic.Field(default_factory=dict, description="Arguments of the environment's class.")
+    play: bool = pydantic.Field(False, description="Play --env by hand: a line is a message, or TOOL {JSON} a call.")
+    tool_timeout: float = pydantic.Field(1.0, gt=0.0, description="Seconds per call of the environment's code.")
+    limit: int | None = pydantic.Field(
+        None, ge=1, description="Use the first N rollouts or tasks (default: 20 for --reward, 3 for --env)."
+    )
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
 
     _no_userinfo = without_userinfo("reward", keys=REWARD_KEYS)

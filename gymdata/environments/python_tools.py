@@ -34,7 +34,7 @@ from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
 from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
 
 _PLAIN = ("close", "get_reward", "reset")
-_NOT_TOOLS = frozenset({*_PLAIN, "respond", "step_reward"})
+NOT_TOOLS = frozenset({*_PLAIN, "respond", "step_reward"})
 Tool = Callable[..., Any]
 
 
@@ -59,7 +59,7 @@ class PythonTools:
         self.responds = self.factory is not None and hasattr(target, "respond")
         if self.factory is not None:
             methods = [name for name, _ in inspect.getmembers(target, inspect.isfunction)] if tools else []
-            self._names = [name for name in methods if not name.startswith("_") and name not in _NOT_TOOLS]
+            self._names = [name for name in methods if not name.startswith("_") and name not in NOT_TOOLS]
             for name in _PLAIN:
                 if inspect.iscoroutinefunction(method := getattr(target, name, None)):
                     # Called like the others, it would do nothing, and the rollouts would look whole.
