@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gymdata.report.settings import ReportConfig
 
-from .console import finish, say
+from .console import finish, grid, say
 from .flags import Json, with_flags
 
 _Paths = Annotated[
-    list[Path], typer.Argument(metavar="PATH [PATH]", help="Run, stage or model folder or file; two are compared.")
+    list[Path], typer.Argument(metavar="PATH…", help="Run, stage or model folder or file; several are compared.")
 ]
 
 
 @with_flags(ReportConfig, file=False)
 def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
     """Rewards, pass@k, lengths, endings, speed, validation, judges, pairs, training and lineage, with charts and examples.
-    Of two paths: the paired difference on the tasks that both have, and which tasks changed.
+    Of two paths: the paired difference on the tasks that both have, and which tasks changed; of more, each against
+    the first. Of trainings their curves, and of all the settings that differ.
     """
-    from gymdata.errors import UsageError
     from gymdata.report.run import report as make
 
-    if len(paths) > 2:
-        raise UsageError(f"got {len(paths)} paths, expected one, or two to compare")
     # With --json alone nothing is written.
     made = make(*paths, config=settings, write=settings.output is not None or not json)
 
     def show() -> None:
         say(made.headline)
+        if rows := made.figures.get("compared"):
+            grid(("run", "mean", "difference", "95 %", "tasks"), [_row(row) for row in rows])
+        if rows is not None and (settings := made.figures["settings"]):
+            grid(("setting", *made.figures["names"]), [(name, *map(str, values)) for name, values in settings.items()])
         for path in [made.path, *made.charts]:
             say(f"written to {path}")
 
     return finish(made, show, json=json)
+
+
+def _row(row: Mapping[str, Any]) -> list[object]:
+    gap = row.get("difference")
+    ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
+    return [row["name"], f"{row['mean']:.4g}", "first" if gap is None else f"{gap['rate']:+.4g}", ends, row["tasks"]]

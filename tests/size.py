@@ -21,7 +21,7 @@ BUDGETS: dict[str, int] = {
     "chat": 967,
     "check": 2_484,
     "checks": 2_626,
-    "cli": 3_792,
+    "cli": 3_801,
     "collect": 3_698,
     "credit": 1_328,
     "demo": 383,
@@ -43,7 +43,7 @@ BUDGETS: dict[str, int] = {
     "query": 1_397,
     "record": 4_341,
     "remote": 1_415,
-    "report": 1_437,
+    "report": 1_554,
     "rewards": 1_929,
     "rollouts": 3_142,
     "scan": 551,
@@ -62,8 +62,8 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 80_668, 591
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 503, 1_061, 13
+TOTAL, FILE_LINES = 80_794, 591
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 505, 1_075, 13
 
 
 def sources() -> list[Path]:

@@ -19,6 +19,7 @@ from gymdata.checks.violations import CODES
 from gymdata.errors import counted, printable
 from gymdata.report.charts import Figures, charts_of
 from gymdata.report.drawing import svg
+from gymdata.report.several import charts_of_several
 from gymdata.report.stages import value_at
 from gymdata.show.rollout import messages_of
 
@@ -32,7 +33,7 @@ def is_page(file: Path) -> bool:
 
 
 def page(figures: Figures) -> str:
-    """The page of the figures of one run, or of two."""
+    """The page of the figures of one run, or of several."""
     folder = files("gymdata.report")
     style = folder.joinpath("page.css").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -56,6 +57,7 @@ def page(figures: Figures) -> str:
     return template.render(
         {"runs": [figures], **figures},
         codes=CODES,
+        several=charts_of_several,
         messages_of=messages_of,
         generator=Markup(_GENERATOR),
         policy=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),

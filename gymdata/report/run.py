@@ -1,4 +1,4 @@
-"""``gymdata.report``: the figures of one path, or of two on the same tasks, and the page of them."""
+"""``gymdata.report``: the figures of one path, or of several on the same tasks, and the page of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.rollouts import moment
 from gymdata.report.settings import ReportConfig
+from gymdata.report.several import compared, names_of, settings_that_differ
+from gymdata.report.several import headline as several_headline
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
@@ -37,9 +39,9 @@ _NO_ROLLOUTS: dict[str, Any] = {"score": None, "rewards": None, "pass_at_k": [],
 
 @dataclass(frozen=True, repr=False)
 class ReportPage(Report):
-    """The figures of a report: ``headline``, ``rewards``, ``pass_at_k``, ``validation``, ``training`` and more; of two
-    paths also ``difference`` and ``flips``, and under ``runs`` the figures of each. ``path``: the page, where one was
-    written; ``charts``: pictures."""
+    """The figures of a report: ``headline``, ``rewards``, ``pass_at_k``, ``validation``, ``training`` and more. Of two paths
+    also ``difference`` and ``flips``, of more ``compared`` (each against the first); of several ``settings`` (those that
+    differ), and under ``runs`` the figures of each. ``path``: the page, where one was written; ``charts``: pictures."""
 
     figures: dict[str, Any]
     path: Path | None = None
@@ -62,31 +64,33 @@ class ReportPage(Report):
 
 def report(
     path: str | Path,
-    other: str | Path | None = None,
-    *,
+    *others: str | Path,
     config: ReportConfig | None = None,
     write: bool = True,
     **settings: Any,
 ) -> ReportPage:
-    """Report on the run, stage or model folder at ``path``; with ``other``, compare the two on the same tasks.
+    """Report on the run, stage or model folder at ``path``; with ``others``, compare them on the same tasks, each with the
+    first: rewards, or the curves of trainings, and the settings that differ.
 
     Settings are those of ``ReportConfig``. Writes ``output``, by default report.html in the folder that is reported on
-    (of two: that of the second), unless ``write`` is False. Raises DataError where there is nothing to report on, or
+    (of several: that of the last), unless ``write`` is False. Raises DataError where there is nothing to report on, or
     files were changed.
     """
     config = ReportConfig.called_with(report, config, settings)
-    paths = [Path(path_of(one, "report")) for one in (path, other) if one is not None]
+    paths = [Path(path_of(one, "report")) for one in (path, *others)]
     score, note = default_score(paths, config.reward)
     if note:
         warn(note)
     runs = [_figures(one, config.threshold, score) for one in paths]
     found = dict(runs[0])
-    if len(runs) == 2:
+    if len(runs) > 2 or (len(runs) == 2 and all(run["training"] and not run["rewards"] for run in runs)):
+        found = _several(paths, runs, score)
+    elif len(runs) == 2:
         if not all(run["rewards"] for run in runs):
             raise DataError.empty(next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"]), "rollouts")
-        compared = comparison(paths[0], paths[1], score)
-        found = {"headline": compared_headline(compared) + _by(score), **compared, "runs": runs}
-        found |= {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
+        of_two = comparison(paths[0], paths[1], score)
+        found = {"headline": compared_headline(of_two) + _by(score), **of_two, "runs": runs}
+        found |= {"settings": settings_that_differ(paths), **_lists(runs)}
     else:
         found = {"headline": _headline(found), **found}
     found["paths"] = [shown(str(one)) for one in paths]
@@ -107,6 +111,30 @@ def report(
             prefix = f"{number}-" if len(runs) > 1 else ""
             charts += [draw(replace(chart, name=prefix + chart.name), config.png) for chart in charts_of(run)]
     return ReportPage(found, target, charts)
+
+
+def _lists(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``--json`` has once for each run."""
+    return {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
+
+
+def _several(paths: Sequence[Path], runs: Sequence[dict[str, Any]], score: str | None) -> dict[str, Any]:
+    """Every run against the first: by rewards where all have them, else by the curves of their trainings."""
+    rewarded = all(run["rewards"] for run in runs)
+    if not rewarded and not all(run["training"] for run in runs):
+        lacking = next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"])
+        raise DataError.empty(lacking, "rollouts; without them only trainings are compared")
+    rows = compared(paths, score) if rewarded else []
+    title = several_headline(rows, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs))
+    settings = settings_that_differ(paths)
+    return {
+        "headline": title,
+        "compared": rows,
+        "settings": settings,
+        "names": names_of(paths),
+        "runs": runs,
+        **_lists(runs),
+    }
 
 
 def _target(paths: Sequence[Path], config: ReportConfig) -> Path:

@@ -14,7 +14,7 @@ from tests.report.claims import COMPARED, FOUND, NO_ROLLOUTS, OPEN, ROLLOUTS, ST
 from tests.report.made import AFTER, BEFORE, faulty, finetuned, judged, make, model
 
 #: Texts that test_printed.py reads number by number, and where the page was written.
-SAID = ("headline", "path", "paths")
+SAID = ("headline", "path", "paths", "settings")
 
 
 def differences(found: Any, wanted: Any, at: str) -> Iterator[str]:
