@@ -140,7 +140,8 @@ class Stub:
         defaults = [None] * first + node.args.defaults
         parameters = [self.parameter(a, d, module) for a, d in zip(node.args.args, defaults, strict=True)]
         keywords = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        parameters += ["*", *(self.parameter(a, d, module) for a, d in keywords)]
+        more = "*" if node.args.vararg is None else f"*{self.parameter(node.args.vararg, None, module)}"
+        parameters += [more, *(self.parameter(a, d, module) for a, d in keywords)]
         own = {arg.arg for arg in [*node.args.args, *node.args.kwonlyargs]}
         config = next(arg.annotation for arg in [*node.args.args, *node.args.kwonlyargs] if arg.arg == "config")
         assert config is not None

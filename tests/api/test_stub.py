@@ -22,7 +22,8 @@ FUNCTIONS = {node.name: node.args for node in ast.parse(STUB).body if isinstance
 def test_the_stub_has_the_parameters_that_the_function_has(name: str) -> None:
     """The stub that the build writes and ``inspect.signature`` name the same parameters: each setting is one."""
     arguments = FUNCTIONS[name]
-    names = {arg.arg for arg in [*arguments.args, *arguments.kwonlyargs, *filter(None, [arguments.kwarg])]}
+    several = filter(None, [arguments.vararg, arguments.kwarg])
+    names = {arg.arg for arg in [*arguments.args, *arguments.kwonlyargs, *several]}
     assert names == set(inspect.signature(getattr(gymdata, name)).parameters)
 
 
