@@ -114,7 +114,8 @@ class Bridge:
         refusals: list[DataError | RefusedError] = []
         for which, stand_in in enumerate(stand_ins):
             try:
-                self._cut([*earlier, stand_in], [_probe(m) for m in between], tools, prove=True)
+                probes = [m | {"content": _PROBE} if isinstance(m.get("content"), str) else m for m in between]
+                self._cut([*earlier, stand_in], probes, tools, prove=True)
                 ids = self._cut([*earlier, stand_in], between, tools, prove=True)
             except (DataError, RefusedError) as error:
                 refusals.append(error)
@@ -207,10 +208,6 @@ def _calling(calls: Sequence[ToolCall] | None) -> Message:
 
 def _answer() -> Message:
     return {"role": "tool", "name": "f", "tool_call_id": _CALL_ID, "content": "done"}
-
-
-def _probe(message: Message) -> Message:
-    return {**message, "content": _PROBE} if isinstance(message.get("content"), str) else message
 
 
 def _tail(text: str) -> str:

@@ -8,16 +8,16 @@ keeps only what comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from gymdata.checks import breaks
 from gymdata.checks.violations import BREAKS, Violation
 from gymdata.public import Report, Row
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
@@ -121,7 +121,7 @@ def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:
     return roots
 
 
-def parts_of(row: Mapping[str, Any], keep: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def parts_of(row: RolloutRow, keep: Sequence[Sequence[int]]) -> list[RolloutRow]:
     """The rollouts that come out of a rollouts row; the row itself when all of it is kept.
 
     Several parts get ids of their own (``ID-part1`` …); ``extra`` is the caller's to fill.

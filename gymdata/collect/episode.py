@@ -29,7 +29,7 @@ from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
 from gymdata.errors import GymdataError, OutsideError
-from gymdata.rollouts.messages import Message, Task, ToolDefinition
+from gymdata.rollouts.messages import Message, RolloutRow, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 
@@ -324,7 +324,7 @@ class Agents(Protocol):
 
     def rollout(self, setting: EpisodeConfig, task: Task, index: int) -> Rollout: ...
 
-    async def finish(self, rollout: Rollout) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    async def finish(self, rollout: Rollout) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a rollout and write its row; returns it, and the reward functions that failed."""
         ...
 

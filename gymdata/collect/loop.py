@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from gymdata.collect.episode import EpisodeConfig, NextPrompt, Rollout, WorkflowRollout
 from gymdata.collect.outcome import Failure, Limits
@@ -24,7 +23,7 @@ from gymdata.errors import OutsideError
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
-from gymdata.rollouts.messages import Task
+from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
 from gymdata.workers.signals import Stop, together
 
@@ -213,7 +212,7 @@ class Collector:
             self.run.fail(reward_fault_record(rollout, name, message))
         self._count(rollout, row, faults)
 
-    def _count(self, rollout: Rollout, row: Mapping[str, Any], faults: Mapping[str, str]) -> None:
+    def _count(self, rollout: Rollout, row: RolloutRow, faults: Mapping[str, str]) -> None:
         for message in faults.values() if self.reward_faults < 3 else ():
             self.progress.message(f"{rollout.task.task_id} rollout {rollout.index} is not scored: {message}")
         self.reward_faults += bool(faults)

@@ -12,13 +12,13 @@ import orjson
 from gymdata.collect.episode import Rollout, turns_as_json
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import total
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow
 
 _COLUMNS = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
 _ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
 
 
-def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[str, str]) -> dict[str, Any]:
+def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[str, str]) -> RolloutRow:
     """The table's row. ``faults``: reward functions that failed, by name; then the total is null."""
     assert rollout.outcome is not None
     key, encoder, verdict = rollout.setting.key, rollout.encoder, rollout.verdict

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
 from gymdata.remote.reading import located
+from gymdata.rollouts.messages import TaskRow
 from gymdata.store.lines import iter_lines
 from gymdata.store.paths import BOM, Compression, Source
 
@@ -34,7 +35,6 @@ _ARROW = (".arrow", ".feather", ".ipc")
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
-Row = dict[str, Any]
 #: Called with the file, the line, what was there and what was expected.
 BadLine = Callable[[Path, int, str, str], None]
 
@@ -57,7 +57,7 @@ def task_files(path: Path | str) -> list[Path]:
     return [file for given in found for file in (_saved(given) if given.is_dir() else [given])]
 
 
-def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     """(line or 1-based row, row) of one file."""
     kind = Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
     if kind == ".parquet":
@@ -129,7 +129,7 @@ def _is_array(file: Path) -> bool:
         raise DataError.unreadable(file, str(error)) from error
 
 
-def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     import duckdb
 
     query = "SELECT json FROM read_json_objects(?, format = 'array', maximum_object_size = ?)"
@@ -152,7 +152,7 @@ def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
             ) from error
 
 
-def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[int, Row]]:
+def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -186,7 +186,7 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
         raise DataError.unreadable(file, str(error), "is it a whole text table in UTF-8, with a header?") from error
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[int, Row]]:
+def _parquet_rows(file: Path) -> Iterator[tuple[int, TaskRow]]:
     import pyarrow as pa
 
     from gymdata.remote.reading import parquet_file
@@ -198,7 +198,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Row]]:
         raise DataError.unreadable(file, str(error), "is it a whole Parquet file?") from error
 
 
-def _arrow_rows(file: Path) -> Iterator[tuple[int, Row]]:
+def _arrow_rows(file: Path) -> Iterator[tuple[int, TaskRow]]:
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -216,7 +216,7 @@ def _arrow_rows(file: Path) -> Iterator[tuple[int, Row]]:
         raise DataError.unreadable(file, str(error), "is it a whole Arrow file?") from error
 
 
-def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[Row]:
+def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[TaskRow]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS):
             for row in batch.slice(start, _ROWS).to_pylist():

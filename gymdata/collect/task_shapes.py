@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gymdata.collect.task_files import Row, short
+from gymdata.collect.task_files import short
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.messages import TaskRow
 
 if TYPE_CHECKING:
     import jinja2
@@ -44,7 +45,7 @@ class FieldError(ValueError):
 class Shaped(NamedTuple):
     """A row as it is kept, and where its prompt is: ``value`` of ``column``. ``system``: for a conversation without one."""
 
-    row: Row
+    row: TaskRow
     column: str
     value: Any
     system: str | None
@@ -59,7 +60,7 @@ class TextTemplate:
     text: str
     flag: str
 
-    def render(self, row: Mapping[str, Any]) -> str:
+    def render(self, row: TaskRow) -> str:
         """With the columns of ``row``. Raises FieldError when one is missing, UsageError for what cannot be filled in."""
         import jinja2
 
@@ -110,9 +111,9 @@ class TaskShape:
         """Whether any setting changes how a row is read."""
         return bool(self.columns) or self.system is not None or self.template is not None
 
-    def shape(self, source: Row) -> Shaped:
+    def shape(self, source: TaskRow) -> Shaped:
         """``source`` with its prompt and answer found. Raises FieldError."""
-        row = source | dict(self._mapped(source)) if self.columns else source
+        row = {**source, **dict(self._mapped(source))} if self.columns else source
         read_as = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
         column = next((name for name in self._sources if row.get(name) is not None), None)
         system = row.get("system", self.system) if "system" in self.columns else self.system
@@ -144,7 +145,7 @@ class TaskShape:
                 read_as.append(f"answer = {answer}")
         return Shaped(row, str(column), value, system, tuple(read_as))
 
-    def check_found(self, found: Iterable[str], row: Row) -> None:
+    def check_found(self, found: Iterable[str], row: TaskRow) -> None:
         """Raise UsageError for a column of ``columns`` that no task has. ``found``: each ``read_as``; ``row``: one."""
         for name, column in self.columns.items():
             if f"{name} = {column}" not in found:
@@ -152,7 +153,7 @@ class TaskShape:
                     f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
                 )
 
-    def render(self, row: Row) -> str:
+    def render(self, row: TaskRow) -> str:
         """The template with the columns of ``row``. Raises FieldError."""
         return self._template.render(row)
 
@@ -160,7 +161,7 @@ class TaskShape:
     def _template(self) -> TextTemplate:
         return TextTemplate(self.template or "", "--prompt-template")
 
-    def _mapped(self, row: Row) -> Iterator[tuple[str, Any]]:
+    def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
             value = _at(row, column)
             if value is None and name in SOURCES:
@@ -192,7 +193,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), column.strip()
 
 
-def _at(row: Row, column: str) -> Any:
+def _at(row: TaskRow, column: str) -> Any:
     """The value of a column, or inside one: ``extra_info.answer``."""
     if column in row or "." not in column:
         return row.get(column)
@@ -220,7 +221,7 @@ def _text_of(file: Path) -> str:
         raise DataError.unreadable(file, str(error)) from error
 
 
-def _hint(row: Row) -> str | None:
+def _hint(row: TaskRow) -> str | None:
     columns = dict(_leaves(row))
     texts = {name: value for name, value in columns.items() if _is_text(value)}
     firsts = {name: value[0] for name, value in columns.items() if isinstance(value, list) and value}
@@ -239,7 +240,7 @@ def _hint(row: Row) -> str | None:
     )
 
 
-def answer_hint(row: Row) -> str | None:
+def answer_hint(row: TaskRow) -> str | None:
     """The ``--map`` for the answer of a row without a known one, guessed from the names of its columns."""
     column = _answer_like(dict(_leaves(row)))
     return None if column is None else f"pass --map {shlex.quote(f'answer={column}')}"
@@ -249,7 +250,7 @@ def _answer_like(columns: Iterable[str]) -> str | None:
     return next((name for word in _LIKE_ANSWER for name in columns if word in name.lower()), None)
 
 
-def _leaves(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(row: TaskRow, above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{above}{name}.")

@@ -41,7 +41,7 @@ from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_f
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
-from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
+from gymdata.rollouts.messages import Message, Task, TaskRow, ToolCall, ToolDefinition
 from gymdata.store import hash_file
 
 #: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
@@ -125,7 +125,7 @@ class TaskFile:
             raise DataError.empty(self.path, f"at least one task{why}")
         self._last = found
 
-    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
         moved = not Path.cwd().samefile(self._folder)
         for file in self.files:
             path = Path(self._folder, file) if moved else file
@@ -192,7 +192,7 @@ class TaskRows(TaskFile):
     """
 
     path: Path | str = IN_MEMORY
-    rows: Iterable[Mapping[str, Any]] = ()
+    rows: Iterable[TaskRow] = ()
 
     def __post_init__(self) -> None:
         self.files = []
@@ -200,7 +200,7 @@ class TaskRows(TaskFile):
         if iter(self.rows) is self.rows:
             self.rows = list(self.rows)
 
-    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
         # A Dataset gives every row all columns; a null means that it was not there.
         columnar = hasattr(self.rows, "column_names")
         for number, row in enumerate(self.rows, 1):
@@ -210,7 +210,7 @@ class TaskRows(TaskFile):
                 expected = f"tasks as rows that are dicts (row {number} is {described(row)})"
                 raise wrong_argument(self.rows, "collect", expected)
             try:
-                plain: dict[str, Any] = orjson.loads(orjson.dumps(dict(row), option=orjson.OPT_SERIALIZE_NUMPY))
+                plain: TaskRow = orjson.loads(orjson.dumps(dict(row), option=orjson.OPT_SERIALIZE_NUMPY))
             except TypeError as error:
                 got = f"a value that JSON has no form for ({error})"
                 self._bad(found, DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))
@@ -226,17 +226,17 @@ class TaskRows(TaskFile):
         return [{"path": IN_MEMORY, "xxh3": digest.hexdigest()}]
 
 
-Tasks = str | Path | Iterable[Mapping[str, Any]]
+Tasks = str | Path | Iterable[TaskRow]
 
 
-def parse_task(row: dict[str, Any], *, prompt_elsewhere: bool = False, shape: TaskShape | None = None) -> Task:
+def parse_task(row: TaskRow, *, prompt_elsewhere: bool = False, shape: TaskShape | None = None) -> Task:
     """One source row as a Task. Raises ValueError naming the field that is wrong. ``prompt_elsewhere``: a missing or empty
     ``responses_create_params.input`` is a task without messages."""
     shape = shape or TaskShape()
     return _task(row, shape.shape(row), shape, prompt_elsewhere)
 
 
-def _task(source: dict[str, Any], shaped: Shaped, shape: TaskShape, prompt_elsewhere: bool) -> Task:
+def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: bool) -> Task:
     row, tools = shaped.row, None
     if shaped.column == SOURCES[2]:
         row = _for_server(row, shaped, shape)
@@ -265,7 +265,7 @@ def _task(source: dict[str, Any], shaped: Shaped, shape: TaskShape, prompt_elsew
     return Task(task_id, messages, tools, row, content)
 
 
-def _for_server(row: dict[str, Any], shaped: Shaped, shape: TaskShape) -> dict[str, Any]:
+def _for_server(row: TaskRow, shaped: Shaped, shape: TaskShape) -> TaskRow:
     """A NeMo Gym row with the system message, which its server gets, too."""
     params = row[SOURCES[2]]
     if shape.template is not None:
@@ -275,7 +275,7 @@ def _for_server(row: dict[str, Any], shaped: Shaped, shape: TaskShape) -> dict[s
     return {**row, SOURCES[2]: {**params, "instructions": shaped.system}}
 
 
-def _without_answer(row: dict[str, Any], messages: list[Message], where: str) -> tuple[dict[str, Any], list[Message]]:
+def _without_answer(row: TaskRow, messages: list[Message], where: str) -> tuple[TaskRow, list[Message]]:
     """The messages up to the assistant's at the end, whose last one is the reference answer where the row names none."""
     if messages[-1]["role"] != "assistant":
         return row, messages

@@ -15,7 +15,7 @@ from typing import Any
 
 from gymdata.environments.port import StepResult, Talk
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, Task, TaskRow
 from gymdata.urls import USER_KEYS, address
 
 _CHAT = "/v1/chat/completions"
@@ -46,7 +46,7 @@ class ModelUser:
         endpoint: str,
         model: str,
         *,
-        prompt: Callable[[Mapping[str, Any]], str],
+        prompt: Callable[[TaskRow], str],
         prompt_text: str,
         stop: str,
         sampling: Mapping[str, Any] | None = None,

@@ -254,6 +254,11 @@ def plan_of(
     }
     defaults = {"sections": config.defaults(), "validation": own.defaults() if own is not None else None}
     resolved = config.model_dump(mode="json", by_alias=True)
+    if not isinstance(trainer, EpochsTrainer):
+        trainer = EpochsTrainer.model_validate({})
+    # The models and files that its settings name, beside the configuration.
+    named = {key: trainer.experience.get(key) for key in ("reference", "critic", "token_columns")}
+    files = {key: find(str(value), beside) for key, value in named.items() if value is not None}
     plan = Plan(
         output=local_output(output_dir(config)).absolute(),
         tasks=tasks,
@@ -263,7 +268,7 @@ def plan_of(
         judging=judging,
         curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed),
         loop=loop,
-        trainer=_epochs_of(trainer, beside),
+        trainer=trainer.model_copy(update={"experience": {**trainer.experience, **files}}),
         validation=validation,
         commands=commands,
         measure_kl=None if served else _measure_kl,
@@ -280,15 +285,6 @@ def plan_of(
         overwrite=overwrite,
     )
     return plan, builder
-
-
-def _epochs_of(trainer: Any, beside: Path) -> EpochsTrainer:
-    """The settings of the shipped loop, with the models and files that they name found."""
-    if not isinstance(trainer, EpochsTrainer):
-        return EpochsTrainer.model_validate({})
-    named = {key: trainer.experience.get(key) for key in ("reference", "critic", "token_columns")}
-    found = {key: find(str(value), beside) for key, value in named.items() if value is not None}
-    return trainer.model_copy(update={"experience": {**trainer.experience, **found}})
 
 
 def _llm(config: FinetuneConfig) -> LlmSection:

@@ -52,13 +52,19 @@ def select(
 
     ``version``: of the policy that will be trained. Raises RefusedError (R501) when no rollout has a score.
     """
-    tables = [source.scores() for source in sources]
-    rows = pa.concat_tables(tables)
+    import polars as pl
+
+    rows = pa.concat_tables([source.scores() for source in sources])
     lag = pc.subtract(version, rows["policy_version"])
     fresh_enough = pc.less_equal(lag, max_lag)
     too_old = rows.num_rows - int(pc.sum(fresh_enough).as_py() or 0)
     rows, lag = rows.filter(fresh_enough), lag.filter(fresh_enough)
-    groups = _groups(rows, version)
+    # Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one.
+    older = pl.format("{}@v{}", "task_id", "policy_version")
+    label = pl.when(pl.col("policy_version") == version).then("task_id").otherwise(older).alias("label")
+    frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
+    grouped = frame.group_by(label, maintain_order=True).agg(pl.col("group_id").first(), "reward").collect()
+    groups = {name: (group, scores) for name, group, scores in grouped.iter_rows()}
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
     if not any(one.n > one.n_unscored for one in stats):
         text = f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score"
@@ -102,17 +108,6 @@ def select(
     return {**counts, "curriculum": {"enabled": curriculum.enabled, **state}}
 
 
-def _groups(rows: pa.Table, version: int) -> dict[str, tuple[str, list[float | None]]]:
-    """Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one."""
-    import polars as pl
-
-    older = pl.format("{}@v{}", "task_id", "policy_version")
-    label = pl.when(pl.col("policy_version") == version).then("task_id").otherwise(older)
-    frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
-    groups = frame.group_by(label.alias("label"), maintain_order=True).agg(pl.col("group_id").first(), "reward")
-    return {label: (group, scores) for label, group, scores in groups.collect().iter_rows()}
-
-
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
     """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     wanted = pa.array(sorted(group_ids), pa.string())
@@ -150,15 +145,13 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
     )
     for source in sources:
         if source.judge is not None:
-            _copy_judged(source.judge, folder / source.judge.name, kept)
+            copy = folder / source.judge.name / RUN_JSON
+            with StageOutput(copy, "judge", ["scores.parquet"], overwrite=True) as out:
+                for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
+                    file = source.judge / f"{table.name}.parquet"
+                    if file.is_file():
+                        judged = read_table(file, table)
+                        out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=kept)), table)
+                origin = {"parents": [parent_of(source.judge)], "notes": ["the rows of selected rollouts"]}
+                out.finish({**read_run_json(source.judge), **origin})
     return rows
-
-
-def _copy_judged(judge: Path, folder: Path, kept: pa.Array) -> None:
-    with StageOutput(folder / RUN_JSON, "judge", ["scores.parquet"], overwrite=True) as out:
-        for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
-            file = judge / f"{table.name}.parquet"
-            if file.is_file():
-                rows = read_table(file, table)
-                out.table(file.name, rows.filter(pc.is_in(rows[key], value_set=kept)), table)
-        out.finish({**read_run_json(judge), "parents": [parent_of(judge)], "notes": ["the rows of selected rollouts"]})

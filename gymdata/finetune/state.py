@@ -68,14 +68,19 @@ class State:
                 made._write()
                 log_to(folder, once=STATE)
                 return made
-            known = _read(folder / STATE)
-            changed = differences(known["identity"], identity, defaults)
-            if run_id is not None and run_id != known["run_id"]:
-                changed.append(("run_id", known["run_id"], run_id))
+            try:
+                state = orjson.loads((folder / STATE).read_bytes())
+            except orjson.JSONDecodeError as error:
+                raise DataError.unreadable(folder / STATE, f"not JSON ({error})") from error
+            if not isinstance(state, dict) or not {"epochs", "identity"} <= state.keys():
+                raise DataError.unreadable(folder / STATE, "not the state of a finetuning run")
+            changed = differences(state["identity"], identity, defaults)
+            if run_id is not None and run_id != state["run_id"]:
+                changed.append(("run_id", state["run_id"], run_id))
             if changed:
                 raise StoreError.other_identity(folder, changed)
             log_to(folder, once=STATE)
-            return cls(folder, held, known)
+            return cls(folder, held, state)
         except BaseException:
             held.release()
             raise
@@ -134,13 +139,3 @@ class State:
 
     def _write(self) -> None:
         write_json(self.folder / STATE, redacted_all(self._facts))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        facts = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise DataError.unreadable(path, f"not JSON ({error})") from error
-    if not isinstance(facts, dict) or not {"epochs", "identity"} <= facts.keys():
-        raise DataError.unreadable(path, "not the state of a finetuning run")
-    return facts

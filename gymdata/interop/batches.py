@@ -6,10 +6,10 @@ Invariants: rows, ids, rejections and counts do not depend on the number of proc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from gymdata.errors import DataError
 from gymdata.interop.formats import format_named
 from gymdata.interop.importing import ODD, Importing, Numbering, Rejected, Shape, Unnumbered, rollout_id_of
 from gymdata.remote.reading import size_of
+from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import build
 from gymdata.store.tables import row_batches
@@ -108,7 +109,7 @@ def _taken(
     return imported
 
 
-def _refuse_unfit(row: Mapping[str, Any], table: Table) -> None:
+def _refuse_unfit(row: TableRow, table: Table) -> None:
     """Raises DataError, or what Arrow raises, for a row that cannot become columns."""
     try:
         build([row], table, [name for name in table.schema.names if name in row], "", [0])

@@ -12,7 +12,7 @@ import itertools
 import json
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Required, TypedDict
@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Required, TypedDict
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
@@ -40,11 +41,9 @@ class Rejected:
     text: str
 
 
-#: A row of a table, as the store turns it into columns.
-Columns = dict[str, Any]
 Reject = Callable[[Rejected], None]
 #: Raises DataError for a row that cannot be stored.
-Check = Callable[[Mapping[str, Any]], None]
+Check = Callable[[TableRow], None]
 
 
 def reason_of(error: Exception) -> str:

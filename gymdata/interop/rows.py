@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
-from gymdata.rollouts.messages import STRICT, Message, meant_role
+from gymdata.rollouts.messages import STRICT, Message, TableRow, meant_role
 from gymdata.rollouts.schema import MESSAGE, ROLES
 from gymdata.rollouts.turns import TurnEncoder
 
@@ -41,7 +41,7 @@ def foreign_row(
     tools: str = "[]",
     started_at: str | None = None,
     duration_s: float = 0.0,
-) -> dict[str, Any]:
+) -> TableRow:
     """The row of ``item``, which another project wrote; unknown columns get neutral values. ``group``: rows of one are
     attempts at one task, by default those with the same messages before the first answer; ``reward``: a JSON number, or it
     is not known; ``turns``: its token data, none by default."""

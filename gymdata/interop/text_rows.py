@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymdata.errors import json_kind
-from gymdata.interop.importing import BadItem, Columns, Importing
+from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.rollouts.messages import STRICT, Message
 from gymdata.store.formats import OWN
@@ -208,7 +208,7 @@ def rollout_row(
     group: str | None = None,
     policy: Any = None,
     truncated: bool = False,
-) -> Columns:
+) -> TableRow:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
     first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, or lost;
     ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit ended it."""
@@ -239,7 +239,7 @@ def pair_row(
     sides: tuple[Sequence[Message], Sequence[Message]],
     importing: Importing,
     margin: float = math.nan,
-) -> Columns:
+) -> TableRow:
     """The pairs row of a prompt and the (chosen, rejected) answers to it. Raises BadItem for equal sides, and for one that
     does not end with an answer."""
     refuse_surrogates(row)
@@ -259,7 +259,7 @@ def pair_id_of(importing: Importing) -> str:
     return hashlib.blake2b(json.dumps(importing.origin).encode(), digest_size=16).hexdigest()
 
 
-def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> Columns:
+def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> TableRow:
     """The row of a pair that has only text: no ids, no rollouts, and a margin that is not known (NaN)."""
     return {
         "pair_id": "",

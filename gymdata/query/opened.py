@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gymdata.errors import DataError
 from gymdata.public import path_of
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.store.paths import find_run_json, read_facts, resolve
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class OpenedRun:
 
         return query(sql, self.path)
 
-    def rollout(self, rollout_id: str) -> dict[str, Any]:
+    def rollout(self, rollout_id: str) -> RolloutRow:
         """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError for an unknown id."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -122,7 +123,7 @@ class OpenedRun:
             found = pc.index(ids, rollout_id).as_py()
             if found >= 0:
                 table = pa.Table.from_batches([batch.slice(found, 1)])
-                row: dict[str, Any] = expand_turns(table).to_pylist()[0]
+                row: RolloutRow = expand_turns(table).to_pylist()[0]
                 return row
             known += ids.to_pylist()
         raise DataError.unknown_id(self.path, "rollout_id", rollout_id, known)

@@ -33,7 +33,7 @@ from gymdata.record.rows import label_turns
 from gymdata.record.server import Service, create_app
 from gymdata.record.sessions import Session
 from gymdata.record.settings import RecordConfig
-from gymdata.rollouts.messages import Task
+from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
@@ -149,7 +149,7 @@ class AgentRuns:
         session = self.recorder.sessions.get(attempt.key)
         return session if session is not None and session.steps else None
 
-    async def finish(self, rollout: Rollout) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    async def finish(self, rollout: Rollout) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a rollout and write its row; returns it, and the reward functions that failed."""
         assert isinstance(rollout, AgentRollout)
         assert rollout.attempt is not None

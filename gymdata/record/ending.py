@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from gymdata.record.request import RequestError
+from gymdata.rollouts.messages import RolloutRow, TaskRow
 
 COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
 #: Stop reasons of sessions that used up a budget: they are truncated, whatever their client says.
@@ -27,7 +28,7 @@ class Ending:
     stop_reason: str | None = None
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    task: Mapping[str, Any] | None = None
+    task: TaskRow | None = None
     task_id: str | None = None
     #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
     left: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Ending:
         texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
         return cls(**{**given, **texts}, given={**given, **texts})
 
-    def refuse_other(self, key: str, row: Mapping[str, Any], *, scored: bool) -> None:
+    def refuse_other(self, key: str, row: RolloutRow, *, scored: bool) -> None:
         """Raise RequestError when session ``key`` ended with other values than these: ``row`` is its rollout.
         ``scored``: the run has rewards of its own, which are among the row's parts."""
         parts = [(part["name"], part["value"]) for part in row["rewards"]]

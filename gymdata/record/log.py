@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError
 from gymdata.record.sessions import Event, Session
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
 from gymdata.store.journal import Journal, Repair, frame, repair, scan
@@ -102,7 +103,7 @@ def facts_of(session: Session) -> dict[str, Any]:
     }
 
 
-def recorded(run: Path, rollout_id: str, columns: Sequence[str]) -> dict[str, Any]:
+def recorded(run: Path, rollout_id: str, columns: Sequence[str]) -> RolloutRow:
     """These columns of a rollout whose row is written."""
     for batch in scan_batches(run, ROLLOUTS, ("rollout_id", *columns)):
         if (row := pc.index(batch.column("rollout_id"), rollout_id).as_py()) >= 0:

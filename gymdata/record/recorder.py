@@ -38,7 +38,7 @@ from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
 
@@ -434,7 +434,7 @@ class Recorder:
         self.log.drop(session)
         self.sessions.pop(session.key, None)
 
-    async def write(self, session: Session, ending: Ending) -> tuple[dict[str, Any], Mapping[str, str]]:
+    async def write(self, session: Session, ending: Ending) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a session, and write its row. Returns it, and the reward functions that failed."""
         labels = label_turns(session)
         shown = main_messages(session, labels)
@@ -448,7 +448,7 @@ class Recorder:
         prompt_digest = hashlib.blake2b(to_json([opening, main.tools]).encode(), digest_size=8).hexdigest()
         unnamed = session.key if session.named else f"prompt-{prompt_digest}"
         task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
-        task = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
+        task: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
         content = hashlib.blake2b(to_json(task).encode(), digest_size=16).hexdigest()
         member = Task(task_id, [], None, {}, content), self._of_task[task_id]
         if self.assigned is not None:

@@ -18,7 +18,7 @@ from gymdata.collect.resume import RunKey
 from gymdata.collect.rows import table_message, to_json
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow, TaskRow
 from gymdata.rollouts.turns import kinds
 
 MAIN = "main"
@@ -84,7 +84,7 @@ def session_row(
     group_id: str,
     task_id: str,
     rollout_index: int,
-    task: Mapping[str, Any],
+    task: TaskRow,
     labels: Sequence[str],
     status: str,
     stop_reason: str | None,
@@ -93,7 +93,7 @@ def session_row(
     faults: Mapping[str, str],
     duration_s: float,
     left: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> RolloutRow:
     """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name. ``left``: what
     the agent's run left for rewards."""
     shown = main_messages(session, labels)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.rollouts.messages import loads, object_of
+from gymdata.rollouts.messages import TaskRow, loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.scores.chosen import with_score
@@ -345,16 +345,16 @@ def _counts(column: Any) -> dict[str, int]:
     }
 
 
-def task_fields(table: pa.Table) -> dict[str, Mapping[str, Any]]:
+def task_fields(table: pa.Table) -> dict[str, TaskRow]:
     """Each task's row as an object, by task_id. ``table``: the columns task_id and task."""
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, TaskRow] = {}
     for name, text in zip(table["task_id"].to_pylist(), table["task"].to_pylist(), strict=True):
         if name not in found:
             found[name] = object_of(loads(text))
     return found
 
 
-def fields_to_split_by(tasks: Sequence[Mapping[str, Any]], most: int = 12) -> list[str]:
+def fields_to_split_by(tasks: Sequence[TaskRow], most: int = 12) -> list[str]:
     """Fields that divide tasks into a few kinds."""
     values: dict[str, set[Any]] = {}
     for task in tasks:

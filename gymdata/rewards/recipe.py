@@ -27,7 +27,7 @@ from typing import Any
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.rollouts.messages import field_at
+from gymdata.rollouts.messages import TaskRow, field_at
 from gymdata.settings import Config, read_yaml
 from gymdata.urls import REWARD_KEYS, refuse_userinfo
 
@@ -71,7 +71,7 @@ class Rule:
     when: Mapping[str, Sequence[Any]]
     rewards: Sequence[RewardSource]
 
-    def fits(self, task: Mapping[str, Any]) -> bool:
+    def fits(self, task: TaskRow) -> bool:
         # In Python true equals 1; in a task they differ.
         return all(
             any(isinstance(got, bool) == isinstance(value, bool) and bool(got == value) for value in values)
@@ -89,7 +89,7 @@ class Recipe:
 
     rules: Sequence[Rule]
 
-    def rule_of(self, task: Mapping[str, Any]) -> int | None:
+    def rule_of(self, task: TaskRow) -> int | None:
         """The number of the first rule that fits a task's row, from 0."""
         return next((k for k, rule in enumerate(self.rules) if rule.fits(task)), None)
 
@@ -97,7 +97,7 @@ class Recipe:
         """Each reward once, in order of appearance."""
         return list({source.key(): source for rule in self.rules for source in rule.rewards}.values())
 
-    def weight(self, source: RewardSource, task: Mapping[str, Any]) -> float | None:
+    def weight(self, source: RewardSource, task: TaskRow) -> float | None:
         """How much a reward counts for a task; None when it is not called."""
         rule = self.rule_of(task)
         found = [s.weight for s in self.rules[rule].rewards if s.key() == source.key()] if rule is not None else []

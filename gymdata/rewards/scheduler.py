@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gymdata.errors import DataError, OutsideError
 from gymdata.rewards.port import TRIES, RewardFunction, RewardPart, TaskRow, Value, View
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow, ScoreRow
 from gymdata.rollouts.turns import Turn
 
 _BATCH = 64
@@ -199,7 +199,7 @@ class RewardScheduler:
                     future.set_result(result)
 
 
-def saved_view(row: Mapping[str, Any]) -> View | DataError:
+def saved_view(row: RolloutRow) -> View | DataError:
     """``view_of`` a row of the rollouts table; without its ``turns``, ``completion_ids`` is empty. The error names the
     rollout and the field whose text is not the JSON that it must be."""
     where, verdict = f"rollout {row['rollout_id']}", None
@@ -226,8 +226,8 @@ def saved_view(row: Mapping[str, Any]) -> View | DataError:
 
 
 def score_rows(
-    row: Mapping[str, Any], scored: Scored, sources: Mapping[str, str], name: str
-) -> tuple[list[dict[str, Any]], float | None]:
+    row: RolloutRow, scored: Scored, sources: Mapping[str, str], name: str
+) -> tuple[list[ScoreRow], float | None]:
     """Rows of the scores table for one rollout, and its total. The total is a row too unless a part has its ``name``.
 
     ``sources``: the source of each function, by name.
@@ -297,7 +297,7 @@ class Flipped(Sequence[dict[str, Any]]):
         self._columns: list[pa.RecordBatch] = []
         self._rows: list[dict[str, Any]] = []
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: RolloutRow) -> None:
         self._rows.append(row)
         if len(self._rows) == _FLIPS_AT_ONCE:
             self._columns.append(pa.RecordBatch.from_pylist(self._rows))
@@ -333,7 +333,7 @@ class Flips:
     no_longer_scored: int = 0
     flipped: Flipped = field(default_factory=Flipped)
 
-    def add(self, row: Mapping[str, Any], old: float | None, new: float | None) -> None:
+    def add(self, row: RolloutRow, old: float | None, new: float | None) -> None:
         """Compare one rollout's scores."""
         if old is None or new is None:
             self.newly_scored += old is None and new is not None
@@ -350,7 +350,7 @@ class Flips:
         self.flipped.append({**named, "old": old, "new": new})
 
 
-def old_score(row: Mapping[str, Any], name: str, *, weight: float = 1.0, or_total: bool = True) -> float | None:
+def old_score(row: RolloutRow, name: str, *, weight: float = 1.0, or_total: bool = True) -> float | None:
     """The saved score of the row: ``weight`` times its part of that name, else its total reward (or None)."""
     for part in row["rewards"]:
         if part["name"] == name:
@@ -360,8 +360,8 @@ def old_score(row: Mapping[str, Any], name: str, *, weight: float = 1.0, or_tota
 
 
 def _score_row(
-    row: Mapping[str, Any], name: str, value: float | None, source: str, failed: bool, detail: str | None
-) -> dict[str, Any]:
+    row: RolloutRow, name: str, value: float | None, source: str, failed: bool, detail: str | None
+) -> ScoreRow:
     return {
         "rollout_id": row["rollout_id"],
         "name": name,
@@ -381,7 +381,7 @@ def _chat_message(message: Message, where: str) -> Message:
     return {**_from_json(message, "extra", dict, where), **chat}
 
 
-def _from_json(row: Mapping[str, Any], name: str, kind: type[list[Any]] | type[dict[str, Any]], where: str) -> Any:
+def _from_json(row: RolloutRow, name: str, kind: type[list[Any]] | type[dict[str, Any]], where: str) -> Any:
     """The value of a column of JSON text; empty for null. Raises DataError for any other text."""
     text = row.get(name)
     if not text:

@@ -303,7 +303,7 @@ class UserReward:
         }
 
 
-def _left(rollout: Mapping[str, Any], name: str) -> object:
+def _left(rollout: View, name: str) -> object:
     value = rollout.get(name)
     return rollout["task"].get(name) if value is None else value
 

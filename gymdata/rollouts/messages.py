@@ -32,6 +32,15 @@ Tools = Sequence[ToolDefinition] | None
 ToolCall = dict[str, Any]
 #: An item of the Responses shape: a message, a reasoning, a function call or its output.
 ResponseItem = dict[str, Any]
+#: A row of a table with all of its columns or those that were read (``gymdata.rollouts.schema``), and such rows of the
+#: rollouts, of pairs and of scores; a line of failures.jsonl.
+TableRow = dict[str, Any]
+RolloutRow = TableRow
+PairRow = TableRow
+ScoreRow = TableRow
+FailureRow = TableRow
+#: A row of a task file, whose fields are the user's.
+TaskRow = Mapping[str, Any]
 #: How a tool's result begins when it is an error message.
 TOOL_ERROR = r'(?i)^\s*(\{\s*"error"\s*:\s*[^nf\s]|error\b|traceback \(most recent call last\))'
 #: Markup of tool calls in models' text.
@@ -48,7 +57,7 @@ class Task:
     task_id: str
     messages: list[Message]
     tools: list[ToolDefinition] | None
-    row: dict[str, Any]
+    row: TaskRow
     content_hash: str
 
 

@@ -73,7 +73,7 @@ class TurnColumns:
         """The turns column of a rollouts table, one chunk of it; fields that checks do without may be missing."""
         offsets, struct = list_parts(turns)
         parts = {f.name: struct.field(f.name) for f in struct.type}
-        agent, reward = parts.get("agent"), parts.get("reward")
+        agent, reward, rendered = (parts.get(name) for name in ("agent", "reward", "rendered"))
         return cls(
             offsets=offsets,
             parent=_numbers(parts["parent"]),
@@ -84,7 +84,9 @@ class TurnColumns:
             logprobs=Ragged.of(parts["generation_log_probs"]),
             agent=None if agent is None or agent.null_count == len(struct) else ArrowTexts(agent),
             reward=None if reward is None else reward.to_numpy(zero_copy_only=False),
-            rendered=_any_true(parts.get("rendered")),
+            rendered=rendered.fill_null(False).to_numpy(zero_copy_only=False)
+            if rendered and rendered.true_count
+            else None,
             weights=WeightSpans.of(parts.get("weight_versions")),
         )
 
@@ -385,14 +387,6 @@ class ArrowTexts(Sequence[Any]):
 
     def __iter__(self) -> Any:
         return iter(self.array.to_pylist())
-
-
-def _any_true(array: Any) -> npt.NDArray[np.bool_] | None:
-    """A column of booleans, null as False; None where none is true."""
-    if array is None or not array.true_count:
-        return None
-    values: npt.NDArray[np.bool_] = array.fill_null(False).to_numpy(zero_copy_only=False)
-    return values
 
 
 def _numbers(array: Any) -> Any:

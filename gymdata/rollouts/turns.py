@@ -16,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.ragged import Columns, Runs
 
 Ids = npt.NDArray[np.int32]
@@ -285,7 +286,7 @@ def expand_prompts(turns: Sequence[Turn], *, check_digests: bool = True, rollout
     return prompts
 
 
-def prompts_of(row: Mapping[str, Any]) -> list[Ids]:
+def prompts_of(row: RolloutRow) -> list[Ids]:
     """``expand_prompts`` of a rollouts row; the error names the rollout as well as the turn."""
     return expand_prompts(row["turns"], rollout=str(row["rollout_id"]))
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gymdata.checks.breaks import Reading
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Ids, Turn, TurnEncoder, call_of, expand_prompts
 from gymdata.scan.files import rewritten
@@ -58,7 +59,7 @@ class Redaction:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             start = 0
             for i, row in enumerate(to_rows(batch)):
-                made: list[dict[str, Any]] = []
+                made: list[RolloutRow] = []
                 try:
                     if (changed := self._rollout(row)) is row:
                         continue
@@ -77,7 +78,7 @@ class Redaction:
         """A JSON value without findings, nor any of ``values``."""
         return rewritten(value, lambda _, text: without(text, self._spans(text, values or {})))
 
-    def _rollout(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _rollout(self, row: RolloutRow) -> RolloutRow:
         turns, texts = row["turns"], {key: value for key, value in row.items() if key != "turns"}
         last = max((n for n, message in enumerate(row["messages"]) if message["turn"] is not None), default=-1)
         in_tokens = self._values(row["messages"][: last + 1])

@@ -35,6 +35,7 @@ from gymdata.rewards.scheduler import (
     score_rows,
     tallies,
 )
+from gymdata.rollouts.messages import ScoreRow
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
@@ -234,7 +235,7 @@ async def _score_all(
 ) -> tuple[pa.Table, _Values, Flips]:
     rewards, source_of = sources.rewards, sources.names()
     queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
-    rows: list[dict[str, Any]] = []
+    rows: list[ScoreRow] = []
     tables: list[pa.Table] = []
     values = _Values()
     flips = Flips(config.threshold)
@@ -266,7 +267,7 @@ async def _score_all(
     return pa.concat_tables(tables), values, flips
 
 
-def _columns(rows: list[dict[str, Any]]) -> pa.Table:
+def _columns(rows: list[ScoreRow]) -> pa.Table:
     """Rows of the scores table; of what is the same in most rows one copy is kept."""
     table = pa.Table.from_pylist(rows, schema=SCORES.arrow)
     for name in SCORES.dictionary:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from gymdata.errors import RefusedError, UsageError, option
 from gymdata.progress import Progress
@@ -17,6 +16,7 @@ from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
 from gymdata.rewards.scheduler import Weighted
+from gymdata.rollouts.messages import TaskRow
 from gymdata.score.settings import ScoreConfig
 from gymdata.store import hash_file
 
@@ -36,7 +36,7 @@ class RewardSources:
     def names(self) -> dict[str, str]:
         return {reward.function.name: reward.function.source for reward in self.rewards}
 
-    def count(self, task: Mapping[str, Any]) -> None:
+    def count(self, task: TaskRow) -> None:
         """Count the rule that applies to a rollout."""
         if self.recipe is not None:
             rule = self.recipe.rule_of(task)

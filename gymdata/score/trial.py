@@ -23,7 +23,7 @@ from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards, load_rewards
 from gymdata.rewards.port import View
 from gymdata.rewards.scheduler import VIEWED, PartTally, RewardScheduler, Weighted, saved_view, tallies, total, view_of
-from gymdata.rollouts.messages import Task
+from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import files_of, find_run_json, scan_batches
 from gymdata.user_code import in_thread
@@ -125,7 +125,7 @@ def check_reward(
         files_of(path)  # a missing path is reported at once
     rewards = [Weighted(function, weight) for function, weight in load_rewards(specs, None, functions)]
     parts = tallies(rewards)
-    rows: Iterable[tuple[dict[str, Any], View | DataError]]
+    rows: Iterable[tuple[RolloutRow, View | DataError]]
     if tasks is not None:
         rows = _answered(tasks, limit)
     else:
@@ -173,7 +173,7 @@ def _tasks(path: str) -> TaskFile | None:
     return TaskFile(path) if first is not None and not rollouts & first[1].keys() else None
 
 
-def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any], View]]:
+def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[RolloutRow, View]]:
     """Each task with its reference answer, with an empty answer, and with another task's."""
     first = list(islice(tasks, limit))
     answers: list[str | None] = []
@@ -199,7 +199,7 @@ def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[dict[str, Any
 
 
 async def _try_all(
-    rows: Iterable[tuple[dict[str, Any], View | DataError]],
+    rows: Iterable[tuple[RolloutRow, View | DataError]],
     rewards: list[Weighted],
     parts: dict[str, PartTally],
     timeout: float,

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gymdata.checks.violations import CODES, both_sides
 from gymdata.errors import counted, printable
-from gymdata.rollouts.messages import object_of
+from gymdata.rollouts.messages import RolloutRow, object_of
 from gymdata.show.rollout import MessageView, errors_in, messages_of
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
             out.block(Text(f"{meaning}. {code.explanation}", "dim"), "red")
 
 
-def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(row: RolloutRow) -> Iterator[tuple[str, str]]:
     task = object_of(row["task"])
     fields = {k: v for k, v in task.items() if isinstance(v, (str, int, float)) and k not in ("task_id", "prompt")}
     known = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.show.rollout import parsed, violations
 from gymdata.show.settings import FIRST, ShowConfig
@@ -35,7 +35,7 @@ class ShownRollout:
     """One rollouts row (JSON texts parsed) and its violations, in order. ``score``: name and value of a score that it was
     chosen by."""
 
-    row: dict[str, Any]
+    row: RolloutRow
     violations: list[Violation] = field(default_factory=list)
     score: tuple[str, float] | None = None
 
@@ -50,7 +50,7 @@ class ShownPair:
     """One pairs row (JSON texts parsed), and where its sides part: ``fork_message`` counts the messages after the prompt
     that both have, ``fork_token`` the ids after the prompt's that both have."""
 
-    row: dict[str, Any]
+    row: RolloutRow
     fork_message: int
     fork_token: int
 
@@ -112,7 +112,15 @@ def show(
             )
         pair, total = _pair(path, config.pair)
         return Shown([], pair, total, not chosen, _read(reader))
-    keys = _keys(path)
+    from gymdata.rollouts.schema import ROLLOUTS
+    from gymdata.store import scan_batches
+
+    keys: dict[str, list[Any]] = {name: [] for name in _KEYS}
+    for batch in scan_batches(path, ROLLOUTS, _KEYS, 65_536):
+        for name in _KEYS:
+            keys[name] += batch.column(name).to_pylist()
+    if not keys["rollout_id"]:
+        raise DataError.empty(path, "rollouts")
     score = _score_of_extremes(path, config)
     rows = _choose(path, keys, rollout_id, config, score)
     rollouts = _load(path, keys, rows, None if reader is None else lambda: _read(reader))
@@ -143,19 +151,6 @@ def _read(reader: Any) -> Reading | None:
     with contextlib.suppress(MissingExtraError):
         return None if reader is None else reader()
     return None
-
-
-def _keys(path: str | Path) -> dict[str, list[Any]]:
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.store import scan_batches
-
-    columns: dict[str, list[Any]] = {name: [] for name in _KEYS}
-    for batch in scan_batches(path, ROLLOUTS, _KEYS, 65_536):
-        for name in _KEYS:
-            columns[name] += batch.column(name).to_pylist()
-    if not columns["rollout_id"]:
-        raise DataError.empty(path, "rollouts")
-    return columns
 
 
 def _choose(

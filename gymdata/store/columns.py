@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, counted, foreign_row_hint, json_kind, json_value, plural
+from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.ragged import Columns, Ragged, Runs, list_parts
 from gymdata.rollouts.schema import HASHES, MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
 from gymdata.store.lines import NON_FINITE
@@ -82,7 +83,7 @@ def content_hashes(turns: pa.ListArray | pa.ChunkedArray) -> dict[str, pa.Chunke
     return {name: pa.chunked_array(chunks, pa.int64()) for name, chunks in columns.items()}
 
 
-def to_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+def to_rows(batch: pa.RecordBatch | pa.Table) -> list[TableRow]:
     """The rows of a batch as dicts that ``lines.encode`` writes; lists of numbers are numpy slices."""
     if isinstance(batch, pa.Table):
         batch = batch.combine_chunks()
@@ -407,7 +408,7 @@ _TURN_KEYS = frozenset(f.name for f in TURN)
 _ARRAYS = (("prompt_delta_ids", "i"), ("generation_token_ids", "i"), ("generation_log_probs", "f"))
 
 
-def check_rollout(row: Mapping[str, Any]) -> None:
+def check_rollout(row: TableRow) -> None:
     """Raise DataError naming the field when ``row`` is not a rollouts row."""
     if not row.keys() <= _KNOWN or not row.keys() >= _REQUIRED:
         missing, extra = sorted(_REQUIRED - row.keys()), sorted(row.keys() - _KNOWN)
@@ -441,5 +442,5 @@ def check_rollout(row: Mapping[str, Any]) -> None:
             raise _fault(row, f"turns[{i}].generation_log_probs", got, "one log-probability a token")
 
 
-def _fault(row: Mapping[str, Any], field: str, got: str, expected: str) -> DataError:
+def _fault(row: TableRow, field: str, got: str, expected: str) -> DataError:
     return DataError(f"rollout {row.get('rollout_id')!r}, field {field!r}: got {got}, expected {expected}")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
 from gymdata.errors import DataError
 from gymdata.registry import Registry
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.store.lines import decode, iter_lines
 from gymdata.store.paths import Source
 
@@ -50,7 +51,7 @@ class ForeignFormat:
         content = self.content + " as text" * self.holds_text
         return DataError(f"{source.path}: contains {content}, expected {wanted}", hint=hint)
 
-    def rollouts(self, source: Source) -> Iterator[Mapping[str, Any]]:
+    def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         """The rollouts rows of a file that is read in place (arrays are numpy, times are text)."""
         raise NotImplementedError
 

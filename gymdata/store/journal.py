@@ -24,6 +24,7 @@ import numpy as np
 import orjson
 
 from gymdata.errors import DataError, StoreError, option
+from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
 from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, belonging, find_run_json
@@ -278,18 +279,18 @@ _CHECKSUM = re.compile(rb',"crc32":"[0-9a-f]{8}"\}\Z')
 _JOURNALED = re.compile(rb"\t[0-9a-f]{8}\Z")
 
 
-def read_failures(path: str | Path) -> list[dict[str, Any]]:
+def read_failures(path: str | Path) -> list[FailureRow]:
     """Every failure of the run that a path argument belongs to; empty when there were none. Damaged lines are left out
     and reported."""
     found = find_run_json(path)
     return read_failure_file(found.parent / FAILURES) if found else []
 
 
-def read_failure_file(file: Path) -> list[dict[str, Any]]:
+def read_failure_file(file: Path) -> list[FailureRow]:
     """The records of one failures.jsonl, without their checksums."""
     if not file.exists():
         return []
-    records: list[dict[str, Any]] = []
+    records: list[FailureRow] = []
     damaged = []
     for number, line in enumerate(scan(file), 1):
         record = _record(line.raw)
@@ -308,7 +309,7 @@ def failure_line(body: bytes) -> bytes:
     return b'%b,"crc32":"%08x"}\n' % (body[:-1], zlib.crc32(body))
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> FailureRow | None:
     """The record of a line; None when it is not JSON, or its checksum does not match."""
     body: bytes | None = line.removeprefix(BOM)
     if _JOURNALED.search(line):

@@ -28,6 +28,7 @@ from gymdata import __version__
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.remote.upload import Upload, refuse_open
+from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
 from gymdata.store.journal import (
@@ -315,7 +316,7 @@ class Run:
             report(line)
         return table
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: TableRow) -> None:
         """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
@@ -354,14 +355,14 @@ class Run:
             self._next += 1
         return self.sealed_rows - before
 
-    def fail(self, record: Mapping[str, Any]) -> None:
+    def fail(self, record: FailureRow) -> None:
         """Add one record to failures.jsonl. Raises StoreError.from_os."""
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
         self._failures.append(failure_line(encode_any(record)))
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[FailureRow]:
         """Every record of failures.jsonl, of earlier attempts too."""
         return read_failure_file(self.folder / FAILURES)
 

@@ -9,13 +9,13 @@ and has no log-probability (NaN).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import Message, Tools, loads, messages_of, object_of
+from gymdata.rollouts.messages import Message, PairRow, RolloutRow, Tools, loads, messages_of, object_of
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.tokenize.settings import Mask
 
@@ -42,7 +42,7 @@ class Rendering(Protocol):
         ...
 
 
-def rendered_row(row: Mapping[str, Any], chat: Rendering, mask: Mask = "completion") -> dict[str, Any]:
+def rendered_row(row: RolloutRow, chat: Rendering, mask: Mask = "completion") -> RolloutRow:
     """A rollouts row without turns, with turns rendered from its text. Raises DataError saying why it cannot be
     rendered."""
     messages = [chat_message(m, f"message {n}") for n, m in enumerate(row["messages"])]
@@ -62,7 +62,7 @@ def rendered_row(row: Mapping[str, Any], chat: Rendering, mask: Mask = "completi
     }
 
 
-def rendered_pair(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
+def rendered_pair(row: PairRow, chat: Rendering) -> PairRow:
     """A pairs row without ids, with the ids and masks of its prompt and both sides rendered from their text. Raises
     DataError saying why it cannot be rendered."""
     prompt = [chat_message(m, f"prompt, message {n}") for n, m in enumerate(row["prompt"])]
@@ -89,7 +89,7 @@ def rendered_pair(row: Mapping[str, Any], chat: Rendering) -> dict[str, Any]:
     return {**row, **columns, "prompt_ids": prompts[0], "rendered": True}
 
 
-def _tools(row: Mapping[str, Any]) -> Tools:
+def _tools(row: RolloutRow) -> Tools:
     tools = loads(row.get("tools"))
     return tools if isinstance(tools, list) and tools else None
 
@@ -136,7 +136,7 @@ def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Renderi
     raise DataError("the chat template does not show where the assistant's words begin")
 
 
-def generated(row: Mapping[str, Any], mask: Mask = "completion") -> list[int]:
+def generated(row: RolloutRow, mask: Mask = "completion") -> list[int]:
     """Indices of the messages that the model wrote: the assistant's, after the task's own messages (``completion``), all of
     them, or the last. Never those that their file gives the weight 0."""
     messages = row["messages"]

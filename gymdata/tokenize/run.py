@@ -22,6 +22,7 @@ from gymdata.checks.violations import CODES
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
+from gymdata.rollouts.messages import PairRow, RolloutRow
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
@@ -202,7 +203,7 @@ def _batches(
             setattr(report, table.name, getattr(report, table.name) + batch.num_rows)
 
 
-def _rollout(row: dict[str, Any], chat: TransformersChat, mask: Mask, report: TokenizeReport) -> dict[str, Any] | None:
+def _rollout(row: RolloutRow, chat: TransformersChat, mask: Mask, report: TokenizeReport) -> RolloutRow | None:
     try:
         made = rendered_row(row, chat, mask)
     except DataError as error:
@@ -224,7 +225,7 @@ def _rollout(row: dict[str, Any], chat: TransformersChat, mask: Mask, report: To
     return made
 
 
-def _pair(row: dict[str, Any], chat: TransformersChat, _: Mask, report: TokenizeReport) -> dict[str, Any] | None:
+def _pair(row: PairRow, chat: TransformersChat, _: Mask, report: TokenizeReport) -> PairRow | None:
     try:
         made = rendered_pair(row, chat)
     except DataError as error:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from gymdata.checks import repair
 from gymdata.checks.violations import ValidationReport, Violation
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
@@ -100,7 +100,7 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
 
 def _rollout(
     one: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: repair.FixReport
-) -> list[dict[str, Any]]:
+) -> list[RolloutRow]:
     account.rollouts_with_errors += 1
     for code, n in Counter(v.code for v in faults).items():
         account.by_code[code] = account.by_code.get(code, 0) + n

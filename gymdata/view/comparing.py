@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, PairRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
@@ -108,7 +108,7 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, objec
     }
 
 
-def pair_page(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
+def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Both sides of a pair from where they part: tokens where there are ids, and their messages."""
     ids = {side: row[f"{side}_ids"] for side in ("chosen", "rejected")}
     sides: dict[str, Any] = {"tokens": None, "fork": None, "shared": None}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 from jinja2.utils import htmlsafe_json_dumps
@@ -90,7 +89,12 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         for group, mine in several.items()
     ]
     here = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
-    pairs, pairs_left = _pairs(pages, here, config.limit)
+    # The pairs of which both sides are exported.
+    pair_rows = pages.stages.rows("pairs")
+    sides = (pair_rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
+    pair_numbers = [n for n, both in enumerate(zip(*sides, strict=True)) if here.keys() >= set(both)]
+    pairs = [pages.pair_values(pair_rows, n) for n in pair_numbers[: config.limit]]
+    pairs_left = max(0, len(pair_numbers) - config.limit)
     script = "\n".join((HERE / "static" / name).read_text(encoding="utf-8") for name in ("tokens.js", "exported.js"))
     style = (HERE / "static" / "view.css").read_text(encoding="utf-8")
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
@@ -116,14 +120,6 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         )
     )
     return text, len(rows), len(selection.rows)
-
-
-def _pairs(pages: Pages, here: Container[str], limit: int) -> tuple[list[dict[str, Any]], int]:
-    """The pairs of which both sides are exported, at most ``limit``, and how many others there are."""
-    rows = pages.stages.rows("pairs")
-    sides = (rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
-    found = [n for n, (one, other) in enumerate(zip(*sides, strict=True)) if one in here and other in here]
-    return [pages.pair_values(rows, n) for n in found[:limit]], max(0, len(found) - limit)
 
 
 def _hash(text: str) -> str:

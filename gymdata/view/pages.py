@@ -20,6 +20,7 @@ from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
@@ -292,7 +293,7 @@ class Pages:
         seen = seen_in_training(self.stages, tokens.rollout_id, turn, k)
         return found | {"text": text_of(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
 
-    def vocabulary(self, row: Mapping[str, Any]) -> Vocabulary | None:
+    def vocabulary(self, row: RolloutRow) -> Vocabulary | None:
         """The vocabulary that decodes this rollout's ids."""
         if self.config.tokenizer is not None:
             return load_vocabulary(self.config.tokenizer)
@@ -519,8 +520,8 @@ def _page(request: Request) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
 
 
-def _rows_of(snapshot: Snapshot, rows: Any, found: Found) -> list[dict[str, Any]]:
-    some: list[dict[str, Any]] = snapshot.table.select(_TABLE).take(pa.array(rows, pa.int64())).to_pylist()
+def _rows_of(snapshot: Snapshot, rows: Any, found: Found) -> list[RolloutRow]:
+    some: list[RolloutRow] = snapshot.table.select(_TABLE).take(pa.array(rows, pa.int64())).to_pylist()
     for row, number in zip(some, rows, strict=True):
         row["faults"] = found.of(int(number))
         row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gymdata import credit
 from gymdata.credit.estimators import ALL
 from gymdata.errors import GymdataError
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
 from gymdata.scores.chosen import TOTAL
@@ -35,7 +36,7 @@ _STEPS = 60
 _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
 
-def why(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
     """Everything that determines the weight of sampled token ``k`` of ``turn`` in training."""
     reference = tokens.reference[turn]
     return {
@@ -98,7 +99,7 @@ def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
     return {"value": 1, "source": None, "reason": sampled}
 
 
-def _credit(tokens: Tokens, row: Mapping[str, Any], turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+def _credit(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
     """The rewards of the group and the advantages that the estimator gives."""
     facts = facts_of(Path(tokens.experience)) if tokens.experience else {}
     config = facts.get("config") or {}

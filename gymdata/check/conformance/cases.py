@@ -124,13 +124,9 @@ async def edits_history(probe: Probe) -> None:
     edited = user("How much is 77+1?")
     await probe.ask([edited, reply.message(), user("Sure?")])
     probe.expect_read(probe.draws[2], edited["content"], never=[QUESTION["content"]])
-    await _own_label(probe, 2)
-
-
-async def _own_label(probe: Probe, turn: int) -> None:
     agents = [recorded.agent for recorded in await probe.finish()]
-    expect(len(agents) > turn, f"{len(agents)} turns are recorded, expected {turn + 1}")
-    own = agents[turn] is not None and agents[turn] not in agents[:turn]
+    expect(len(agents) > 2, f"{len(agents)} turns are recorded, expected 3")
+    own = agents[2] is not None and agents[2] not in agents[:2]
     expect(own, f"the branch has no agent label of its own: the labels are {agents}")
 
 

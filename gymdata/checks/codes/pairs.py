@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.rollouts.messages import PairRow
 from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts, places
 from gymdata.rollouts.soundness import is_rendered, odd_log_probs, outside, unless_rendered
 
@@ -102,7 +103,7 @@ class PairChecks:
 
     def _copies(
         self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
-    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    ) -> Iterator[tuple[int, str, PairRow]]:
         """P606: prompt, chosen and rejected of an earlier pair once more, by ids, or by text where a pair has no ids."""
         for row, key in enumerate(_content(batch)):
             was = self._content.setdefault(key, (file, first_row + row, ids[row]))
@@ -188,7 +189,7 @@ def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
     return same
 
 
-def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, PairRow]]:
     ids = Ragged.of(batch.column(f"{side}_ids"))
     for place in outside(ids.values, limit):
         row, position = ids.locate(place)

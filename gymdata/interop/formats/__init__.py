@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, json_kind
+from gymdata.rollouts.messages import TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import OWN, ForeignFormat, format_of
 
@@ -30,7 +31,6 @@ _TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "pro
 #: Parts of the names of columns that hold answers.
 _ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 Place = tuple[int, int]
-Row = Mapping[str, Any]
 
 
 class Format(ForeignFormat):
@@ -72,12 +72,12 @@ class Format(ForeignFormat):
         """How a document nests its items, where an export writes them so again."""
         return None
 
-    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         """The row of the table that an item becomes, as the store turns it into columns. Raises BadItem, or anything of
         ``importing.ODD``."""
         raise NotImplementedError
 
-    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, dict[str, Any]]]:
+    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         """(line, row) of files."""
         from gymdata.interop.importing import ODD, BadItem, add_shape, take_out, turn_down
 
@@ -100,7 +100,7 @@ class Format(ForeignFormat):
                     importing.keys.append(n_keys if importing.n_keys > n_keys else None)
                     yield line, row
 
-    def _checked(self, item: Any | BadItem, importing: Importing) -> dict[str, Any]:
+    def _checked(self, item: Any | BadItem, importing: Importing) -> TableRow:
         if isinstance(item, Exception):
             raise item
         if self.holds_text and not isinstance(item, dict):
@@ -110,7 +110,7 @@ class Format(ForeignFormat):
             importing.check(row)
         return row
 
-    def write(self, row: Row, lost: Counter[str]) -> bytes | None:
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
         """The line of a row (as ``store.columns.to_rows`` gives it), with its newline; None when the format cannot hold it.
         ``lost`` counts rows by what the format has no place for."""
         raise NotImplementedError

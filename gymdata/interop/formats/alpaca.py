@@ -8,7 +8,7 @@ from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 _ANSWERS = ("output", "response")
 
@@ -31,7 +31,7 @@ class Alpaca(Format):
         others = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
         return answers and isinstance(row.get("instruction"), str) and others.isdisjoint(row)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
 
         name = column(item, *_ANSWERS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import RolloutRow, TableRow
 
 if TYPE_CHECKING:
     from gymdata.interop.exporting import Export
@@ -29,12 +30,12 @@ class Atif(Format):
             return any(map(self.recognise, value[:20]))
         return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
 
-    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.trajectories.atif import row_of
 
         return row_of(item, importing)
 
-    def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
+    def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         from gymdata.interop.trajectories.atif import trajectory_of
         from gymdata.rollouts.messages import json_text
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.rollouts.messages import RolloutRow, TableRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +40,7 @@ class _Nested(Format):
 
         return shape_of(value)
 
-    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
         raise NotImplementedError
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -69,12 +70,12 @@ class NatTrajectories(_Nested):
     item = "a trajectory"
     holds_reward = True
 
-    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.trajectories.nat import row_of
 
         return row_of(item, importing)
 
-    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
         from gymdata.interop.trajectories.nat import trajectory_of
 
         return trajectory_of(row, lost)
@@ -98,7 +99,7 @@ class _Pairs(Format):
 
         return shape_of(value) if is_nested(value) else None
 
-    def row(self, item: Any, importing: Importing) -> dict[str, Any]:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.trajectories.nat_pairs import row_of
 
         return row_of(item, importing)
@@ -112,7 +113,7 @@ class NatDpoItems(_Pairs, _Nested):
     holds_ids = True
     group = "task_id"
 
-    def trajectory(self, row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
         from gymdata.interop.trajectories.nat_pairs import dpo_trajectory
 
         return dpo_trajectory(row, lost)
@@ -131,7 +132,7 @@ class NatDpo(_Pairs):
 
         return is_dpo_line(value[0] if isinstance(value, list) and value else value)
 
-    def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
+    def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         from gymdata.interop.trajectories.nat_pairs import dpo_line
         from gymdata.store.lines import encode_any
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import RolloutRow, TableRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,12 +37,12 @@ class NemoGym(Format):
         response = value["response"]
         return _REQUEST in value or (isinstance(response, dict) and "output" in response)
 
-    def rollouts(self, source: Source) -> Iterator[Mapping[str, Any]]:
+    def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         from gymdata.interop.nemo_gym.read import table_rows
 
         return table_rows([source], columns=True)
 
-    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, dict[str, Any]]]:
+    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         from gymdata.interop.nemo_gym.read import table_rows
         from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("nemo-rl-preference")
@@ -35,7 +35,7 @@ class NemoRlPreference(TextFormat):
         sides = row.get("completions")
         return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
         from gymdata.interop.text_rows import answer, conversation, pair_row
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("openai")
@@ -45,7 +45,7 @@ class OpenAIPreference(Format):
         row = first_row(value)
         return isinstance(row.get("input"), dict) and "preferred_output" in row and "non_preferred_output" in row
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, conversation, pair_row
 
         sides = [answer(item[name], name) for name in ("preferred_output", "non_preferred_output")]

@@ -8,7 +8,7 @@ from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 _NAMES = ("conversations", "conversation")
 
@@ -29,7 +29,7 @@ class ShareGpt(Format):
         row = first_row(value)
         return any(ends_with_answer(row.get(name)) for name in _NAMES) and "chosen" not in row
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
 
         name = column(item, *_NAMES)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
     from gymdata.rollouts.messages import Message
 
 #: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
@@ -43,7 +43,7 @@ class TrlMessages(TextFormat):
         row = first_row(value)
         return ends_with_answer(row.get("messages")) and "chosen" not in row and "rejected_response" not in row
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, in_context, rollout_row
 
         messages = in_context(item, conversation(item["messages"], "messages"))
@@ -73,7 +73,7 @@ class TrlPromptCompletion(TextFormat):
         texts = [any(isinstance(row.get(name), (str, list)) for name in names) for names in (_PROMPTS, _ANSWERS)]
         return all(texts) and "rejected" not in row
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
 
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
@@ -118,7 +118,7 @@ class TrlPreference(TextFormat):
         sides = [row.get("chosen"), row.get("rejected")]
         return all(isinstance(side, (str, list, dict)) for side in sides) and "chosen_ids" not in row
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import number_of, pair_row
 
         prompt, *sides = _prompt_and_sides(item)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
+from gymdata.rollouts.messages import RolloutRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +71,7 @@ class Verl(TextFormat):
                 export.written += len(chunk)
 
 
-def _row(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any]:
+def _row(row: RolloutRow, lost: Counter[str]) -> dict[str, Any]:
     from gymdata.interop.text_export import CALLS, TOOLS, has_tools
     from gymdata.rollouts.messages import json_text, loads, object_of
 

@@ -38,6 +38,7 @@ from gymdata.rollouts.messages import (
     TOKEN_KEYS,
     Message,
     ResponseItem,
+    RolloutRow,
     chat_tools,
     holds_ids,
     messages_of,
@@ -66,7 +67,7 @@ def table_rows(
     check: Check | None = None,
     numbering: Numbering | Unnumbered | None = None,
     columns: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[RolloutRow]:
     """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
@@ -273,7 +274,7 @@ def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArra
     return ids
 
 
-def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> dict[str, Any]:
+def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     row, turns = parsed.row, parsed.turns
     value = row.value
     plain = row.cut_lists is not None

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
 
 from gymdata.interop.trajectories.own import shortest
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import Message, RolloutRow
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.columns import to_rows
@@ -45,7 +45,7 @@ class RowTexts:
         return len(self.prompts)
 
 
-def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def rows(batch: pa.RecordBatch) -> Iterator[RolloutRow]:
     """The rows of a batch of rollouts as ``to_rows`` gives them, with ``RowTexts`` as their turns, seconds as their times,
     and messages as a function that gives them: imported rows are written without. Raises DataError for turns that were
     changed after collection."""
@@ -69,7 +69,7 @@ class _Messages:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
-        self._rows: list[dict[str, Any]] | None = None
+        self._rows: list[RolloutRow] | None = None
 
     def of(self, number: int) -> list[Message]:
         if self._rows is None:

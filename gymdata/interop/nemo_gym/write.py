@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,7 +19,16 @@ from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
 from gymdata.interop.nemo_gym.token_text import Text, numbers
 from gymdata.interop.trajectories.own import shortest
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, items_of, loads, object_of, response_tools
+from gymdata.rollouts.messages import (
+    GENERATION,
+    LOG_PROBS,
+    PROMPT,
+    RolloutRow,
+    items_of,
+    loads,
+    object_of,
+    response_tools,
+)
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
 _OWN = (
@@ -47,7 +56,7 @@ class Line(NamedTuple):
     rounded: bool
 
 
-def nemo_gym_line(row: Mapping[str, Any]) -> Line:
+def nemo_gym_line(row: RolloutRow) -> Line:
     """The line of one of the rows that ``token_text.rows`` gives."""
     texts: list[Text] = []
 
@@ -67,7 +76,7 @@ def nemo_gym_line(row: Mapping[str, Any]) -> Line:
     return Line(b"".join(pieces), lost, rounded)
 
 
-def _nemo_gym_row(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int, bool, bool]:
+def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[dict[str, Any], int, bool, bool]:
     """The row, its turns without a place, whether it was rounded, and whether orjson can write it."""
     found = kept_rows(row)
     if found is None:
@@ -93,7 +102,7 @@ def _nemo_gym_row(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any],
     return {key: whole[key] for key in names if key in whole}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
 
 
-def _rebuilt(row: Mapping[str, Any]) -> Collection[int]:
+def _rebuilt(row: RolloutRow) -> Collection[int]:
     if _REBUILT not in (row["extra"] or ""):
         # Almost every row: its JSON is not parsed again for this.
         return ()
@@ -113,7 +122,7 @@ def _same(raw: Any, reward: float | None) -> bool:
         return True
 
 
-def _made(row: Mapping[str, Any], lists: Lists) -> tuple[dict[str, Any], int]:
+def _made(row: RolloutRow, lists: Lists) -> tuple[dict[str, Any], int]:
     messages, turns = row["messages"](), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)

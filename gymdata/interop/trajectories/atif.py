@@ -42,7 +42,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import Message, ToolCall, json_text, loads, object_of, text_of
+from gymdata.rollouts.messages import Message, RolloutRow, ToolCall, json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.lines import name_non_finite
 
@@ -50,7 +50,7 @@ _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 _DEEPEST = 20
 
 
-def row_of(source: Any, importing: Importing) -> dict[str, Any]:
+def row_of(source: Any, importing: Importing) -> RolloutRow:
     """The rollouts row of a trajectory. Raises BadItem."""
     if not isinstance(source, dict):
         raise BadItem("S102", f"got {json_kind(source)}, expected an ATIF trajectory")
@@ -286,7 +286,7 @@ _ANSWERS = frozenset({"tool", "function", "environment"})
 LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
@@ -313,7 +313,7 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
     return made_trajectory(row, prompts, lost)
 
 
-def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
     """The trajectory that the columns give."""
     steps: list[dict[str, Any]] = []
     placed: set[int] = set()

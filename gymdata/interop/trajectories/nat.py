@@ -43,7 +43,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import Message, json_text, loads, object_of
+from gymdata.rollouts.messages import Message, RolloutRow, json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.run_json import plain, unnamed_file
 
@@ -96,7 +96,7 @@ def shape_of(value: Any) -> Shape:
     return {"kind": "collection", "rest": rest if held else json.dumps(rest), "sizes": sizes}
 
 
-def row_of(source: Any, importing: Importing) -> dict[str, Any]:
+def row_of(source: Any, importing: Importing) -> RolloutRow:
     """The rollouts row of a trajectory. Raises BadItem."""
     if not isinstance(source, dict) or not isinstance(source.get("episode"), list):
         raise BadItem("S103", "no trajectory: it has no list `episode`")
@@ -105,7 +105,13 @@ def row_of(source: Any, importing: Importing) -> dict[str, Any]:
     refuse_surrogates(source)
     messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
     metadata = object_of(source.get("metadata"))
-    reward = _reward(source)
+    given = source.get("reward")
+    try:
+        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+            raise ValueError
+        reward = float(given)
+    except (ValueError, OverflowError):
+        raise BadItem("R502", f"reward: got {given!r}, expected a number") from None
     columns = from_own(metadata.get(OWN))
     if columns is not None:
         row = whole_row(columns | {"reward": reward}, messages, encoder)
@@ -246,17 +252,6 @@ def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | No
     return tops if any(tops) else None
 
 
-def _reward(source: Mapping[str, Any]) -> float:
-    given = source.get("reward")
-    try:
-        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
-            raise ValueError
-        number = float(given)
-    except (ValueError, OverflowError):
-        raise BadItem("R502", f"reward: got {given!r}, expected a number") from None
-    return number
-
-
 NAME = "nat"
 PROMPT_IDS = "prompt_token_ids"
 NO_REWARD = "rollouts without a reward (left out: a trajectory must have one)"
@@ -265,7 +260,7 @@ NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an e
 STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in metadata)"
 
 
-def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
@@ -293,7 +288,7 @@ def trajectory_of(row: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] 
     return made_trajectory(row, prompts, lost)
 
 
-def made_trajectory(row: Mapping[str, Any], prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
     """The trajectory that the columns give."""
     episode: list[dict[str, Any]] = []
     placed: set[int] = set()
@@ -351,7 +346,7 @@ def _spelt(token: Any, value: float) -> dict[str, Any]:
     return {"token": f"token_id:{int(token)}", "bytes": None, "logprob": value}
 
 
-def _shaped(row: Mapping[str, Any], episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
+def _shaped(row: RolloutRow, episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
     """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         object_of(object_of(object_of(item["metadata"]).get(OWN)).get("evidence")).get("reward") for item in episode

@@ -21,7 +21,7 @@ from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
-from gymdata.rollouts.messages import STRICT, Message, object_of
+from gymdata.rollouts.messages import STRICT, Message, PairRow, object_of
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.lines import name_non_finite
 
@@ -44,7 +44,7 @@ def is_dpo_line(value: Any) -> bool:
     return isinstance(value, dict) and "prompt" in value and "chosen_response" in value and "episode" not in value
 
 
-def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+def dpo_line(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
     made = _item(pair, lost)
     if made is not None:
@@ -54,7 +54,7 @@ def dpo_line(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | No
     return made
 
 
-def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     """The ``Trajectory`` with one ``DPOItem`` of a pair; its reward is the margin. None when it has no place."""
     kept = _kept(pair["chosen"][0]) if len(pair["chosen"]) else {}
     if "trajectory" not in kept and not math.isfinite(pair["margin"]):
@@ -66,7 +66,7 @@ def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any
     if "trajectory" in kept:
         return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
-    own: dict[str, Any] = {}
+    own: PairRow = {}
     for name in _OWN_COLUMNS:
         value = pair.get(name)
         if name in _LISTS:
@@ -86,7 +86,7 @@ def dpo_trajectory(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any
     }
 
 
-def _item(pair: Mapping[str, Any], lost: Counter[str]) -> dict[str, Any] | None:
+def _item(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     sides = [pair["chosen"], pair["rejected"]]
     if any(len(side) != 1 for side in sides):
         lost[SEVERAL] += 1
@@ -115,13 +115,13 @@ def _kept(message: Message) -> dict[str, Any]:
     return object_of(object_of(extra).get(_KEPT))
 
 
-def row_of(value: Any, importing: Importing) -> dict[str, Any]:
+def row_of(value: Any, importing: Importing) -> PairRow:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
     row = _row(value, importing.run_id)
     return row | {"pair_id": row["pair_id"] or pair_id_of(importing)}
 
 
-def _row(value: Any, run: str) -> dict[str, Any]:
+def _row(value: Any, run: str) -> PairRow:
     refuse_surrogates(value)
     if is_dpo_line(value):
         return _pair(value, run, value)
@@ -144,7 +144,7 @@ def _row(value: Any, run: str) -> dict[str, Any]:
     return row
 
 
-def _pair(item: Any, run: str, source: Any, **more: Any) -> dict[str, Any]:
+def _pair(item: Any, run: str, source: Any, **more: Any) -> PairRow:
     if not isinstance(item, dict):
         raise BadItem("S102", f"got {json_kind(item)}, expected an object")
     for name in _RESPONSES:
@@ -187,7 +187,7 @@ def _extra(kept: Mapping[str, Any]) -> str:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
 
 
-def _from_own(own: Any, trajectory: Mapping[str, Any]) -> dict[str, Any] | None:
+def _from_own(own: Any, trajectory: Mapping[str, Any]) -> PairRow | None:
     """Our own pair, when the trajectory still says what we wrote."""
     if not isinstance(own, dict):
         return None

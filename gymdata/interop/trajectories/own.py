@@ -17,7 +17,7 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import MESSAGE_FIELDS, as_float
-from gymdata.rollouts.messages import STRICT, Message
+from gymdata.rollouts.messages import STRICT, Message, RolloutRow
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
@@ -32,7 +32,7 @@ _INT32 = 2**31
 _INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COLUMNS and str(f.type).startswith("int")}
 
 
-def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def own_columns(row: RolloutRow) -> RolloutRow:
     """The columns of a row (as ``store.columns.to_rows`` gives it) besides messages and turns, as JSON values."""
     kept = {name: row[name] for name in _COLUMNS}
     when = row["started_at"]
@@ -41,12 +41,12 @@ def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def from_own(own: Any) -> dict[str, Any] | None:
+def from_own(own: Any) -> RolloutRow | None:
     """The columns of ``own_columns``; None when it does not have them all."""
     return {name: own[name] for name in _COLUMNS} if isinstance(own, dict) and set(_COLUMNS) <= own.keys() else None
 
 
-def whole_row(columns: dict[str, Any], messages: list[Message], encoder: TurnEncoder) -> dict[str, Any]:
+def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
     row = columns | {"messages": messages, **encoder.columns()}
     # What ``check_rollout`` takes by its type and no column can hold is refused first.
@@ -187,7 +187,7 @@ def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
         return json.dumps(value | {name: {"text": json.dumps(kept, ensure_ascii=False)}}, ensure_ascii=False)
 
 
-def kept_of(row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def kept_of(row: RolloutRow, name: str) -> dict[str, Any] | None:
     """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
     kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None

@@ -75,6 +75,9 @@ class Messages:
             raise RequestError(
                 "unsupported", f"{where}: got a begun answer, expected a message of the user last", where=where
             )
+        # Claude Code's session: a header, or part of the user's id.
+        user_id = object_of(loads(fields.section("metadata").get("user_id")))
+        session = headers.get("x-claude-code-session-id") or user_id.get("session_id")
         request = AgentRequest(
             dialect=self.name,
             model=fields.text("model") or "",
@@ -87,7 +90,7 @@ class Messages:
             stop=fields.stop("stop_sequences"),
             stream=fields.flag("stream"),
             response_format=response_format(format.get("type"), format.get("schema"), "output_config.format"),
-            session_key=_session(fields.section("metadata").get("user_id"), headers),
+            session_key=session if isinstance(session, str) and session else None,
             conversation_hint="sub-agent" if headers.get("x-claude-code-agent-id") else None,
             body={"context_management": body.get("context_management") is not None},
         )
@@ -246,12 +249,6 @@ def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
             "invalid", f"{where}: got {kind!r}, expected one of tool, {', '.join(_CHOICES)}", where=where
         )
     return _CHOICES[kind]
-
-
-def _session(user_id: Any, headers: Mapping[str, str]) -> str | None:
-    """Claude Code's session: a header, or part of the user's id."""
-    named = headers.get("x-claude-code-session-id") or object_of(loads(user_id)).get("session_id")
-    return named if isinstance(named, str) and named else None
 
 
 def _message(request: AgentRequest, id_: str) -> Json:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gymdata.checks.breaks import Reader, Reading
 from gymdata.errors import GymdataError
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.show.rollout import violations
 from gymdata.store.lineage import vocabulary
@@ -35,7 +36,7 @@ _CHECKED = [
     *("n_turns", "n_context_tokens", "n_generated_tokens", "messages", "turns"),
 ]
 #: The vocabulary of a rollout's tokenizer, of its run_id and policy.
-VocabularyOf = Callable[[Mapping[str, Any]], Any]
+VocabularyOf = Callable[[RolloutRow], Any]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, GymdataError
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score, rescored_at, with_score
 from gymdata.store.journal import row_parser, scan
@@ -144,9 +145,9 @@ class RolloutIndex:
             start += part.table.num_rows
         return pa.concat_tables([found[n] for n in numbers], promote_options="default")
 
-    def row(self, snapshot: Snapshot, number: int) -> dict[str, Any]:
+    def row(self, snapshot: Snapshot, number: int) -> RolloutRow:
         """One rollout, all columns; ``reward`` is the snapshot's."""
-        found: dict[str, Any] = snapshot.scored(self.rows(snapshot, [number]), [number]).to_pylist()[0]
+        found: RolloutRow = snapshot.scored(self.rows(snapshot, [number]), [number]).to_pylist()[0]
         return found
 
     def _read(self, part: _Part, rows: Sequence[int], columns: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:

@@ -19,6 +19,7 @@ from gymdata.checks.breaks import Reading, Relation, relations
 from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.show.rollout import MessageView
 from gymdata.view.evidence.stages import Stages, facts_of
@@ -34,7 +35,7 @@ class Evidence:
     """What the pages show of one rollout. ``rewards``: its other scores by name; ``violations``: all but breaks; ``fault``:
     why its tokens are not shown."""
 
-    row: dict[str, Any]
+    row: RolloutRow
     messages: list[MessageView]
     rewards: list[tuple[str, float | None]]
     violations: list[Violation]
@@ -51,7 +52,7 @@ def finite(value: float | None) -> float | None:
 class Tokens:
     """The tokens of one rollout. Raises DataError (T209, T210) for turns that were changed after collection."""
 
-    def __init__(self, row: Mapping[str, Any], stages: Stages | None = None) -> None:
+    def __init__(self, row: RolloutRow, stages: Stages | None = None) -> None:
         self.rollout_id, self.group_id = str(row["rollout_id"]), str(row["group_id"])
         #: ``Turn``s whose lists are arrays.
         self.turns: list[Any] = row["turns"]

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError
 from gymdata.query.views import find_files
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import TABLES, Table
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source, find_run_json, read_facts, resolve
@@ -70,13 +71,13 @@ class Rows:
         """The rows of a file."""
         return range(*np.append(self.file_starts, len(self))[file : file + 2].tolist())
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> RolloutRow:
         return self.rows([number])[0]
 
-    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, numbers: Sequence[int]) -> list[RolloutRow]:
         """Some rows (rising), all columns; a group of them is read once."""
         which = np.searchsorted(self.group_starts, numbers, side="right") - 1
-        found: list[dict[str, Any]] = []
+        found: list[RolloutRow] = []
         for group in np.unique(which).tolist():
             places = np.asarray(numbers)[which == group] - int(self.group_starts[group])
             found += self.groups[group].load().take(pa.array(places)).to_pylist()

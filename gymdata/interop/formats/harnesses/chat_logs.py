@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 
@@ -32,7 +32,7 @@ class RequestLog(_Logs):
         asked, response = _asked(row), row.get("response")
         return isinstance(asked, dict) and isinstance(asked.get("messages"), list) and _is_response(response)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         about = [name for name in item if name not in ("messages", "request", "response", "model_parameters")]
         return _row(item, _asked(item), item["response"], importing, ("request", "response", "model_parameters"), about)
 
@@ -85,7 +85,7 @@ class OpenAIBatch(_Logs):
                 why = "several requests have it" if len(requests) > 1 else "no response in these files"
                 yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: {why}"), text
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
 
         if "request" not in item:
@@ -116,7 +116,7 @@ def _row(
     importing: Importing,
     texts: Iterable[str],
     about: Iterable[str],
-) -> Columns:
+) -> TableRow:
     from gymdata.interop.blocks import of_anthropic
     from gymdata.interop.importing import BadItem
     from gymdata.interop.text_rows import conversation, rollout_row

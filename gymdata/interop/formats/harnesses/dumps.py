@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("verl-dump")
@@ -27,7 +27,7 @@ class VerlDump(Format):
         row = first_row(value)
         return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import number_of, numbers_of
 
         known = ("input", "output", "score", "gts", "step")
@@ -54,12 +54,12 @@ class SkyRLDump(Format):
 
         return first_row(value).keys() >= {"input_prompt", "output_response", "score"}
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         about = ("stop_reason", "exception_type", "error_treatment", "env_metrics")
         return _row(item, ("input_prompt", "output_response"), importing, about=about)
 
 
-def _row(item: dict[str, Any], names: tuple[str, str], importing: Importing, **more: Any) -> Columns:
+def _row(item: dict[str, Any], names: tuple[str, str], importing: Importing, **more: Any) -> TableRow:
     """The row of a prompt and an output (``names``), both text, with a ``score``."""
     from gymdata.errors import json_kind
     from gymdata.interop.decoded import split

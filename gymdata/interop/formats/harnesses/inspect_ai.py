@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format, Place
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 #: inspect_ai's letters for correct, partial, incorrect and no answer, as its own ``value_to_float`` takes them.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -39,7 +39,7 @@ class InspectAI(Format):
         for number, sample in enumerate(samples):
             yield (0, number), {"sample": sample, "eval": value.get("eval")}
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
 
         sample, spec = item["sample"], item["eval"]

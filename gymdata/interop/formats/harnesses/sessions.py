@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 
@@ -45,7 +45,7 @@ class ClaudeCode(_Session):
         is_record = isinstance(message, dict) and value.get("type") in ("user", "assistant")
         return is_record and {"sessionId", "parentUuid", "uuid"} <= value.keys()
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import of_anthropic
         from gymdata.interop.importing import BadItem
         from gymdata.interop.text_rows import conversation, rollout_row
@@ -91,7 +91,7 @@ class Codex(_Session):
         kind = value.get("type") if isinstance(value, dict) else None
         return kind in ("session_meta", "response_item") and isinstance(value.get("payload"), dict)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import of_responses
         from gymdata.interop.importing import BadItem
         from gymdata.interop.text_rows import conversation, rollout_row

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("swe-agent")
@@ -29,7 +29,7 @@ class SweAgent(Format):
             isinstance(row.get(name), kind) for name, kind in (("trajectory", list), ("history", list), ("info", dict))
         )
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import text_of
         from gymdata.interop.text_rows import conversation, rollout_row
 
@@ -63,7 +63,7 @@ class MiniSweAgent(Format):
         row = first_row(value)
         return str(row.get("trajectory_format")).startswith("mini-swe-agent") and isinstance(row.get("messages"), list)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import of_responses
         from gymdata.interop.text_rows import conversation, rollout_row
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("tau-bench")
@@ -26,7 +26,7 @@ class TauBench(Format):
         row = first_row(value)
         return row.keys() >= {"task_id", "reward", "info", "traj"} and isinstance(row["traj"], list)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
         from gymdata.interop.rows import number_or_none
         from gymdata.interop.text_rows import conversation, rollout_row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 _COLUMNS = {"step", "prompt", "completion", "advantage"}
@@ -45,7 +45,7 @@ class TrlCompletions(Format):
                 whole = dict.fromkeys(numbers, math.nan) | value if isinstance(value, dict) else value
                 yield source, line, whole, text
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.decoded import split
         from gymdata.interop.text_rows import answer, column, conversation, number_of, numbers_of, rollout_row
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
     from gymdata.rollouts.messages import Message
 
 #: Columns of the rollout, which are no fields of its task.
@@ -44,7 +44,7 @@ class Verifiers(Format):
         row = first_row(value)
         return row.keys() >= {"example_id", "prompt", "completion", "reward"}
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
         from gymdata.interop.rows import number_or_none
         from gymdata.interop.text_rows import column, numbers_of, rollout_row

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format, Place
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Columns, Importing
+    from gymdata.interop.importing import Importing, TableRow
 
 _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
 
@@ -36,7 +36,7 @@ class VerifiersTraces(Format):
             traces = item.get("traces") if isinstance(item, dict) else None
             yield from ((place, trace) for trace in traces) if isinstance(traces, list) and traces else ((place, item),)
 
-    def row(self, item: Any, importing: Importing) -> Columns:
+    def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
         from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
 
