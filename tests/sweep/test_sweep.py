@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.finetune.jobs import start
 from gymdata.store.lock import Lock
 from gymdata.sweep import run as running
 from gymdata.sweep.run import SweepPlan, SweepReport, sweep
@@ -39,6 +40,20 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "sweep.yaml"
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str], Path], int]:
+    """Commands run in this process; the first test below starts them as a sweep does."""
+
+    def run(words: Sequence[str], log: Path) -> int:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            return main(list(words)[words.index("gymdata.cli") + 1 :])
+
+    monkeypatch.setattr(running, "start", run)
+    monkeypatch.setattr(running, "wait", lambda code, log, progress: code)
+    return run
+
+
 def swept(file: Path, **settings: Any) -> SweepReport:
     report = sweep(file, **settings)
     assert isinstance(report, SweepReport)
@@ -62,7 +77,7 @@ def test_every_combination_runs_with_every_seed_and_is_compared_with_the_first(t
 
 
 def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, here: Callable[[Sequence[str], Path], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command runs once, whichever of them the interruption hits."""
     calls = list[str]()
@@ -71,7 +86,7 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
         calls.append(" ".join(words))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return start(words, log)
+        return here(words, log)
 
     monkeypatch.setattr(running, "start", counted)
     stopped = swept(written(tmp_path))
@@ -84,6 +99,7 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     assert len(calls) == 9
 
 
+@pytest.mark.usefixtures("here")
 def test_cells_of_another_process_are_left_to_it(tmp_path: Path) -> None:
     """The same command twice divides the cells."""
     file = written(tmp_path)
@@ -96,6 +112,7 @@ def test_cells_of_another_process_are_left_to_it(tmp_path: Path) -> None:
     assert swept(file).done == 4
 
 
+@pytest.mark.usefixtures("here")
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     """It is named, and the exit code is 1: here filter keeps no rollout of one source."""
     file = written(tmp_path)
@@ -113,6 +130,7 @@ def test_a_command_that_is_wrong_stops_the_sweep(tmp_path: Path) -> None:
     assert refused.value.exit_code == 2  # type: ignore[attr-defined]  # of GymdataError
 
 
+@pytest.mark.usefixtures("here")
 def test_a_cell_that_was_begun_with_other_commands_is_refused(tmp_path: Path) -> None:
     """Naming the step; more values are more cells."""
     file = written(tmp_path)
@@ -125,6 +143,7 @@ def test_a_cell_that_was_begun_with_other_commands_is_refused(tmp_path: Path) ->
     assert swept(file, overwrite=True).done == 4
 
 
+@pytest.mark.usefixtures("here")
 def test_results_of_other_tasks_are_not_compared(tmp_path: Path) -> None:
     """A mean over different questions would say nothing."""
     file = written(tmp_path)

@@ -115,6 +115,7 @@ def test_every_trainer_of_text_trains(trainer: str, tmp_path: Path) -> None:
     assert (tmp_path / "model" / "SUCCESS").is_file()
 
 
+@pytest.mark.full
 def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: Path) -> None:
     """Also when each prompt has a single answer; ``select`` trains them."""
     rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n < 3} for n in range(4)]
