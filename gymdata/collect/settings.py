@@ -115,7 +115,7 @@ class CollectConfig(Config):
         "max_attempts": "Failures",
     }
 
-    tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
+    tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}, or NAME:WHICH of --env.")
     map: list[str] = pydantic.Field(
         default_factory=list,
         description=f"Column that a field is read from, such as prompt=question; repeatable. Fields: {', '.join(FIELDS)}.",
@@ -206,7 +206,8 @@ class CollectConfig(Config):
 
     env: list[str] = pydantic.Field(
         default_factory=list,
-        description="Environment: path.py:Name (Python class or functions) or a resource server's URL. "
+        description="Environment: path.py:Name (Python class or functions), a resource server's URL, or another package's: "
+        "reasoning_gym:NAME, textarena:GAME (which bring their tasks). "
         "NAME=SPEC, repeatable: each task names its own in the column env.",
     )
     env_args: dict[str, Any] = pydantic.Field(
@@ -301,6 +302,19 @@ class CollectConfig(Config):
                 "shard", "--shard needs --run-id and --seed, the same for all shards: together they are then one run"
             )
         return self
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _tasks_of_the_environment(cls, values: Any) -> Any:
+        """Without TASKS, those of an environment that has its own."""
+        env = values.get("env") if isinstance(values, Mapping) and values.get("tasks") is None else None
+        specs = [env] if isinstance(env, str) else env
+        if not isinstance(specs, list) or len(specs) != 1:
+            return values
+        from gymdata.environments.named import is_named
+
+        spec = _split(str(specs[0]))[1]
+        return {**values, "tasks": spec} if is_named(spec) else values
 
     @pydantic.field_validator("env", mode="before", json_schema_input_type=str | list[str] | dict[str, str] | None)
     @classmethod

@@ -223,7 +223,7 @@ class TaskRows(TaskFile):
         digest = xxhash.xxh3_64()
         for _, _, row in self._rows(_Pass()):
             digest.update(_canonical(row) + b"\n")
-        return [{"path": IN_MEMORY, "xxh3": digest.hexdigest()}]
+        return [{"path": str(self.path), "xxh3": digest.hexdigest()}]
 
 
 Tasks = str | Path | Iterable[TaskRow]

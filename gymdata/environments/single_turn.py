@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymdata.environments.port import StepResult, Talk
+from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
 
 _DONE = StepResult(done=True)
@@ -37,7 +37,7 @@ class SingleTurnEpisode:
     async def step(self, message: Message) -> StepResult:
         return _DONE if self.user is None else await self.user.reply(message)
 
-    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> None:  # noqa: ARG002 - likewise
+    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict | None:  # noqa: ARG002 - likewise
         return None
 
     async def close(self) -> None: ...

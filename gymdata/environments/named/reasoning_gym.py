@@ -1,0 +1,72 @@
+"""Task families of reasoning-gym: procedural questions with a verifier each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gymdata.environments.named import ENVIRONMENTS, NamedEnvironment
+from gymdata.environments.port import Verdict
+from gymdata.environments.single_turn import SingleTurnEpisode
+from gymdata.environments.step import guarded, reward_of
+from gymdata.errors import OutsideError, UsageError, raised
+from gymdata.rollouts.messages import Message, Task
+
+
+@ENVIRONMENTS.register("reasoning_gym", example="reasoning_gym:chain_sum")
+class ReasoningGym(NamedEnvironment):
+    """A task family of reasoning-gym; ``env_args``: those of its configuration (``seed`` 0, ``size`` 500, …)."""
+
+    module, extra = "reasoning_gym", "reasoning-gym"
+
+    def __init__(self, which: str, arguments: Mapping[str, Any], timeout_s: float) -> None:
+        super().__init__(which, arguments, timeout_s)
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+        if which not in DATASETS:
+            raise UsageError.unknown_choice("--env reasoning_gym", which, sorted(DATASETS))
+        try:
+            self.dataset = reasoning_gym.create_dataset(which, **self.arguments)
+        except (TypeError, ValueError, AssertionError) as error:
+            what = f"--set env_args of reasoning_gym:{which}: {raised(error)}"
+            raise UsageError(what, hint=f"its settings are those of {DATASETS[which][1].__name__}") from error
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        for index in range(len(self.dataset)):
+            entry = self.dataset[index]
+            row = {"task_id": f"{self.which}-{index}", "prompt": entry["question"], "index": index}
+            yield row | ({"answer": entry["answer"]} if isinstance(entry["answer"], str) else {})
+
+    async def start(self, task: Task, rollout_index: int) -> _Answered:  # noqa: ARG002 - the port's signature
+        index = task.row.get("index")
+        if not isinstance(index, int) or not 0 <= index < len(self.dataset):
+            text = f"task {task.task_id}: index: got {index!r}, expected the number of a task below {len(self.dataset)}"
+            raise OutsideError("environment", text, hint="leave TASKS out, so that the tasks are the family's own")
+        return _Answered(self, task, index)
+
+    def score(self, index: int, text: str) -> Verdict:
+        """The family's own score of what stands in the last ``<answer>…</answer>``, or of the text where there is none. Some
+        verifiers raise at an answer of another form, and give no score."""
+        from reasoning_gym.utils import extract_answer
+
+        answer = extract_answer(text)
+        answer = text.strip() if answer is None else answer
+        try:
+            score = reward_of(self.dataset.score_answer(answer, self.dataset[index]), "score_answer")
+        except Exception as error:  # noqa: BLE001 - the tokens are good, whatever the verifier raises
+            return Verdict(None, {"scored_answer": answer, "score_error": raised(error)})
+        return Verdict(score, {"scored_answer": answer})
+
+
+class _Answered(SingleTurnEpisode):
+    """Scored at its end; where a limit ended it, too."""
+
+    def __init__(self, family: ReasoningGym, task: Task, index: int) -> None:
+        super().__init__(task)
+        self._score = partial(guarded, "score_answer", family.score, index, timeout_s=family.timeout_s)
+
+    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - the port's
+        verdict: Verdict = await self._score(messages[-1].get("content") or "")
+        return verdict

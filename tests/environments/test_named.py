@@ -1,0 +1,154 @@
+"""Environments of other packages: their tasks, and scores that are equal to what their own code gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.environments.named import ENVIRONMENTS
+from gymdata.errors import UsageError
+from gymdata.store import read_run_json, read_table
+from tests.collect.fake_parts import END, ROLE, FakeSampler, LetterChat, parts
+
+FAMILIES = (
+    "chain_sum", "leg_counting", "letter_counting", "basic_arithmetic", "gcd", "lcm", "prime_factorization", "word_sorting",
+    "simple_equations", "spell_backward",
+)  # fmt: skip
+#: Single-player games that need no word lists, and moves for each: valid ones, and one that is none.
+GAMES = {
+    "GuessTheNumber-v0": [f"[{number}]" for number in range(1, 21)],
+    "TowerOfHanoi-v0": ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]", "[A B]"],
+    "FrozenLake-v0": ["[up]", "[down]", "[left]", "[right]"],
+    "Mastermind-v0": ["[1 2 3 4]", "[4 3 2 1]", "[2 1 6 5]", "[5 6 1 3]"],
+    "2048-v0-ultra-easy": ["[up]", "[down]", "[left]", "[right]"],
+    "Blackjack-v0": ["[hit]", "[stand]"],
+}
+needs_reasoning_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="not installed: reasoning-gym")
+needs_textarena = pytest.mark.skipif(find_spec("textarena") is None, reason="not installed: textarena")
+
+
+def asked(prompt: Sequence[int]) -> str:
+    """The first message of the user."""
+    ids = list(prompt)
+    start = ids.index(ROLE["user"]) + 1
+    return LetterChat().decode(ids[start : ids.index(END, start)])
+
+
+def collect(
+    spec: str, folder: Path, policy: Callable[[Sequence[int], random.Random], str], **settings: Any
+) -> list[dict]:
+    run = gymdata.collect(
+        env=spec, output=folder, parts=parts(FakeSampler(policy), env=spec), seed=1, num_rollouts=3, **settings
+    )
+    assert run.pending == 0
+    assert gymdata.validate(folder).ok
+    return read_table(folder).to_pylist()
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_of_a_family_are_those_of_reasoning_gym(family: str, tmp_path: Path) -> None:
+    """Questions are its own; answers in tags, bare, wrong or cut off are scored as its verifier scores them; one at which it
+    raises has no score."""
+    import reasoning_gym
+
+    dataset = reasoning_gym.create_dataset(family, seed=0)
+    entries = {dataset[index]["question"]: dataset[index] for index in range(4)}
+
+    def policy(prompt: Sequence[int], rng: random.Random) -> str:
+        answer = entries[asked(prompt)]["answer"]
+        return rng.choice([f"so <answer> {answer} </answer>", answer, f"It is {answer}", "no idea", answer + "x" * 600])
+
+    rows = collect(f"reasoning_gym:{family}", tmp_path / "run", policy, limit=4, max_tokens=400)
+    assert len(rows) == 12
+    for row in rows:
+        entry = dataset[int(row["task_id"].rpartition("-")[2])]
+        text = row["messages"][-1]["content"]
+        answer = reasoning_gym.utils.extract_answer(text)
+        try:
+            score = dataset.score_answer(text.strip() if answer is None else answer, entry)
+        except ValueError:
+            assert row["reward"] is None
+            assert "ValueError" in row["extra"]
+        else:
+            assert row["reward"] == pytest.approx(score)
+    assert len({row["reward"] for row in rows}) > 1
+
+
+@needs_reasoning_gym
+def test_settings_of_a_family_are_part_of_the_run(tmp_path: Path) -> None:
+    """They reach its configuration, and run.json has them with the version of the package."""
+    settings = {"min_terms": 2, "max_terms": 2, "size": 3, "seed": 5}
+    spec = "reasoning_gym:chain_sum"
+    made = gymdata.environments.named_environment(spec, settings)
+    assert made is not None
+    assert [row["task_id"] for row in made.tasks()] == ["chain_sum-0", "chain_sum-1", "chain_sum-2"]
+    assert all(row["prompt"].count("+") + row["prompt"].count("-") == 1 for row in made.tasks())
+    assert made.identity["arguments"] == settings
+    rows = collect(spec, tmp_path / "run", lambda _, rng: rng.choice("0123"), limit=2)
+    assert {row["task_id"] for row in rows} == {"chain_sum-0", "chain_sum-1"}
+    environment = read_run_json(tmp_path / "run")["identity"]["environment"]
+    assert (environment["spec"], environment["arguments"]) == (spec, {"seed": 0})
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("reasoning_gym:chain_sums", {}, "chain_sum"),
+        ("reasoning_gym:", {}, "reasoning_gym:chain_sum"),
+        ("reasoning_gym:chain_sum", {"terms": 2}, "terms"),
+    ],
+)
+def test_a_family_or_setting_that_is_not_there_is_named(spec: str, settings: dict[str, Any], message: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(UsageError, match=message):
+        gymdata.environments.named_environment(spec, settings)
+
+
+@needs_textarena
+@pytest.mark.parametrize("game", GAMES)
+def test_scores_of_a_game_are_those_of_textarena(game: str, tmp_path: Path) -> None:
+    """Rollouts are played at the same time, each from its seed; their moves alone end a game with the same score."""
+    import textarena
+
+    def policy(_: Sequence[int], rng: random.Random) -> str:
+        return rng.choice([*GAMES[game], "hm"]) if rng.random() < 0.9 else "I give up"
+
+    rows = collect(f"textarena:{game}", tmp_path / "run", policy, limit=3, max_turns=40)
+    assert len(rows) == 9
+    for row in rows:
+        alone = textarena.make(env_id=game)
+        alone.reset(num_players=1, seed=int(row["task_id"].rpartition("-")[2]))
+        moves = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+        done = [alone.step(action=move)[0] for move in moves]
+        assert done[:-1] == [False] * (len(moves) - 1)
+        assert done[-1] == (row["status"] == "completed")
+        assert row["reward"] == pytest.approx(alone.close()[0][0] if done[-1] else 0.0)
+        assert [message["role"] for message in row["messages"]][:2] == ["user", "assistant"]
+
+
+@needs_textarena
+def test_a_game_for_two_is_refused() -> None:
+    """It says so; and a game that is not there is named with the nearest."""
+    with pytest.raises(UsageError, match="one player"):
+        gymdata.environments.named_environment("textarena:TicTacToe-v0")
+    with pytest.raises(UsageError, match="GuessTheNumber-v0"):
+        gymdata.environments.named_environment("textarena:GuessTheNumber")
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "textarena"])
+def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command installs it."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=name) as missing:
+        gymdata.environments.named_environment(ENVIRONMENTS[name].facts["example"])
+    assert f"[{ENVIRONMENTS[name].object.extra}]" in str(missing.value.hint)
