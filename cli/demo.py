@@ -14,13 +14,16 @@ from .console import finish, note
 from .flags import DryRun, Json, Overwrite, with_flags
 
 _Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Output folder (default: runs/demo).", show_default=False)
+    Path | None,
+    typer.Option(
+        "-o", "--output", help="Output folder (default: runs/demo; with --real runs/demo-real).", show_default=False
+    ),
 ]
 
 
 @with_flags(DemoConfig)
 def demo(
-    output: _Output = Path("runs/demo"),
+    output: _Output = None,
     *,
     settings: DemoConfig,
     dry_run: DryRun = False,

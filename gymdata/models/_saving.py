@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.model_identity import base_of, policy_facts
+from gymdata.store.cache import cached, made_in_cache
 
 #: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
 _COMPANIONS = (
@@ -60,19 +60,8 @@ def write_merged(adapter: str, out: Path) -> None:
 
 def merged_in_cache(adapter: str) -> Path:
     """The folder of what ``write_merged`` makes, kept under the hash of both weights and made where it is not there."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "gymdata" / "merged" / str(policy_facts(adapter)["policy_hash"]).replace(":", "-")
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
-        write_merged(adapter, made := Path(temporary) / folder.name)
-        try:
-            os.replace(made, folder)  # noqa: PTH105 - it appears when it is complete
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-    return folder
+    name = str(policy_facts(adapter)["policy_hash"]).replace(":", "-")
+    return made_in_cache(cached("merged", name), lambda out: write_merged(adapter, out))
 
 
 def round_weights(out: Path, dtype: str | None) -> float:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymdata.demo import run as demo
+from gymdata.demo import steps as demo
+from gymdata.demo.run import DEFAULT_SEED
 from gymdata.errors import RefusedError
 from gymdata.report.run import report
 from gymdata.store import read_run_json
@@ -69,7 +70,7 @@ def compare_trainers(
     num_rollouts: int = 8,
     limit: int | None = None,
     trainers: Sequence[str] = tuple(RECIPES),
-    seed: int = demo.DEFAULT_SEED,
+    seed: int = DEFAULT_SEED,
     threshold: bool = True,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
@@ -83,8 +84,8 @@ def compare_trainers(
     half.
     """
     folder, began = Path(output), time.monotonic()
-    demo._clear(folder, overwrite)
-    run = _Comparison(folder, demo.sample_data(), seed, limit, run_command or demo._running(say))
+    demo.clear(folder, overwrite)
+    run = _Comparison(folder, seed, limit, run_command or demo.running(say))
     run.held_out("heldout-before", run.data / "policy")
     run.collect_once(num_rollouts)
     for name in trainers:
@@ -115,7 +116,7 @@ def summarise(folder: Path, trainers: Sequence[str]) -> dict[str, Any]:
         if name == "reward":
             found["reward_model"] = {**facts, **jobs[name]["heldout"]}
             continue
-        rise = demo._rise(folder / "heldout-before", folder / f"heldout-{name}")
+        rise = demo.rise(folder / "heldout-before", folder / f"heldout-{name}")
         found["before"] = rise.pop("before")
         found["trainers"][name] = {**facts, **rise}
     return found
@@ -144,25 +145,25 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class _Comparison(demo._Commands):
+class _Comparison(demo.Steps):
     """The comparison's steps as command lines over one output folder."""
 
     def collect_once(self, num_rollouts: int) -> None:
         rollouts = str(self.folder / "rollouts")
         flags = ["-r", str(num_rollouts), "--seed", str(self.seed)]
-        self._collect(self.data / "tasks" / "train.jsonl", self.data / "policy", self.folder / "rollouts", flags)
-        self._run("validate", rollouts, "--quiet")
-        self._run("pairs", rollouts, "-o", str(self.folder / "pairs"), "--strategy", "all", "--max-pairs-per-task", "4",
+        self.collect("train", self.data / "policy", self.folder / "rollouts", flags)
+        self.run("validate", rollouts, "--quiet")
+        self.run("pairs", rollouts, "-o", str(self.folder / "pairs"), "--strategy", "all", "--max-pairs-per-task", "4",
                   "--seed", str(self.seed))  # fmt: skip
-        self._run("experience", rollouts, "-o", str(self.folder / "experiences"), "--estimator", "grpo",
+        self.run("experience", rollouts, "-o", str(self.folder / "experiences"), "--estimator", "grpo",
                   "--optimal-value-beta", "0.5")  # fmt: skip
 
     def train_with(self, name: str) -> None:
         recipe = RECIPES[name]
         if recipe.source == "teacher":
-            self._run("experience", str(self.folder / "rollouts"), "-o", str(self.folder / "teacher"),
+            self.run("experience", str(self.folder / "rollouts"), "-o", str(self.folder / "teacher"),
                       "--teacher", str(self.folder / "sft"))  # fmt: skip
-        self._run(f"train-{recipe.command}", str(self.folder / recipe.source), "-m", str(self.data / "policy"),
+        self.run(f"train-{recipe.command}", str(self.folder / recipe.source), "-m", str(self.data / "policy"),
                   "-o", str(self.folder / name), "--config", str(self.data / f"{recipe.command}.yaml"),
                   "--set", f"seed={self.seed}", *recipe.words)  # fmt: skip
 

@@ -1,0 +1,139 @@
+"""What demos have in common: their steps as command lines over one output folder, and the figures of held-out runs.
+
+Invariants: every step is a command that a user could type, run as a process of its own, so that engine and trainer
+never hold the machine together; the figures are recomputed from the sealed held-out runs and from nothing else.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gymdata.errors import EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError, StoreError
+from gymdata.public import Row, rate_text
+from gymdata.stats import paired_difference_ci, wilson
+from gymdata.store import scan_lazy
+
+#: Extras, and what they install.
+NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
+#: Files that only a demo writes: its first step's output, and its figures.
+_OURS = ("heldout-before", "summary.json")
+
+Run = Callable[[Sequence[str], Collection[int]], None]
+
+
+def sample_data() -> Path:
+    """The folder of tasks, policy and environment that is installed with gymdata."""
+    return Path(str(files("gymdata.sample_data")))
+
+
+class Steps:
+    """A demo's steps as command lines over one output folder. ``run`` gets each: its words after ``gymdata``, and the
+    exit codes that are fine."""
+
+    #: The beginning of the names of the task files.
+    tasks = ""
+
+    def __init__(self, folder: Path, seed: int, limit: int | None, run: Run) -> None:
+        self.folder, self.data, self.seed, self._call = folder, sample_data(), seed, run
+        self._limit = ["-n", str(limit)] if limit else []
+        self.scored = ["--env", f"{self.data / 'calculator.py'}:Calculator", "--reward", "numeric"]
+
+    def held_out(self, name: str, policy: Path) -> None:
+        greedy = ["--temperature", "0", "-r", "1", "--seed", str(self.seed)]
+        self.collect("heldout", policy, self.folder / name, greedy)
+
+    def collect(self, tasks: str, policy: Path, run: Path, flags: Sequence[str]) -> None:
+        file = self.data / "tasks" / f"{self.tasks}{tasks}.jsonl"
+        self.run("collect", str(file), "-m", str(policy), "-o", str(run), *self.scored, "--max-tokens", "48", *flags,
+                 *self._limit)  # fmt: skip
+
+    def run(self, *command: str, fine: Collection[int] = (EXIT_OK,)) -> None:
+        self._call(command, fine)
+
+
+def running(say: Callable[[str], None], seconds: list[tuple[str, float]] | None = None) -> Run:
+    """Runs each command as a process, announced by ``say``; ``seconds`` gets the name and the time of each."""
+
+    def run(command: Sequence[str], fine: Collection[int]) -> None:
+        say(f"$ gymdata {shlex.join(command)}")
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
+        if done.returncode not in fine:
+            error = GymdataError(
+                f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
+                hint=f"gymdata {shlex.join(command)}",
+            )
+            error.exit_code = done.returncode if done.returncode > 0 else EXIT_INTERRUPTED
+            raise error
+        if seconds is not None:
+            seconds.append((command[0], round(time.monotonic() - began, 1)))
+
+    return run
+
+
+def rise(before: Path, after: Path) -> dict[str, Any]:
+    """The rates of two held-out runs with their Wilson intervals, and the paired difference with its interval."""
+    first, last = _correct_by_task(before), _correct_by_task(after)
+    tasks = sorted(first.keys() & last.keys())
+    mean, low, high = paired_difference_ci([first[t] for t in tasks], [last[t] for t in tasks])
+    return {"before": _rate(first), "after": _rate(last), "difference": {"rate": mean, "ci95": [low, high]}}
+
+
+def shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: str) -> list[Row]:
+    return [
+        (f"{which}held-out after", f"{rate_text(after)}, {after['successes']} of {after['n']}"),
+        (f"{which}improvement", rate_text(difference).replace(" %", " points", 1)),
+    ]
+
+
+def require_rise(figures: Mapping[str, Any], how: str, folder: Path, least: float, least_low: float) -> None:
+    """Raises RefusedError unless the rate rose by ``least``, and its interval is above ``least_low``."""
+    difference, (low, _) = figures["difference"]["rate"], figures["difference"]["ci95"]
+    if difference < least or low <= least_low:
+        above = f"{100 * least_low:.0f} points" if least_low else "zero"
+        raise RefusedError(
+            f"{how}, the held-out rate rose by {100 * difference:.1f} points (95 % interval from {100 * low:.1f}), "
+            f"expected at least {100 * least:.0f} with the interval above {above}",
+            hint=f"{folder / 'summary.json'} has the figures; the runs beside it can be queried",
+        )
+
+
+def _correct_by_task(run: Path) -> dict[str, float]:
+    import polars as pl
+
+    correct = (pl.col("reward") == 1.0).fill_null(False).cast(pl.Float64)
+    return dict(scan_lazy(run).select("task_id", correct).collect().iter_rows())
+
+
+def _rate(correct: Mapping[str, float]) -> dict[str, Any]:
+    n, right = len(correct), int(sum(correct.values()))
+    low, high = wilson(right, n)
+    return {"n": n, "successes": right, "rate": right / n, "ci95": [low, high]}
+
+
+def clear(folder: Path, overwrite: bool) -> None:
+    """Make the output folder, or empty a demo's own with ``overwrite``."""
+    if not folder.exists() or not any(folder.iterdir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    refuse_foreign(folder)
+    if overwrite:
+        # The files that mark it as the demo's are removed last, so that the same command finishes an interrupted
+        # removal.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name in _OURS):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def refuse_foreign(folder: Path) -> None:
+    """A folder with anything in it that the demo did not make is left alone."""
+    ours = any((folder / name).exists() for name in _OURS)
+    if folder.exists() and any(folder.iterdir()) and not ours:
+        raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")

@@ -1,0 +1,26 @@
+"""Models that come as one GGUF file, quantized or not, as ordinary model folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gymdata.errors import needs
+from gymdata.models._transformers import quiet_transformers
+
+
+def write_from_gguf(file: Path, out: Path) -> None:
+    """Write the model of ``file`` to the folder ``out`` in bfloat16, with its tokenizer, chat template and generation
+    config. Raises UsageError where the package gguf is missing."""
+    with needs("real"), quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        # transformers saves no model that it calls quantized; these weights are plain numbers.
+        del model.config.quantization_config
+        plain = type(model)(model.config)
+        plain.load_state_dict(model.state_dict())
+        plain.generation_config = model.generation_config
+        plain.bfloat16().save_pretrained(out)
+        tokenizer.save_pretrained(out)
