@@ -40,13 +40,14 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self,
         config: TrainDpoConfig,
         data: TrainingPairs,
-        _job: Job,
+        job: Job,
         *,
         args: DPOConfig,
         processing_class: Any,
         **rest: Any,
     ) -> None:
         self.reference: np.ndarray | None = None
+        self.trains = not job.get("dry_run")
         if config.ref == "saved":
             self.reference = data.sequences.logprob_sums().reshape(-1, 2)
             args.precompute_ref_log_probs = True
@@ -73,7 +74,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
-        if self.reference is not None:
+        if self.reference is not None or not self.trains:
             return dataset
         self.when_sharded(lambda: self._score_reference(batch_size))
         return dataset

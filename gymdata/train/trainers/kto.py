@@ -104,7 +104,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         self,
         config: TrainKtoConfig,
         data: TrainingLabels,
-        _job: Job,
+        job: Job,
         *,
         sharing: Mode,
         args: KTOConfig,
@@ -113,6 +113,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     ) -> None:
         args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
         self.reference: np.ndarray | None = None
+        self.trains = not job.get("dry_run")
         order = training_order(data, sharing, args)
         with skip_weights_hash(kto_trainer):
             super().__init__(
@@ -132,7 +133,8 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
-        self.when_sharded(lambda: self._score_reference(np.asarray(dataset["row"])))
+        if self.trains:
+            self.when_sharded(lambda: self._score_reference(np.asarray(dataset["row"])))
         return dataset
 
     def _score_reference(self, order: np.ndarray) -> None:

@@ -40,6 +40,8 @@ from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 _MEANS, _HALF = (0.5, 2.0), 0.5
 #: Tokens that the ratio before the first step is measured on.
 RATIO_TOKENS = 1 << 16
+#: The same in a dry run.
+DRY_RATIO_TOKENS = 1 << 11
 
 
 @dataclass
@@ -73,7 +75,9 @@ def build(
     made.on_policy = data.policy_hashes == {job["policy_hash"]}
     made.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
     made.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
-    made.when_sharded(lambda: made.compare(refuse=not config.allow_biased_logprobs))
+    made.when_sharded(
+        lambda: made.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
+    )
     return made
 
 
@@ -334,9 +338,9 @@ class BatchRLTrainer(Exact, Trainer):
             self._metrics.clear()
         super().log(logs, *more, **kwargs)
 
-    def compare(self, refuse: bool) -> dict[str, float]:
+    def compare(self, refuse: bool, trains: bool = True) -> dict[str, float]:
         """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
-        file whose scores the loss does not need, sequences of about ``RATIO_TOKENS`` tokens are scored.
+        file whose scores the loss does not need, or where nothing is trained, some sequences are scored.
 
         ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file; those that no policy
         can have sampled with are named in any case.
@@ -344,8 +348,9 @@ class BatchRLTrainer(Exact, Trainer):
         sequences, known = self.data.sequences, self.data.ref_logprobs
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
         # A reference is of every token; for the ratio alone a part of a large file does.
-        every = known is None and needed
-        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, RATIO_TOKENS, self.args.seed)
+        every = known is None and needed and trains
+        tokens = RATIO_TOKENS if trains else DRY_RATIO_TOKENS
+        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, tokens, self.args.seed)
         found = self.score_all(self.collator, rows)
         ratios, recorded = Ratios(Rounding.of(self.computed_in(), *self.sampled_in)), False
         for part in chunks(found.offsets):
@@ -353,7 +358,7 @@ class BatchRLTrainer(Exact, Trainer):
             saved = sequences.logprobs.take(rows[part]).values[mine]
             ratios.add(part_of(found, part).values[mine], saved)
             recorded |= bool(saved.any())
-        if known is not None or needed:
+        if known is not None or every:
             self.collator.reference = found if known is None else known
         if not ratios.tokens:
             return {}
