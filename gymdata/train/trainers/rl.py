@@ -39,7 +39,7 @@ from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 #: outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to learn from.
 _MEANS, _HALF = (0.5, 2.0), 0.5
 #: Tokens that the ratio before the first step is measured on.
-RATIO_TOKENS = 1 << 16
+RATIO_TOKENS = 1 << 14
 #: The same in a dry run.
 DRY_RATIO_TOKENS = 1 << 11
 
