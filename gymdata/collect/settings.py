@@ -115,7 +115,7 @@ class CollectConfig(Config):
         "max_attempts": "Failures",
     }
 
-    tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}, or NAME:WHICH of --env.")
+    tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
         default_factory=list,
         description=f"Column that a field is read from, such as prompt=question; repeatable. Fields: {', '.join(FIELDS)}.",
