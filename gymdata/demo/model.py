@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gymdata.errors import MissingExtraError
 from gymdata.installed import install_command
-from gymdata.store.cache import cached, made_in_cache
+from gymdata.models.cache import cached, made_in_cache
 
 MODEL = "SmolLM2-135M-Instruct"
 #: The package of the model and its version, which is part of the folder's name in the cache.

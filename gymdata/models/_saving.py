@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.models.cache import cached, made_in_cache
 from gymdata.models.model_identity import base_of, policy_facts
-from gymdata.store.cache import cached, made_in_cache
 
 #: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
 _COMPANIONS = (
