@@ -30,7 +30,7 @@ BUDGETS: dict[str, int] = {
     "environments": 2_027,
     "eval": 302,
     "experience": 1_989,
-    "filter": 943,
+    "filter": 955,
     "finetune": 3_217,
     "genrm": 944,
     "interop": 6_997,
@@ -58,12 +58,12 @@ BUDGETS: dict[str, int] = {
     "tour": 200,
     "train": 7_017,
     "validate": 1_329,
-    "view": 3_136,
+    "view": 3_221,
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 81_539, 595
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 494, 946, 14
+TOTAL, FILE_LINES = 81_636, 595
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 497, 946, 14
 
 
 def sources() -> list[Path]:

@@ -114,6 +114,15 @@ def parse(text: str, where: str) -> Condition:
     return condition
 
 
+def _literal(sql: str) -> str:
+    """A text expression for ``strpos``, which Polars reads as a regular expression, so that it is found as it is written."""
+    if re.fullmatch(r"'(?:[^']|'')*'", sql):
+        return re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", sql)
+    for mark in "\\.+*?()|[]{}^$#&~-":
+        sql = f"replace({sql}, '{mark}', '\\{mark}')"
+    return sql
+
+
 class _Reader:
     """Writes a condition as the SQL that Polars reads: names quoted, chains of comparisons as pairs."""
 
@@ -192,9 +201,12 @@ class _Reader:
             raise self._refused(f"{name}(…) would be over all rollouts", f"name a column of its group: {known}")
         if name not in FUNCTIONS:
             raise UsageError.unknown_choice(f"{self._where}: function", name, FUNCTIONS)
-        if name == "contains" and "," in arguments:
+        if name in ("contains", "strpos") and "," in arguments:
             text, part = (" ".join(arguments[: arguments.index(",")]), " ".join(arguments[arguments.index(",") + 1 :]))
-            return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE strpos({text}, {part}) > 0 END)"
+            at = f"strpos({text}, {_literal(part)})"
+            if name == "strpos":
+                return at
+            return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE {at} > 0 END)"
         return f"{name}({joined})"
 
     def _bracket(self) -> list[str]:

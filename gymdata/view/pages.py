@@ -180,6 +180,9 @@ class Pages:
         page = min(query.page, pages)
         rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
         listed = _rows_of(snapshot, rows, found)
+        lines = self.index.lines(snapshot, rows.tolist())
+        for row, number in zip(listed, rows.tolist(), strict=True):
+            row["line"] = lines[number]
         return {"rows": listed, "page": page, "pages": pages, "scale": _scale(snapshot)}
 
     def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.error
 import urllib.parse
@@ -66,6 +67,29 @@ def test_the_filter_box_searches_texts(serve: Serve, tmp_path: Path, suffix: str
     for where, ids in (("text LIKE '%cannot%'", {"t0-0", "t2-0"}), ("contains(prompt, 't1')", {"t1-0"})):
         status, listed = get(f"{base}/?{urllib.parse.urlencode({'where': where})}")
         assert (status, set(re.findall(r"/rollout\?id=([\w-]+)", listed))) == (200, ids)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_the_list_shows_prompt_answer_and_reference(serve: Serve, tmp_path: Path, suffix: str):
+    """Each in a line; a tool call where the policy wrote none, and the reference where it is not the answer. The text box
+    finds both as they are written, without the meaning that marks have in patterns."""
+    call = '[{"function": {"name": "add", "arguments": {"a": 2}}}]'
+    asked = (("a", "What is\n2*3?", "6", "6"), ("b", "What is 233?", "5", "7"), ("c", "Hm", None, "1"))
+    rows = []
+    for task, prompt, answer, reference in asked:
+        row = rollout(task, 0, 1.0, [([1, 5], [10, 2])])
+        row["task"] = json.dumps({"answer": reference})
+        row["messages"] = [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": answer, "tool_calls": None if answer else call, "turn": 0},
+        ]
+        rows.append(row)
+    url = serve(write_run(tmp_path / "run", rows, suffix))
+    page = shown(url)
+    for line in ("What is 2*3? 6 1", "What is 233? 5 expected 7", 'Hm → add({"a": 2}) expected 1'):
+        assert line in page
+    found = get(f"{url}/?text={urllib.parse.quote('2*3')}")[1]
+    assert re.findall(r'<td class="task"><a[^>]*>(\w+)<', found) == ["a"]
 
 
 @pytest.mark.parametrize("code", FAULTY)

@@ -24,6 +24,7 @@ from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
 from gymdata.store.tables import read_table, row_batches, scan_batches
+from gymdata.view.evidence.lines import Line, lines_of
 from gymdata.view.evidence.stages import sources_of
 
 #: Columns of every rollout that stay in memory: all but messages, tokens, tools, the task's row and foreign fields.
@@ -34,6 +35,8 @@ _SCHEMA = pa.schema([ROLLOUTS.schema.field(n) for n in SCALARS])
 _HELD = pa.schema([f.with_type(pa.dictionary(pa.int32(), pa.string())) if f.name in _REPEATED else f for f in _SCHEMA])
 #: Rows of a file without row groups that are put aside together.
 _BATCH_ROWS = 1_024
+#: What a list shows of the texts is in these columns.
+_TEXTS = ["messages", "task"]
 _CACHED_ROWS = 128
 
 
@@ -47,6 +50,8 @@ class _Part:
     groups: list[RowGroup]
     #: In a journal: the offset of the next line.
     at: int = 0
+    #: Its rows' messages and tasks alone, read when a list first shows them.
+    texts: list[RowGroup] | None = field(default=None, init=False)
     starts: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,6 +149,23 @@ class RolloutIndex:
             found |= {start + k: row for k, row in self._read(part, mine, columns)}
             start += part.table.num_rows
         return pa.concat_tables([found[n] for n in numbers], promote_options="default")
+
+    def lines(self, snapshot: Snapshot, numbers: Sequence[int]) -> dict[int, Line]:
+        """What a list shows of the texts of some rows, by row; each row group is read once. Raises DataError."""
+        found: dict[int, Line] = {}
+        start = 0
+        for part in snapshot.parts:
+            mine = np.array([n - start for n in numbers if start <= n < start + part.table.num_rows], np.int64)
+            which = np.searchsorted(part.starts, mine, side="right") - 1
+            if len(mine) and part.source.kind == "parquet" and part.texts is None:
+                part.texts = row_groups(part.source.path, ROLLOUTS, _TEXTS)
+            for group in np.unique(which).tolist():
+                inside = mine[which == group]
+                rows = (part.texts or part.groups)[group].load().select(_TEXTS)
+                taken = rows.take(pa.array(inside - part.starts[group]))
+                found |= zip((start + inside).tolist(), lines_of(taken), strict=True)
+            start += part.table.num_rows
+        return found
 
     def row(self, snapshot: Snapshot, number: int) -> RolloutRow:
         """One rollout, all columns; ``reward`` is the snapshot's."""

@@ -37,7 +37,7 @@ SORTS = (
 #: Up to this many distinct rewards have a bar each.
 _BARS = 12
 _BINS = 20
-_BOXES = ("task", "status", "min", "max", "breaks", "mixed", "fault", "run")
+_BOXES = ("text", "task", "status", "min", "max", "breaks", "mixed", "fault", "run")
 #: Columns that are known before a rollout is sampled: runs stay comparable when selected by them.
 _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
@@ -54,6 +54,7 @@ class Query:
     """The query of a page's address. ``where``: a condition; the others are boxes, empty when not used."""
 
     where: str = ""
+    text: str = ""
     task: str = ""
     status: str = ""
     min: str = ""
@@ -83,7 +84,9 @@ class Query:
 
     def conditions(self) -> list[str]:
         """The boxes and the condition as conditions of ``gymdata filter``; all but ``fault``, which no column says."""
+        text = _text(self.text)
         found = [
+            f"(contains(prompt, {text}) or contains(text, {text}))" if self.text else "",
             f"contains(task_id, {_text(self.task)})" if self.task else "",
             f"status == {_text(self.status)}" if self.status else "",
             f"run_id == {_text(self.run)}" if self.run else "",

@@ -1,0 +1,57 @@
+"""What a list shows of a rollout's text: the prompt, the last answer, and the reference of its task, each in a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from gymdata.rollouts.messages import Message, loads, object_of
+
+#: Characters of a text that a list can show.
+_WIDEST = 160
+#: Fields of a task that hold its reference answer.
+_REFERENCES = ("answer", "solution", "target", "reference", "expected")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``answer``: the policy's last text, or its last tool call; ``reference``: None where the task names none."""
+
+    prompt: str
+    answer: str
+    reference: str | None
+
+
+def lines_of(rows: pa.Table) -> list[Line]:
+    """One for each row. ``rows``: the columns messages and task."""
+    texts = zip(rows["messages"].to_pylist(), rows["task"].to_pylist(), strict=True)
+    return [_line(messages or [], task) for messages, task in texts]
+
+
+def _line(messages: Sequence[Message], task: str | None) -> Line:
+    first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
+    asked = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
+    written = [one for one in messages[first:] if one["role"] == "assistant"]
+    answer = ""
+    if written:
+        # In a file they are JSON.
+        made: Any = loads(written[-1].get("tool_calls"))
+        calls = "; ".join(_call(one) for one in made) if isinstance(made, list) else ""
+        answer = written[-1].get("content") or calls
+    fields = object_of(loads(task)) if task else {}
+    reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
+    return Line(_short(asked or ""), _short(answer), None if reference is None else _short(str(reference)))
+
+
+def _call(call: Any) -> str:
+    function = object_of(object_of(call).get("function"))
+    return f"→ {function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[: 4 * _WIDEST].split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
