@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -70,6 +70,20 @@ class Reply:
     @property
     def text(self) -> str:
         return self.raw.decode("utf-8", "replace")
+
+
+class Receiver(Protocol):
+    """Takes an answer as it comes. ``passed_on``: whether others have seen a part of it."""
+
+    passed_on: bool
+
+    def begin(self) -> None:
+        """Another try begins."""
+        ...
+
+    def feed(self, part: bytes) -> None:
+        """The next bytes. May raise OutsideError."""
+        ...
 
 
 class HttpClient:
@@ -167,12 +181,14 @@ class HttpClient:
         timeout_s: float | None = None,
         cookies: dict[str, str] | None = None,
         most_bytes: int = ORDINARY_BYTES,
+        stream: Receiver | None = None,
     ) -> T:
         """``take`` applied to a reply whose status ``is_answer``, after at most ``retries`` more tries.
 
         Not ``repeatable``: a request that the server may have carried out (no answer in time, a connection that broke)
         is not sent again. ``cookies`` are sent, and what the server sets is put into them. ``most_bytes``: the largest
-        sensible answer to this request; a longer one is a fault, and not read to its end.
+        sensible answer to this request; a longer one is a fault, and not read to its end. ``stream`` gets the answer as it
+        comes, and the reply is empty; nothing is sent again once it has passed something on.
         """
         # tenacity and stamina know tries and pauses, but no limit for one kind of fault (hangs) besides that of all, so
         # their predicates would carry the same state; the loop below is what their hooks for Retry-After and counting
@@ -182,9 +198,11 @@ class HttpClient:
         hangs = attempt = 0
         while True:
             try:
-                sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes)
+                sent = self._once(method, path, body, is_answer, repeatable, timeout_s, cookies, most_bytes, stream)
                 return take(await sent)
             except OutsideError as error:
+                if stream is not None and stream.passed_on:
+                    error.retryable = False
                 if not error.retryable:
                     raise
                 if error.fatal and self.wait_s:
@@ -256,6 +274,7 @@ class HttpClient:
         timeout_s: float,
         cookies: dict[str, str] | None,
         most_bytes: int,
+        stream: Receiver | None,
     ) -> Reply:
         import aiohttp
 
@@ -278,7 +297,11 @@ class HttpClient:
                 if cookies is not None:
                     cookies.update({name: morsel.coded_value for name, morsel in response.cookies.items()})
                 answers = is_answer(response.status)
-                raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
+                if answers and stream is not None:
+                    stream.begin()
+                    raw, whole = await _read(response, most_bytes, stream.feed)
+                else:
+                    raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
                 if not whole:
                     response.close()  # the rest is not read, so the connection cannot be reused
                 dead = response.status == 500 and any(text in _message(raw) for text in _DEAD_ENGINE)
@@ -334,15 +357,18 @@ class HttpClient:
         )
 
 
-async def _read(response: Any, most: int) -> tuple[bytes, bool]:
-    """(the body, whether it is complete): at most about ``most`` bytes are held."""
+async def _read(response: Any, most: int, feed: Callable[[bytes], None] | None = None) -> tuple[bytes, bool]:
+    """(the body, whether it is complete): at most about ``most`` bytes are held, none where ``feed`` takes them."""
     if (response.content_length or 0) > most:
         return b"", False
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
-        parts.append(part)
         size += len(part)
+        if feed is not None and size <= most:
+            feed(part)
+        else:
+            parts.append(part)
         if size > most:
             return b"".join(parts)[:most], False
     return b"".join(parts), True

@@ -61,7 +61,7 @@ EDGES = {
     ("report", "show"): {"run", "rollout"},
     ("report", "scan"): {"patterns"},
     ("view", "scan"): {"patterns"},
-    ("view", "show"): {"rollout"},
+    ("view", "show"): {"conversations", "rollout"},
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},
     ("demo", "report"): {"run"},

@@ -1,13 +1,15 @@
 """Reading an assistant message from generated ids: content, reasoning and tool calls.
 
 Invariants: no text makes a reader raise; what does not parse is content; special tokens never reach content; the
-same ids always give the same message, tool call ids included. The parsing itself is transformers', TRL's or vLLM's.
+same ids always give the same message, tool call ids included. What a ``Reading`` gives while the ids come is the beginning
+of what the message of all of them has. The parsing itself is transformers', TRL's or vLLM's.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -33,6 +35,8 @@ class TemplateChat(Protocol):
 
     def without_special(self, text: str) -> str: ...
 
+    def begins_special(self, text: str) -> int: ...
+
     def written_by_template(self, message: Message, tools: Tools) -> list[int] | None: ...
 
 
@@ -41,9 +45,82 @@ class ResponseReader(Protocol):
 
     name: str
 
-    def read(self, ids: list[int], tools: Tools) -> Message:
-        """``ids``: as generated, with or without a stop token at the end."""
+    def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:
+        """``ids``: as generated, with or without a stop token at the end. Without ``calls`` they stay text."""
         ...
+
+    def begin(self, tools: Tools) -> TextReading:
+        """A reading of text that comes in parts."""
+        ...
+
+
+class TextReading(Protocol):
+    """Gets the text of a message, special tokens included, in parts."""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(reasoning, content) that the message certainly goes on with. Raises ValueError for what does not parse."""
+        ...
+
+
+class Reading:
+    """A message that is read while its ids come. ``special``: whether special tokens are text to ``text``."""
+
+    def __init__(self, chat: TemplateChat, text: TextReading, *, special: bool) -> None:
+        self._chat, self._special = chat, special
+        self._stop_ids = frozenset(chat.stop_token_ids)
+        self._text: TextReading | None = text
+        self._ids: list[int] = []
+        #: Where the ids begin with which the next are decoded, and those of which the text was fed.
+        self._from = self._fed = 0
+
+    def feed(self, ids: Sequence[int]) -> tuple[str, str]:
+        """(reasoning, content) that is certain with these ids and was not before. Never raises."""
+        self._ids += ids
+        end = len(self._ids)
+        while end and self._ids[end - 1] in self._stop_ids:
+            end -= 1
+        before = self._chat.plain_text(self._ids[self._from : self._fed], special=self._special)
+        text = self._chat.plain_text(self._ids[self._from : end], special=self._special)
+        if self._text is None or len(text) <= len(before) or text.endswith("\ufffd"):  # a letter that has more bytes
+            return "", ""
+        self._from, self._fed = self._fed, end
+        try:
+            return self._text.feed(text[len(before) :])
+        except Exception as error:  # noqa: BLE001 - as in the readers
+            _log.debug("not parsed: %s", error)
+            self._text = None
+            return "", ""
+
+
+class _Trimmed:
+    """Text without special tokens while it comes. White space waits for what follows it, and is dropped at the ends of a
+    text that is ``stripped``."""
+
+    def __init__(self, chat: TemplateChat, *, stripped: bool) -> None:
+        self._chat, self._stripped = chat, stripped
+        self.held, self.given, self._begun = "", "", False
+
+    def feed(self, text: str) -> str:
+        """What is certain with ``text``."""
+        self.held += text
+        ready = self.held.rstrip()
+        ready = ready[: len(ready) - self._chat.begins_special(ready)]
+        return self._give(len(ready))
+
+    def end(self) -> str:
+        """What is left when nothing follows."""
+        last = self._give(len(self.held.rstrip()) if self._stripped else len(self.held))
+        self.held = ""
+        return last
+
+    def _give(self, size: int) -> str:
+        ready, self.held = self.held[:size], self.held[size:]
+        if self._stripped and not self._begun:
+            ready = ready.lstrip()
+        self._begun = self._begun or bool(ready)
+        ready = self._chat.without_special(ready)
+        self.given += ready
+        return ready
 
 
 class PlainParser:
@@ -54,12 +131,20 @@ class PlainParser:
     def __init__(self, chat: TemplateChat) -> None:
         self._chat = chat
 
-    def read(self, ids: list[int], tools: Tools) -> Message:  # noqa: ARG002 - the port's signature
+    def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:  # noqa: ARG002 - the port's signature
         return {"role": "assistant", "content": self._chat.plain_text(ids, special=False)}
+
+    def begin(self, tools: Tools) -> TextReading:  # noqa: ARG002 - the port's signature
+        return _Plain()
+
+
+class _Plain:
+    def feed(self, text: str) -> tuple[str, str]:
+        return "", text
 
 
 class TemplateParser:
-    """transformers' ``parse_response`` with a response template: the tokenizer's own, or one that TRL ships."""
+    """transformers' parser with a response template: the tokenizer's own, or one that TRL ships."""
 
     def __init__(self, chat: TemplateChat, name: str, template: Mapping[str, Any]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -69,22 +154,101 @@ class TemplateParser:
         self._template = load_response_template(dict(template))
         self._plain = PlainParser(chat)
 
-    def read(self, ids: list[int], tools: Tools) -> Message:
-        from transformers.utils.chat_parsing.response_parser import parse_response
+    def begin(self, tools: Tools) -> TextReading:
+        return _TemplateText(self._chat, self._template, tools)
 
+    def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:
         completion, closing = _split_stop(ids, self._chat)
         text = self._chat.plain_text([*completion, closing], special=True)
         try:
-            parsed = parse_response(
-                text,
-                self._template,
-                prefix=self._chat.generation_prompt,
-                tools=[dict(t) for t in tools] if tools else None,
-            )
-            return _message(parsed, completion, self._chat)
+            reading = _TemplateText(self._chat, self._template, tools)
+            reading.feed(text)
+            message = _message(reading.end(), completion, self._chat)
+            if calls or "tool_calls" not in message:
+                return message
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
-            return self._plain.read(ids, tools)
+        return self._with_calls_as_text(text, ids, tools)
+
+    def _with_calls_as_text(self, text: str, ids: list[int], tools: Tools) -> Message:
+        """What comes before the first call as it is parsed, and the rest as content."""
+        for begins in sorted(
+            match.span()
+            for field in self._template.fields.values()
+            if field.open_re is not None and not _is_text(field)
+            for match in field.open_re.finditer(text)
+        ):
+            reading = _TemplateText(self._chat, self._template, tools)
+            reading.feed(text[: begins[1] + 1])
+            if reading.certain:
+                continue
+            reading = _TemplateText(self._chat, self._template, tools)
+            before = text[: begins[0]]
+            reading.feed(before)
+            reading.end()
+            content, rest = reading.content.given, self._chat.without_special(text[begins[0] :])
+            if content or reading.reasoning.given:
+                content += before[len(before.rstrip()) :] if content else ""
+                return _message({"content": content + rest, "reasoning": reading.reasoning.given}, ids, self._chat)
+            break
+        return self._plain.read(ids, tools)
+
+
+class _TemplateText:
+    """The regions of a message that are plain text. ``certain``: nothing has begun that may turn out not to parse, by which
+    all that follows would be content."""
+
+    def __init__(self, chat: TemplateChat, template: Any, tools: Tools) -> None:
+        from transformers.utils.chat_parsing.response_parser import ResponseParser
+
+        self._chat, self._fields = chat, template.fields
+        self._parser: Any = ResponseParser(
+            template, prefix=chat.generation_prompt, tools=[dict(t) for t in tools] if tools else None
+        )
+        self.certain = True
+        self.reasoning, self.content = (_Trimmed(chat, stripped=True) for _ in range(2))
+        self._take(self._parser.initial_events)
+
+    def feed(self, text: str) -> tuple[str, str]:
+        return self._take(self._parser.feed(text))
+
+    def end(self) -> dict[str, Any]:
+        """The parser's message, with all text of a kind. Raises ValueError."""
+        parsed, events = self._parser.finalize()
+        self._take(events)
+        for name, field in self._fields.items():
+            if name in _TEXTS and _is_text(field):
+                parsed[name] = getattr(self, _TEXTS[name]).given
+        return dict(parsed)
+
+    def _take(self, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        new = {"reasoning": "", "content": ""}
+        for event in events:
+            kind, field = event["type"], self._fields[event["field"]]
+            name = _TEXTS.get(field.name)
+            if name is None or not _is_text(field):
+                self.certain = False
+                continue
+            text: _Trimmed = getattr(self, name)
+            if kind == "region_open":
+                # A later region of the kind is a paragraph of its own.
+                begun = text.given
+                text = _Trimmed(self._chat, stripped=field.content_args.get("strip", True))
+                text.given = begun
+                setattr(self, name, text)
+                continue
+            more = text.end() if kind == "region_close" else text.feed(event["text"])
+            if self.certain:
+                new[name] += more
+        return new["reasoning"], new["content"]
+
+
+#: Fields of response templates that are text of a message, and what we call them.
+_TEXTS = {"content": "content", "reasoning": "reasoning", "reasoning_content": "reasoning", "thinking": "reasoning"}
+
+
+def _is_text(field: Any) -> bool:
+    return field.content == "text" and field.transform is None and not field.repeats
 
 
 class VllmToolParser:
@@ -102,27 +266,70 @@ class VllmToolParser:
         self.name = f"vllm:{name}"
         self._chat = chat
         self._parser = parser
-        self._plain = PlainParser(chat)
 
-    def read(self, ids: list[int], tools: Tools) -> Message:
+    def begin(self, tools: Tools) -> TextReading:  # noqa: ARG002 - the port's signature
+        return _BeforeCalls(self._chat)
+
+    def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         completion, _ = _split_stop(ids, self._chat)
         text = self._chat.plain_text(completion, special=True)
-        opened = self._chat.generation_prompt.rstrip().endswith("<think>")
+        reasoning, text = _split_reasoning(text, _opens_reasoning(self._chat))
         try:
-            reasoning, text = _split_reasoning(text, opened)
             body = {"messages": [], "tools": [dict(t) for t in tools or []] or None}
             request = ChatCompletionRequest.model_validate(body)
             parser: Any = self._parser
             found = parser(self._chat.tokenizer, request.tools).extract_tool_calls(text, request)
-            calls = [c.model_dump() for c in found.tool_calls] if found.tools_called else []
-            content = found.content or ""
-            parsed = {"content": content, "reasoning": reasoning, "tool_calls": calls}
-            return _message(parsed, completion, self._chat)
+            if found.tools_called and calls:
+                content, before = found.content or "", _BeforeCalls(self._chat, decided=True).feed(text)[1]
+                # Some parsers drop what comes before a call.
+                content = content if content.startswith(before) else before
+                made = [c.model_dump() for c in found.tool_calls]
+                return _message(
+                    {"content": content, "reasoning": reasoning, "tool_calls": made}, completion, self._chat
+                )
+            text = text if found.tools_called else found.content or ""
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
-            return self._plain.read(ids, tools)
+        return _message({"content": text, "reasoning": reasoning}, completion, self._chat)
+
+
+class _BeforeCalls:
+    """Text up to what may be the beginning of a call to any parser, and reasoning as soon as its end is there.
+    ``decided``: the reasoning was cut."""
+
+    def __init__(self, chat: TemplateChat, *, decided: bool = False) -> None:
+        self._chat, self._decided, self._ended, self._text = chat, decided, False, ""
+        self._content = _Trimmed(chat, stripped=False)
+        #: What is not content although it comes next.
+        self._lines = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        self._text += text
+        reasoning = ""
+        if not self._decided:
+            opened, begins = _opens_reasoning(self._chat), self._text.lstrip()[: len(_THINK)]
+            if (opened or _THINK.startswith(begins)) and _THINK_ENDS not in self._text:
+                return "", ""
+            cut, self._text = _split_reasoning(self._text, opened)
+            self._decided, self._lines = True, "\n" if cut is not None else ""
+            reasoning = _shown_reasoning(cut, self._chat)
+        self._text = self._text.lstrip(self._lines) if self._lines else self._text
+        self._lines = self._lines if not self._text else ""
+        if self._ended:
+            return reasoning, ""
+        if (call := _MAY_CALL.search(self._text)) is not None:
+            self._ended, self._text = True, self._text[: call.start()]
+        size = len(self._text)
+        held = next((n for n in range(min(size, len(_WORD)), 0, -1) if _WORD.startswith(self._text[size - n :])), 0)
+        ready, self._text = self._text[: size - held], self._text[size - held :]
+        return reasoning, self._content.feed(ready)
+
+
+_THINK, _THINK_ENDS = "<think>", "</think>"
+#: What calls begin with in the formats of vLLM's parsers: one of these letters, before which one of them has a word.
+_MAY_CALL, _WORD = re.compile(r"[<\[{`]"), "functools"
 
 
 def choose_parser(chat: TemplateChat, wanted: str) -> ResponseReader:
@@ -198,12 +405,17 @@ def _message(parsed: Mapping[str, Any] | None, ids: Sequence[int], chat: Templat
     content = parsed.get("content")
     message: Message = {"role": "assistant", "content": chat.without_special(content) if content else ""}
     reasoning = next((parsed[k] for k in ("reasoning", "reasoning_content", "thinking") if parsed.get(k)), None)
-    if reasoning and str(reasoning).strip():
-        message["reasoning"] = chat.without_special(str(reasoning)).strip("\n")
+    if shown := _shown_reasoning(reasoning, chat):
+        message["reasoning"] = shown
     calls = [_call(c, i, ids) for i, c in enumerate(parsed.get("tool_calls") or [])]
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _shown_reasoning(reasoning: object, chat: TemplateChat) -> str:
+    text = str(reasoning or "")
+    return chat.without_special(text).strip("\n") if text.strip() else ""
 
 
 def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
@@ -224,6 +436,10 @@ def _split_stop(ids: list[int], chat: TemplateChat) -> tuple[list[int], int]:
     if ids and ids[-1] in chat.stop_token_ids:
         return ids[:-1], ids[-1] if ids[-1] in chat.end_of_turn_ids else chat.end_of_turn_ids[0]
     return ids, chat.end_of_turn_ids[0]
+
+
+def _opens_reasoning(chat: TemplateChat) -> bool:
+    return chat.generation_prompt.rstrip().endswith(_THINK)
 
 
 def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gymdata.chat._parsers import ResponseReader, choose_parser
+from gymdata.chat._parsers import PlainParser, Reading, ResponseReader, choose_parser
 from gymdata.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
 from gymdata.errors import DataError, UsageError
 from gymdata.models._transformers import (
@@ -120,6 +120,7 @@ class TransformersChat:
         self.served_template = served_template or tokenizer.chat_template
         self.vocab_size = len(tokenizer)
         self._special_texts = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        self._special_beginnings = {text[:n] for text in self._special_texts for n in range(1, len(text))}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._backend = None if cleans else backend
@@ -248,9 +249,16 @@ class TransformersChat:
 
     # --- ids to messages --------------------------------------------------------------------------------------------
 
-    def parse(self, token_ids: Sequence[int], tools: Tools) -> Message:
-        """The assistant message in generated ids. Never raises: what does not parse is content."""
-        return self._parser.read([int(i) for i in token_ids], tools)
+    def parse(self, token_ids: Sequence[int], tools: Tools, *, calls: bool = True) -> Message:
+        """The assistant message in generated ids; without ``calls`` they are content. Never raises: what does not parse is
+        content."""
+        return self._parser.read([int(i) for i in token_ids], tools, calls=calls)
+
+    def reading(self, tools: Tools, *, parsed: bool = True) -> Reading:
+        """A reading of an assistant message whose ids come in parts; not ``parsed``, of their text."""
+        if not parsed:
+            return Reading(self, PlainParser(self).begin(tools), special=True)
+        return Reading(self, self._parser.begin(tools), special=not isinstance(self._parser, PlainParser))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
@@ -262,6 +270,11 @@ class TransformersChat:
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=not special))
         return str(self.tokenizer.decode(ids, skip_special_tokens=not special))
+
+    def begins_special(self, text: str) -> int:
+        """How many letters at the end of ``text`` may be the beginning of a special token's."""
+        longest = min(len(text), len(self._special_texts[0]) - 1) if self._special_texts else 0
+        return next((n for n in range(longest, 0, -1) if text[len(text) - n :] in self._special_beginnings), 0)
 
     def without_special(self, text: str) -> str:
         """Text with every special token's text taken out."""

@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -36,6 +37,8 @@ from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, policy_facts
 from gymdata.settings import source_fields
+
+OnTokens = Callable[[int, Sequence[int]], None]
 
 
 class EngineLog:
@@ -158,7 +161,7 @@ class VllmSampler:
         params = SamplingParams(
             temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        answer = await self._answer(list(ids), params, f"score-{uuid4().hex}")
+        answer, _ = await self._answer(list(ids), params, f"score-{uuid4().hex}")
         rows = answer.prompt_logprobs or []
         if len(rows) != len(ids):
             raise OutsideError("engine", f"{len(rows):,} log-probabilities for the {len(ids):,} ids that were sent")
@@ -168,10 +171,8 @@ class VllmSampler:
         self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool
     ) -> list[Generation]:
         prompt = list(request.prompt_token_ids)
-        answer = await self._answer(prompt, params(request), request.request_id)
-        made = [
-            _generation(list(answer.prompt_token_ids or ()), output, sampling, log_probs) for output in answer.outputs
-        ]
+        read, outputs = await self._answer(prompt, params(request), request.request_id, request.on_tokens)
+        made = [_generation(list(read.prompt_token_ids or ()), output, sampling, log_probs) for output in outputs]
         for generation in made:
             check_generation(
                 generation,
@@ -182,8 +183,10 @@ class VllmSampler:
             )
         return made
 
-    async def _answer(self, prompt: list[int], params: Any, request_id: str) -> Any:
-        """vLLM's last output of one request. Raises OutsideError("engine")."""
+    async def _answer(
+        self, prompt: list[int], params: Any, request_id: str, on_tokens: OnTokens | None = None
+    ) -> tuple[Any, list[Any]]:
+        """vLLM's last output of one request, and its completions. Raises OutsideError("engine")."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -191,6 +194,8 @@ class VllmSampler:
         if self._engine is None:
             raise OutsideError("engine", "the engine is not running", fatal=True)
         answer = None
+        completions: dict[int, Any] = {}
+        shown = Counter[int]()
         try:
             async for output in self._engine.generate(
                 # For this form vLLM does not use its tokenizer thread.
@@ -200,6 +205,12 @@ class VllmSampler:
                 lora_request=self._lora,
             ):
                 answer = output
+                for completion in output.outputs:
+                    index = completion.index
+                    completions[index] = completion
+                    if on_tokens is not None and len(completion.token_ids) > shown[index]:
+                        on_tokens(index, list(completion.token_ids[shown[index] :]))
+                        shown[index] = len(completion.token_ids)
         except EngineDeadError as error:
             raise OutsideError(
                 "engine", "vLLM's engine process died", hint=f"{self._log.path} says why; run again", fatal=True
@@ -208,10 +219,11 @@ class VllmSampler:
             raise OutsideError("engine", f"the request was refused: {error}") from error
         except Exception as error:  # vLLM wraps faults of a single request in many types; all of them are the engine's
             dead = bool(self._engine.errored)
-            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
+            retryable = not dead and not shown
+            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=retryable, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
-        return answer
+        return answer, [completions[index] for index in sorted(completions)]
 
     @property
     def unfinished(self) -> int:
@@ -282,7 +294,8 @@ class VllmSampler:
 
         # Most requests differ only in their seeds, and a copy takes a twentieth of the time of validated new
         # parameters.
-        shape = (sampling, request.n, request.max_tokens, log_probs)
+        streamed = request.on_tokens is not None
+        shape = (sampling, request.n, request.max_tokens, log_probs, streamed)
         seed = request.seed if self._facts["request_seeds"] else None
         if self._last_made is None or self._last_made[0] != shape:
             given = sampling.request_fields()
@@ -296,7 +309,7 @@ class VllmSampler:
                 logprobs=sampling.top_logprobs if log_probs else None,
                 flat_logprobs=log_probs,
                 detokenize=sampling.reads_text,
-                output_kind=RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.CUMULATIVE if streamed else RequestOutputKind.FINAL_ONLY,
                 # These are never changed, so vLLM need not copy them deeply; it does change those of a grammar.
                 skip_clone="structured_outputs" not in given,
             )

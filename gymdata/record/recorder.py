@@ -28,17 +28,18 @@ from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.errors import DataError, GymdataError, OutsideError
+from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
-from gymdata.record.messages import digests, spells_call, tools_digest
-from gymdata.record.request import AgentCompletion, AgentRequest, RequestError, TokenLogprob
+from gymdata.record.messages import digests, tools_digest
+from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
 from gymdata.record.rows import label_turns, main_messages, session_row
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow
+from gymdata.rollouts.messages import RolloutRow, Task, TaskRow
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
 
@@ -178,8 +179,14 @@ class Recorder:
         except (DataError, GymdataError) as error:
             raise RequestError("invalid", error.message, where="messages") from error
 
-    async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
-        """Sample, journal and return the completions of a request. Raises RequestError."""
+    def answer(self, request: AgentRequest) -> Answer:
+        """What becomes of a request."""
+        stops = self._chosen(request).get("stop") or self._base.get("stop") or ()
+        return Answer(self.chat, request, [stops] if isinstance(stops, str) else stops)
+
+    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
+        """Sample, journal and return the completions of a request; a streamed ``answer`` gets their ids as they come. Raises
+        RequestError."""
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
         self._refuse_spent(session)
@@ -203,11 +210,13 @@ class Recorder:
             {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
         )
         chosen = self._chosen(request)
+        answer.prompt = plan.prompt
         self.sessions[session.key] = session
         session.in_flight += 1
         try:
-            generations = await self._sample(session, request, plan, max_tokens, chosen)
-            return self._record(session, request, plan, generations, chosen, clamped if request.max_tokens else None)
+            generations = await self._sample(session, request, answer, max_tokens, chosen)
+            clamped = clamped if request.max_tokens else None
+            return self._record(session, request, plan, answer, generations, chosen, clamped)
         finally:
             session.in_flight -= 1
             session.last_at = time.time()
@@ -252,7 +261,7 @@ class Recorder:
         return {k: v for k, v in chosen.items() if self._base.get(k) != v}
 
     async def _sample(
-        self, session: Session, request: AgentRequest, plan: Plan, max_tokens: int, chosen: Mapping[str, Any]
+        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Mapping[str, Any]
     ) -> list[Generation]:
         turn = len(session.steps) + session.in_flight - 1
         place = f"turn {len(session.steps)}"
@@ -262,12 +271,13 @@ class Recorder:
             seed = request_seed(self._seed, task, turn, index)
         sample = SampleRequest(
             request_id=f"{session.rollout_id}-{turn}-{secrets.token_hex(4)}",
-            prompt_token_ids=list(plan.prompt),
+            prompt_token_ids=list(answer.prompt),
             max_tokens=max_tokens,
             seed=seed,
             n=request.n,
             group=session.key,
             sampling=chosen or None,
+            on_tokens=answer.on_tokens if request.stream else None,
         )
         left = None if self.config.timeout is None else session.started_at + self.config.timeout - time.time()
         try:
@@ -302,28 +312,29 @@ class Recorder:
         session: Session,
         request: AgentRequest,
         plan: Plan,
+        answer: Answer,
         generations: Sequence[Generation],
         chosen: Mapping[str, Any],
         clamped: Mapping[str, Any] | None,
     ) -> list[AgentCompletion]:
-        request_id, created = secrets.token_hex(12), int(time.time())
         temperature = float(chosen.get("temperature", self._base["temperature"]))
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)
         completions = []
         for index, generation in enumerate(generations):
-            message, completion = self._read(session, request, plan, generation, index, request_id, created)
+            message, completion = answer.read(session, generation, index)
             event: Event = session.event(
                 request,
                 plan,
                 generation,
                 message,
-                id=request_id,
+                id=answer.id,
                 finish_reason=completion.finish_reason,
                 temperature=temperature,
                 sampling=dict(chosen) or None,
                 clamped=clamped,
+                unread=answer.unread,
             )
             self.log.append(session, event)
             session.add(event)
@@ -331,71 +342,6 @@ class Recorder:
             self.counts["tokens_generated_total"] += len(generation.token_ids)
             completions.append(completion)
         return completions
-
-    def _read(
-        self,
-        session: Session,
-        request: AgentRequest,
-        plan: Plan,
-        generation: Generation,
-        index: int,
-        request_id: str,
-        created: int,
-    ) -> tuple[Message, AgentCompletion]:
-        """What the model wrote as the message that is stored, and as the client gets it."""
-        chat, ids = self.chat, [int(i) for i in generation.token_ids]
-        ended = ids[:-1] if ids and ids[-1] in self._stop_ids() else ids
-        text = chat.decode(ended)
-        stop = generation.stop_reason if isinstance(generation.stop_reason, str) else None
-        if stop is not None and stop in text:
-            text = text[: text.index(stop)]
-        message = dict(chat.parse(ids, request.tools))
-        calls = message.pop("tool_calls", None) or []
-        if request.prompt is not None or (calls and request.tool_choice == "none"):
-            message, calls = {"role": "assistant", "content": text}, []
-        elif stop is not None and stop in (message.get("content") or ""):
-            message["content"] = message["content"].partition(stop)[0]
-        made = []
-        for number, call in enumerate(calls):
-            # The same call twice in a conversation has two ids.
-            seed = orjson.dumps([session.rollout_id, len(session.steps), index, number])
-            made.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
-        if made and not request.parallel_tool_calls:
-            made, left_out = made[:1], made[1:]
-            if left_out:
-                message["calls_left_out"] = left_out
-        if made:
-            message["tool_calls"] = made
-        elif request.tools and spells_call(message):
-            message["unparsed_call"] = True
-        finish = "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
-        completion = AgentCompletion(
-            id=request_id,
-            created=created,
-            text=text,
-            content=message.get("content") or "",
-            reasoning=message.get("reasoning"),
-            tool_calls=made,
-            finish_reason="length" if finish == "length" else "tool_calls" if finish == "tool_calls" else "stop",
-            n_prompt_tokens=len(plan.prompt),
-            n_generated_tokens=len(ids),
-            logprobs=None if request.logprobs is None else self._logprobs(generation, ids),
-            stop_sequence=stop,
-            prompt_token_ids=list(plan.prompt),
-            token_ids=ids,
-            index=index,
-        )
-        return message, completion
-
-    def _stop_ids(self) -> Sequence[int]:
-        return getattr(self.chat, "stop_token_ids", self.chat.end_of_turn_ids)
-
-    def _logprobs(self, generation: Generation, ids: Sequence[int]) -> list[TokenLogprob]:
-        decode, top = self.chat.decode, generation.top_log_probs or [()] * len(ids)
-        return [
-            TokenLogprob(decode([i]), i, float(p), [(decode([j]), int(j), float(q)) for j, q in row])
-            for i, p, row in zip(ids, generation.log_probs, top, strict=True)
-        ]
 
     # --- the end of a session ---------------------------------------------------------------------------------------
 

@@ -120,6 +120,7 @@ def session_row(
     extra |= {"reward_faults": dict(faults)} if faults else {}
     extra |= {"sampling": session.sampling} if session.sampling else {}
     extra |= {"clamped": session.clamped} if session.clamped else {}
+    extra |= {"unread_turns": session.unread} if session.unread else {}
     return {
         "rollout_id": session.rollout_id,
         "run_id": key.run_id,

@@ -15,7 +15,6 @@ import contextlib
 import hmac
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,14 +24,16 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
+from gymdata.record.answer import Answer
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
 from gymdata.record.log import recorded
 from gymdata.record.recorder import Recorder
-from gymdata.record.request import AgentCompletion, CompletionDelta, Dialect, ErrorKind, RequestError
+from gymdata.record.request import Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, BodyLimits, Refused
@@ -40,7 +41,7 @@ from gymdata.workers.serving import Bodies, BodyLimits, Refused
 KEY = re.compile(r"[\w.:-]{1,200}")
 _API_KEY = "gymdata-"
 _HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
-#: Seconds after which a stream begins although the model still writes, and between two signs of life.
+#: Seconds after which a stream begins although the model has written nothing, and between two signs of life.
 _BEGIN_S, _ALIVE_S = 1.0, 10.0
 _OBJECTS = 1_000_000
 #: The most sessions that one answer lists.
@@ -71,17 +72,20 @@ class Service:
                 return _json(
                     200, dialect.counted(agent_request, len(self.recorder.prompt_of(session, agent_request).prompt))
                 )
-            # It continues when the client disconnects: what was sampled is recorded.
-            work = asyncio.ensure_future(self.recorder.complete(session, agent_request))
+            # It continues when the client disconnects: what was sampled is recorded, to its end.
+            answer = self.recorder.answer(agent_request)
+            work = asyncio.ensure_future(self.recorder.complete(session, agent_request, answer))
             self._working.add(work)
             work.add_done_callback(self._done)
             if not agent_request.stream:
                 return _json(200, dialect.response(agent_request, await asyncio.shield(work)))
-            await asyncio.wait([work], timeout=_BEGIN_S)
+            # An error before anything was sampled has its status.
+            work.add_done_callback(lambda _: answer.changed.set())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(answer.changed.wait(), _BEGIN_S)
             if work.done():
                 work.result()
-            frames = _alive(dialect.events(agent_request, _deltas(work)))
-            return StreamingResponse(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
+            return _Stream(dialect.events(agent_request, answer.deltas(work)), answer)
         except RequestError as error:
             return _error(dialect, error)
         except GymdataError as error:
@@ -291,16 +295,18 @@ def create_app(
     )
 
 
-async def _deltas(work: asyncio.Task[list[AgentCompletion]]) -> AsyncIterator[CompletionDelta]:
-    """The parts of a streamed answer."""
-    for completion in await asyncio.shield(work):
-        begun = CompletionDelta(completion.id, completion.created, completion.n_prompt_tokens, completion.index)
-        yield begun
-        if completion.reasoning:
-            yield replace(begun, reasoning=completion.reasoning)
-        if completion.content:
-            yield replace(begun, content=completion.content)
-        yield replace(begun, tool_calls=completion.tool_calls, end=completion)
+class _Stream(StreamingResponse):
+    """A streamed answer, which knows whether its client went away."""
+
+    def __init__(self, frames: AsyncIterator[bytes], answer: Answer) -> None:
+        super().__init__(_alive(frames), 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.unread = not self._answer.whole
 
 
 async def _alive(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

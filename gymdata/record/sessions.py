@@ -88,6 +88,8 @@ class Session:
     #: What clients chose per turn, where it differs from the run's settings, and lengths that were cut to the context.
     sampling: list[dict[str, Any]] = field(default_factory=list)
     clamped: list[dict[str, int]] = field(default_factory=list)
+    #: Turns whose client went away before it had all of a streamed answer.
+    unread: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     in_flight: int = 0
     #: The budget that ended it.
@@ -225,6 +227,8 @@ class Session:
             self.sampling.append({"turn": turn, **event["sampling"]})
         if event["clamped"]:
             self.clamped.append({"turn": turn, **event["clamped"]})
+        if event.get("unread"):
+            self.unread.append(turn)
         self.last_at = event["at"]
         return turn
 

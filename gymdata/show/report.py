@@ -19,6 +19,7 @@ from rich.text import Text
 from gymdata.checks.violations import CODES, both_sides
 from gymdata.errors import counted, printable
 from gymdata.rollouts.messages import RolloutRow, object_of
+from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import MessageView, errors_in, messages_of
 
 if TYPE_CHECKING:
@@ -157,16 +158,22 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     listed = ", ".join(f"{code} {CODES[code].name}" for code in codes)
     out.facts([*_facts(row), *score, *([("faults", f"{listed} (explained below)")] if codes else [])])
     turns, shown_turns = row["turns"] or [], set()
-    for message in messages_of(row["messages"], turns):
-        turn = message.turn
-        out.line()
-        if turn is None or not 0 <= turn < len(turns) or turn in shown_turns:
-            _message(out, message, "")
-            continue
-        _message(out, message, _turn_facts(turns[turn]))
-        shown_turns.add(turn)
-        if tokens:
-            _turn_tokens(out, turns[turn])
+    conversations = conversations_of(row)
+    for conversation in conversations:
+        if len(conversations) > 1:
+            out.line()
+            name = f"{'  ' * conversation.depth}{conversation.agent or 'conversation'}"
+            out.title(f"{name}, {conversation.begins}" if conversation.begins else name)
+        for message in conversation.messages:
+            turn = message.turn
+            out.line()
+            if turn is None or not 0 <= turn < len(turns) or turn in shown_turns:
+                _message(out, message, "")
+                continue
+            _message(out, message, _turn_facts(turns[turn]))
+            shown_turns.add(turn)
+            if tokens:
+                _turn_tokens(out, turns[turn])
     for number, turn in enumerate(turns) if tokens else ():
         if number not in shown_turns:
             out.line()

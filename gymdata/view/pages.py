@@ -21,6 +21,7 @@ from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
 from gymdata.rollouts.messages import RolloutRow
+from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
@@ -262,7 +263,7 @@ class Pages:
         evidence = Evidence(
             row,
             # Before the lists of the turns are made into arrays.
-            messages_of(row["messages"], row["turns"]),
+            conversations_of(row),
             list(scores.items()),
             [violation for violation in found if violation.code not in BREAKS],
         )

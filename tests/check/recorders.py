@@ -16,6 +16,7 @@ from gymdata.check.conformance.engine import ScriptedEngine
 from gymdata.check.conformance.run import RecorderReport, run_cases
 from gymdata.collect.setup import Parts, load_parts
 from gymdata.engines.port import Generation, SampleRequest
+from gymdata.record.answer import Answer
 from gymdata.record.recorder import Recorder
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
 from gymdata.record.server import Service, create_app
@@ -117,8 +118,8 @@ class StaleHistory(Recorder):
 class OtherText(Recorder):
     """An answer in other words than those that were sampled."""
 
-    async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
-        completions = await super().complete(session, request)
+    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
+        completions = await super().complete(session, request, answer)
         return [replace(completion, content=completion.content.replace(" ", "  ")) for completion in completions]
 
 
@@ -128,8 +129,8 @@ class Rewritten(Recorder):
     def rewritten(self, turn: Any) -> None:
         raise NotImplementedError
 
-    async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
-        completions = await super().complete(session, request)
+    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
+        completions = await super().complete(session, request, answer)
         turns = self.sessions[session.key].encoder.turns
         if len(turns) == 1:
             turn: Any = turns[0]
@@ -211,9 +212,9 @@ class LostTurn(OtherSessions):
 class FailuresAreTurns(Recorder):
     """A call that the engine failed, recorded as one that generated a stop token."""
 
-    async def complete(self, session: Session, request: AgentRequest) -> list[AgentCompletion]:
+    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
         try:
-            return await super().complete(session, request)
+            return await super().complete(session, request, answer)
         except RequestError as error:
             if error.kind == "upstream":
                 plan = self.prompt_of(session, request)

@@ -47,11 +47,11 @@ class LetterChat:
     def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Any) -> list[int]:
         return self.render(new, tools)
 
-    def parse(self, token_ids: Sequence[int], tools: Any) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Any, *, calls: bool = True) -> Message:
         text = self.decode([i for i in token_ids if i < 256])
         word, _, rest = text.partition(" ")
         name, _, arguments = rest.partition(" ")
-        if word == "CALL":
+        if word == "CALL" and calls:
             try:
                 call = {"name": name, "arguments": json.loads(arguments)}
             except json.JSONDecodeError:
@@ -59,8 +59,26 @@ class LetterChat:
             return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}
         return {"role": "assistant", "content": text}
 
+    def reading(self, tools: Any, *, parsed: bool = True) -> LetterReading:
+        return LetterReading(self, parsed)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
+
+
+class LetterReading:
+    """What is no call and no reasoning, as soon as that is certain."""
+
+    def __init__(self, chat: LetterChat, parsed: bool) -> None:
+        self._chat, self._marks, self._ids, self._given = chat, ("CALL ", "THINK ") if parsed else (), list[int](), 0
+
+    def feed(self, ids: Sequence[int]) -> tuple[str, str]:
+        self._ids += [i for i in ids if i != END]
+        text = self._chat.decode(self._ids)
+        if text.endswith("\ufffd") or any(mark.startswith(text[: len(mark)]) for mark in self._marks):
+            return "", ""
+        new, self._given = text[self._given :], len(text)
+        return "", new
 
 
 def add_or_answer(prompt: Sequence[int], rng: random.Random) -> str:

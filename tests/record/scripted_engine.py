@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ class Letters(LetterChat):
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def parse(self, token_ids: Sequence[int], tools: Any) -> dict[str, Any]:
-        message = super().parse(token_ids, tools)
+    def parse(self, token_ids: Sequence[int], tools: Any, *, calls: bool = True) -> dict[str, Any]:
+        message = super().parse(token_ids, tools, calls=calls)
         if (message.get("content") or "").startswith("THINK "):
             reasoning, _, content = message["content"].removeprefix("THINK ").partition("|")
             message |= {"reasoning": reasoning, "content": content}
@@ -48,21 +48,27 @@ class Letters(LetterChat):
 
 
 class Scripted(FakeSampler):
-    """Says the next text of the script; an error in it is raised."""
+    """Says the next text of the script, letter by letter; an error in it is raised. ``pause`` is awaited after ``|``."""
 
     def __init__(self, *script: str | OutsideError, max_model_len: int | None = None) -> None:
         super().__init__(max_model_len=max_model_len)
         self.script = list(script)
         self.sampled: list[Generation] = []
+        self.pause: Callable[[], Awaitable[Any]] | None = None
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         self.requests.append(request)
         made = []
-        for _ in range(request.n):
+        for index in range(request.n):
             said = self.script.pop(0)
             if isinstance(said, OutsideError):
                 raise said
             ids = [*said.encode(), END][: request.max_tokens]
+            for token in ids:
+                if request.on_tokens is not None:
+                    request.on_tokens(index, [token])
+                if token == ord("|") and self.pause is not None:
+                    await self.pause()
             reason = "stop" if ids[-1] == END else "length"
             made.append(Generation(list(request.prompt_token_ids), ids, [-0.25] * len(ids), reason))
         self.sampled += made

@@ -389,7 +389,8 @@ def test_requests_that_begin_a_session_together_are_of_one_session(tmp_path: Pat
 
         async def together() -> None:
             sessions = [r.recorder.session_for("k", request) for request in requests]
-            await asyncio.gather(*map(r.recorder.complete, sessions, requests))
+            answers = [r.recorder.answer(request) for request in requests]
+            await asyncio.gather(*map(r.recorder.complete, sessions, requests, answers))
 
         asyncio.run(together())
         r.finish()

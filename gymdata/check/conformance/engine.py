@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import orjson
+
 if TYPE_CHECKING:
     from aiohttp import web
 
@@ -131,8 +133,6 @@ class ScriptedEngine:
         return _json({"prompt": self.tokens.decode((await request.json())["tokens"])})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        from aiohttp import web
-
         body = await request.json()
         prompt = body.get("prompt")
         if isinstance(prompt, str):
@@ -157,15 +157,9 @@ class ScriptedEngine:
                 }
             )
         answer = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": MODEL, "choices": choices}
-        if not body.get("stream"):
-            return _json(answer)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: " + _json(answer).body + b"\n\ndata: [DONE]\n\n")  # type: ignore[operator]  # bytes
-        await response.write_eof()
-        return response
+        return await _streamed(request, answer) if body.get("stream") else _json(answer)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         drawn = await self._sample(body.get("token_ids"), body.get("sampling_params") or {})
         if isinstance(drawn, int):
@@ -178,7 +172,8 @@ class ScriptedEngine:
             ]
             choice = {"index": index, "token_ids": draw.ids, "logprobs": {"content": positions}}
             choices.append({**choice, "finish_reason": draw.finish_reason, "stop_reason": stop})
-        return _json({"request_id": "1", "choices": choices, "prompt_token_ids": drawn[0][0].prompt, "model": MODEL})
+        answer = {"request_id": "1", "choices": choices, "prompt_token_ids": drawn[0][0].prompt}
+        return await _streamed(request, answer) if body.get("stream") else _json({**answer, "model": MODEL})
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
@@ -225,6 +220,31 @@ def _log_prob(prompt: Sequence[int], ids: Sequence[int]) -> float:
     digest = hashlib.blake2b(repr((prompt, ids)).encode(), digest_size=8).digest()
     (rounded,) = struct.unpack("<f", struct.pack("<f", -8 * (int.from_bytes(digest, "little") + 1) / (1 << 64)))
     return float(rounded)
+
+
+async def _streamed(request: web.Request, answer: Json) -> web.StreamResponse:
+    """The answer as vLLM streams it, an id at a time."""
+    from aiohttp import web
+
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    first = {name: value for name, value in answer.items() if name != "choices"}
+    for choice in answer["choices"]:
+        n, texts = len(choice["token_ids"]), ("text",) if "text" in choice else ()
+        for k in range(n):
+            numbers = {name: value and value[k : k + 1] for name, value in choice["logprobs"].items()}
+            part = {"index": choice["index"], "token_ids": choice["token_ids"][k : k + 1], "logprobs": numbers}
+            part |= {name: choice[name] if k == 0 else "" for name in texts}
+            part |= {"finish_reason": None, "stop_reason": None}
+            if k == 0 and "prompt_token_ids" in choice:
+                part["prompt_token_ids"] = choice["prompt_token_ids"]
+            if k == n - 1:
+                part |= {name: choice[name] for name in ("finish_reason", "stop_reason")}
+            await response.write(b"data: " + orjson.dumps({**first, "choices": [part]}) + b"\n\n")
+            first.pop("prompt_token_ids", None)
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
 
 
 def _json(body: Json, status: int = 200) -> web.Response:

@@ -135,7 +135,7 @@ class ReplicaSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task cancels it in the replica."""
-        generations = await self._call("sample", replace(request, conversation=None))
+        generations = await self._call("sample", replace(request, conversation=None, on_tokens=None))
         return [replace(generation, server=self.name) for generation in generations]
 
     async def score(self, ids: Sequence[int]) -> list[float]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import Evidence, generations, of_completion, of_generate
+from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
@@ -277,7 +278,8 @@ class ServerSampler:
             request.seed,
             self.sampling.changed(request.sampling),
         )
-        return await self._complete({**body, "request_id": request.request_id}, body["prompt"])
+        stream = None if request.on_tokens is None else CompletionStream(request.on_tokens)
+        return await self._complete({**body, "request_id": request.request_id}, body["prompt"], stream)
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
@@ -446,11 +448,24 @@ class ServerSampler:
             body["seed"] = seed
         return body
 
-    async def _complete(self, body: dict[str, Any], sent: Sequence[int] | None = None) -> list[Generation]:
-        """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own."""
+    async def _complete(
+        self, body: dict[str, Any], sent: Sequence[int] | None = None, stream: CompletionStream | None = None
+    ) -> list[Generation]:
+        """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own.
+        ``stream``: reads them as they come."""
         wire = _generate_body(body) if self._route == _GENERATE else body
-        return await self._http.ask(
-            "POST", self._route, wire, lambda answer: self._take(answer, body, sent), most_bytes=self.most_bytes(body)
+        most = self.most_bytes(body)
+        if stream is None:
+            return await self._http.ask(
+                "POST", self._route, wire, lambda answer: self._take(answer, body, sent), most_bytes=most
+            )
+
+        def take(_: object) -> list[Generation]:
+            # The route of ids does not name the model in a stream.
+            return self._take({"model": self._answers_as, **stream.answer()}, body, sent)
+
+        return await self._http.exchange(
+            "POST", self._route, {**wire, "stream": True}, take, most_bytes=most, stream=stream
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:

@@ -21,7 +21,7 @@ from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
-from gymdata.show.rollout import MessageView
+from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.stages import Stages, facts_of
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class Evidence:
     why its tokens are not shown."""
 
     row: RolloutRow
-    messages: list[MessageView]
+    conversations: list[ConversationView]
     rewards: list[tuple[str, float | None]]
     violations: list[Violation]
     tokens: Tokens | None = None

@@ -1,0 +1,84 @@
+"""A server's streamed answer, put together as the answer that it would have given at once.
+
+Invariants: what comes out is read and checked like any other answer (``completions_response``); ids are passed on as they
+come; an error in the stream, or a stream without its end, is the engine's fault and never a generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from gymdata.engines.servers.completions_response import garbage
+from gymdata.errors import OutsideError
+
+Json = dict[str, Any]
+#: What one chunk has of a choice's tokens; in the last chunk of a choice come the other fields.
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
+
+
+class CompletionStream:
+    """The chunks of /v1/completions and /inference/v1/generate. ``on_tokens`` gets a choice's number and its new ids."""
+
+    def __init__(self, on_tokens: Callable[[int, Sequence[int]], None]) -> None:
+        self._on_tokens = on_tokens
+        self.passed_on = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Another try begins."""
+        self._rest, self._ended = b"", False
+        self._answer: Json = {}
+        self._choices: dict[Any, Json] = {}
+
+    def feed(self, part: bytes) -> None:
+        """The next bytes. Raises OutsideError for an error that the server sends, and for what is no chunk."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                self._ended = True
+            elif line.startswith(b"data:"):
+                self._take(data)
+
+    def answer(self) -> Json:
+        """The whole answer. Raises OutsideError when the stream has no end."""
+        if not self._choices and self._rest.lstrip().startswith(b"{"):
+            self._take(self._rest)  # a server that does not stream
+        elif not self._ended:
+            raise OutsideError("engine", "the server's stream ended before its end", retryable=True)
+        return {**self._answer, "choices": list(self._choices.values())}
+
+    def _take(self, data: bytes) -> None:
+        try:
+            chunk = orjson.loads(data)
+            if error := chunk.get("error"):
+                fields = error if isinstance(error, dict) else {"message": error}
+                status = fields["code"] if isinstance(fields.get("code"), int) else 500
+                text = f"the server's stream ends with an error: {fields.get('message')}"
+                raise OutsideError("engine", text, retryable=True, status=status)
+            self._answer |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+            for choice in chunk["choices"]:
+                self._merge(choice)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise garbage("a stream of choices", data[:200]) from error
+
+    def _merge(self, choice: Json) -> None:
+        index, ids = choice["index"], choice.get("token_ids")
+        whole = self._choices.setdefault(index, {})
+        for name, value in choice.items():
+            if name == "token_ids":
+                whole.setdefault(name, []).extend(value or ())
+            elif name == "logprobs":
+                if value is not None:
+                    lists = whole.setdefault(name, {})
+                    for part in _LISTS:
+                        if value.get(part) is not None:
+                            lists.setdefault(part, []).extend(value[part])
+            elif value is not None:
+                whole[name] = value
+        if ids and type(index) is int:
+            self.passed_on = True
+            self._on_tokens(index, ids)

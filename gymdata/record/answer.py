@@ -1,0 +1,163 @@
+"""What the model wrote as the message that is stored and as the client gets it, at once or while the engine samples.
+
+Invariants: a stream says nothing early but what the message that is stored begins with: text that may be a call, a stop
+text or half a letter waits until it is decided; the message is read from all ids, so that it is the same with a stream and
+without; a stream that said something else ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+
+import orjson
+
+from gymdata.engines.port import Chat, Generation
+from gymdata.record.messages import spells_call
+from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError, TokenLogprob
+from gymdata.record.sessions import Session
+from gymdata.rollouts.messages import Message
+
+
+class Answer:
+    """The answer to one request. ``stops``: texts that end a completion. ``whole``: all of a streamed answer went out;
+    ``unread``: its client went away before that."""
+
+    def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
+        self._chat, self._request, self._stops = chat, request, stops
+        self.id, self.created = secrets.token_hex(12), int(time.time())
+        self.prompt: Sequence[int] = ()
+        self.whole = self.unread = False
+        #: There is something to say, or nothing will follow.
+        self.changed = asyncio.Event()
+        self._early = [_Early(chat, request, stops) for _ in range(request.n if request.stream else 0)]
+
+    # --- while the engine samples -----------------------------------------------------------------------------------
+
+    def on_tokens(self, index: int, ids: Sequence[int]) -> None:
+        """The next ids of a completion."""
+        self._early[index].feed(ids)
+        self.changed.set()
+
+    async def deltas(self, work: asyncio.Future[list[AgentCompletion]]) -> AsyncIterator[CompletionDelta]:
+        """The parts of a streamed answer. ``work``: makes its completions, and sets ``changed`` when it ends. Raises its
+        RequestError."""
+        begun = [CompletionDelta(self.id, self.created, len(self.prompt), index) for index in range(self._request.n)]
+        for delta in begun:
+            yield delta
+        while not work.done():
+            await self.changed.wait()
+            self.changed.clear()
+            for delta, early in zip(begun, self._early, strict=True):
+                for part in early.parts(delta):
+                    yield part
+        for completion in await asyncio.shield(work):
+            delta = begun[completion.index]
+            for part in self._early[completion.index].rest(delta, completion):
+                yield part
+            yield replace(delta, tool_calls=completion.tool_calls, end=completion)
+        self.whole = True
+
+    # --- when it has ended ------------------------------------------------------------------------------------------
+
+    def read(self, session: Session, generation: Generation, index: int) -> tuple[Message, AgentCompletion]:
+        """What the model wrote as the message that is stored, and as the client gets it."""
+        chat, request, ids = self._chat, self._request, [int(i) for i in generation.token_ids]
+        ended = ids[:-1] if ids and ids[-1] in getattr(chat, "stop_token_ids", chat.end_of_turn_ids) else ids
+        text = chat.decode(ended)
+        stop = generation.stop_reason if isinstance(generation.stop_reason, str) else None
+        if stop is not None and stop in text:
+            text = text[: text.index(stop)]
+        if request.prompt is not None:
+            message: Message = {"role": "assistant", "content": text}
+        else:
+            message = dict(chat.parse(ids, request.tools, calls=request.tool_choice != "none"))
+        calls = message.pop("tool_calls", None) or []
+        if request.prompt is None and stop is not None and stop in (message.get("content") or ""):
+            message["content"] = message["content"].partition(stop)[0]
+        made = []
+        for number, call in enumerate(calls):
+            # The same call twice in a conversation has two ids.
+            seed = orjson.dumps([session.rollout_id, len(session.steps), index, number])
+            made.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
+        if made and not request.parallel_tool_calls:
+            made, left_out = made[:1], made[1:]
+            if left_out:
+                message["calls_left_out"] = left_out
+        if made:
+            message["tool_calls"] = made
+        elif request.tools and spells_call(message):
+            message["unparsed_call"] = True
+        finish = "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+        completion = AgentCompletion(
+            id=self.id,
+            created=self.created,
+            text=text,
+            content=message.get("content") or "",
+            reasoning=message.get("reasoning"),
+            tool_calls=made,
+            finish_reason="length" if finish == "length" else "tool_calls" if finish == "tool_calls" else "stop",
+            n_prompt_tokens=len(self.prompt),
+            n_generated_tokens=len(ids),
+            logprobs=None if request.logprobs is None else self._logprobs(generation, ids),
+            stop_sequence=stop,
+            prompt_token_ids=list(self.prompt),
+            token_ids=ids,
+            index=index,
+        )
+        return message, completion
+
+    def _logprobs(self, generation: Generation, ids: Sequence[int]) -> list[TokenLogprob]:
+        decode, top = self._chat.decode, generation.top_log_probs or [()] * len(ids)
+        return [
+            TokenLogprob(decode([i]), i, float(p), [(decode([j]), int(j), float(q)) for j, q in row])
+            for i, p, row in zip(ids, generation.log_probs, top, strict=True)
+        ]
+
+
+class _Early:
+    """What of one completion is certain before its end. ``given``: what the client has of it."""
+
+    def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
+        self._reading = chat.reading(request.tools, parsed=request.prompt is None)
+        self._stops = stops
+        self._stopped = False
+        self._held = ""
+        self._new = {"reasoning": "", "content": ""}
+        self.given = {"reasoning": "", "content": ""}
+
+    def feed(self, ids: Sequence[int]) -> None:
+        reasoning, content = self._reading.feed(ids)
+        self._new["reasoning"] += reasoning
+        self._held += content
+        if not self._stopped:
+            at = min((k for stop in self._stops if (k := self._held.find(stop)) >= 0), default=None)
+            self._stopped = at is not None
+            size = len(self._held)
+            # A stop text may begin with the last letters.
+            may = (n for stop in self._stops for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n]))
+            size = at if at is not None else size - max(may, default=0)
+            self._new["content"] += self._held[:size]
+            self._held = self._held[size:]
+
+    def parts(self, delta: CompletionDelta) -> Iterator[CompletionDelta]:
+        """What is certain and was not given."""
+        for name in ("reasoning", "content"):
+            text, self._new[name] = self._new[name], ""
+            if text:
+                self.given[name] += text
+                yield replace(delta, reasoning=text) if name == "reasoning" else replace(delta, content=text)
+
+    def rest(self, delta: CompletionDelta, whole: AgentCompletion) -> Iterator[CompletionDelta]:
+        """What was not given of a completion that has ended. Raises RequestError when something else was given."""
+        for name, text in (("reasoning", whole.reasoning or ""), ("content", whole.content)):
+            if not text.startswith(self.given[name]):
+                raise RequestError(
+                    "internal", f"the stream gave another {name} than is recorded: send the request again"
+                )
+            self._new[name] = text[len(self.given[name]) :]
+        yield from self.parts(delta)

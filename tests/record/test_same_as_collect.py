@@ -1,0 +1,101 @@
+"""Agents solve the sample tasks on the sample policy: the same tokens as ``collect --env``, and a policy that is better."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gymdata.chat.template import TransformersChat
+from gymdata.collect.run import collect
+from gymdata.collect.settings import CollectConfig
+from gymdata.collect.setup import Parts
+from gymdata.environments import load_environment
+from gymdata.models.model_identity import policy_facts
+from gymdata.record.agent import load_agent
+from gymdata.rewards import load_rewards
+from gymdata.rewards.scheduler import Weighted
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import paired_difference_ci
+from gymdata.store import read_table
+from gymdata.validate.run import validate
+from tests.engine_fixtures import Borrowed, InProcess
+
+SAMPLES = Path(__file__).parents[2] / "sample_data"
+AGENTS = {
+    "openai": f"{SAMPLES}/calculator_agent.py:solve",
+    "openai-agents": f"{Path(__file__).parent}/framework_agent.py:solve",
+    "openai-agents, streamed": f"{Path(__file__).parent}/framework_agent.py:solve_streamed",
+}
+
+
+def collected(run: Path, engine: InProcess, policy: str, n: int, **settings: Any) -> list[dict[str, Any]]:
+    """Rows of the sample tasks, with the environment or an agent."""
+    shared = {"tasks": SAMPLES / "tasks" / "train.jsonl", "output": run, "seed": 11, "run_id": "same", "limit": n}
+    config = CollectConfig.of(
+        {**shared, "num_rollouts": 2, "max_tokens": 48, "reward": ["numeric"], **settings}, "test"
+    )
+
+    async def work() -> None:
+        weighted = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
+        sampler, chat = Borrowed(engine, asyncio.get_running_loop()), TransformersChat.load(policy)
+        environment = load_environment(f"{SAMPLES}/calculator.py:Calculator", tool_timeout_s=5.0)
+        agent = load_agent(config.agent) if config.agent else None
+        parts = Parts(sampler, chat, None if agent else environment, weighted, policy_facts(policy), agent=agent)
+        await asyncio.to_thread(collect, config=config, parts=parts)
+
+    engine.run(work())
+    assert validate(run).ok
+    return sorted(read_table(run, ROLLOUTS).to_pylist(), key=lambda row: (row["task_id"], row["rollout_index"]))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_s_rows_are_those_of_collect_with_an_environment(
+    name: str, policy: str, vllm_sampler: InProcess, tmp_path: Path
+) -> None:
+    """With equal seeds, id for id: prompts, generations, breaks, rewards and the rollouts' own ids."""
+    pytest.importorskip("agents" if name.startswith("openai-agents") else "openai", reason=f"{name} is not installed")
+    alone = collected(tmp_path / "env", vllm_sampler, policy, 20)
+    ours = collected(tmp_path / "agent", vllm_sampler, policy, 20, agent=AGENTS[name])
+    assert len(ours) == len(alone) == 40
+    for recorded, expected in zip(ours, alone, strict=True):
+        for column in ("rollout_id", "group_id", "task", "temperature", "n_turns", "n_breaks", "reward"):
+            assert recorded[column] == expected[column], (column, expected["task_id"])
+        for turn, other in zip(recorded["turns"], expected["turns"], strict=True):
+            for column in ("prefix_length", "prompt_delta_ids", "generation_token_ids"):
+                assert turn[column] == other[column], (column, expected["task_id"])
+            np.testing.assert_allclose(turn["generation_log_probs"], other["generation_log_probs"], atol=1e-4)
+    assert max(row["n_turns"] for row in ours) > 1
+
+
+def gymdata(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "gymdata", *map(str, words)], check=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openai", "openai-agents"])
+def test_what_an_agent_does_trains_a_better_policy(name: str, policy: str, tmp_path: Path) -> None:
+    """One round of ``collect --agent``, ``experience`` and ``train-rl``: the held-out rate rises, interval above 0."""
+    pytest.importorskip("agents" if name.startswith("openai-agents") else "openai", reason=f"{name} is not installed")
+    tasks, heldout = SAMPLES / "tasks" / "train.jsonl", SAMPLES / "tasks" / "heldout.jsonl"
+    solving = ["--agent", AGENTS[name], "--reward", "numeric", "--max-tokens", 48, "--seed", 5]
+    gymdata("collect", tasks, "-m", policy, "-o", tmp_path / "run", "-r", 8, *solving)
+    assert validate(tmp_path / "run").ok
+    gymdata("experience", tmp_path / "run", "-o", tmp_path / "experience")
+    trained = tmp_path / "policy"
+    gymdata("train-rl", tmp_path / "experience", "-m", policy, "-o", trained, "-c", SAMPLES / "rl.yaml", "--seed", 5)
+    rates = []
+    for model, run in ((policy, tmp_path / "before"), (trained, tmp_path / "after")):
+        gymdata("collect", heldout, "-m", model, "-o", run, "-r", 1, *solving, "--temperature", 0)
+        rows = sorted(read_table(run, ROLLOUTS).to_pylist(), key=lambda row: str(row["task_id"]))
+        rates.append([row["reward"] == 1.0 for row in rows])
+    rise = paired_difference_ci(rates[0], rates[1])
+    print(json.dumps({"agent": name, "before": np.mean(rates[0]), "after": np.mean(rates[1]), "rise": rise}))
+    assert rise[1] > 0.05

@@ -1,0 +1,185 @@
+"""Streamed answers begin while the engine samples, and the turn that is stored is the one that it would be without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.errors import OutsideError
+from gymdata.record.server import Service, create_app
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.validate.run import validate
+from tests.collect.fake_parts import END
+from tests.record.scripted_engine import Recording, recording
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+async def nothing() -> None: ...
+
+
+async def streamed(
+    r: Recording, path: str, body: dict[str, Any], seen: Callable[[str], bool] = lambda _: False
+) -> tuple[int, str]:
+    """Status and text of a streamed answer; the client goes away as soon as ``seen`` is true of the text so far."""
+    sent, gone, text, status = [json.dumps({**body, "stream": True}).encode()], asyncio.Event(), "", 0
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            return {"type": "http.request", "body": sent.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal text, status
+        status = message.get("status", status)
+        text += message.get("body", b"").decode()
+        if seen(text):
+            gone.set()
+            await asyncio.sleep(0)
+
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST"}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
+    scope |= {"scheme": "http", "server": ("testserver", 80), "client": ("127.0.0.1", 1)}
+    app = create_app(Service(r.recorder.config, r.recorder), nothing, nothing)
+    async with asyncio.timeout(60):
+        await app(scope, receive, send)
+    return status, text
+
+
+def asked(dialect: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    message = [{"role": "user", "content": "x"}]
+    path, body = {
+        "chat": ("/s/k/v1/chat/completions", {"messages": message}),
+        "messages": ("/s/k/v1/messages", {"messages": message, "max_tokens": 50}),
+        "responses": ("/s/k/v1/responses", {"input": "x"}),
+        "completions": ("/s/k/v1/completions", {"prompt": "x", "max_tokens": 50}),
+    }[dialect]
+    return path, {"model": "m", **body, **more}
+
+
+def row_of(run: Path) -> dict[str, Any]:
+    (row,) = read_table(run, ROLLOUTS).to_pylist()
+    assert validate(run).ok
+    return dict(row)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "completions"])
+def test_text_goes_out_while_the_engine_samples(dialect: str, tmp_path: Path) -> None:
+    """The engine goes on only when the client has what it sampled so far; what is stored is all of it."""
+    with recording(tmp_path / "run", "Hello| world") as r:
+
+        async def drive() -> tuple[int, str]:
+            read = asyncio.Event()
+            r.sampler.pause = read.wait
+
+            return await streamed(r, *asked(dialect), lambda text: "|" in text and read.set() is not None)
+
+        assert asyncio.run(drive())[0] == 200
+        r.finish(reward=1.0)
+    row = row_of(tmp_path / "run")
+    assert row["turns"][0]["generation_token_ids"] == [*b"Hello| world", END]
+    assert row["turns"][0]["generation_log_probs"] == [-0.25] * 13
+    assert row["messages"][-1]["content"] == "Hello| world"
+    assert "unread_turns" not in row["extra"]
+
+
+def test_a_call_is_held_until_it_is_whole(tmp_path: Path) -> None:
+    """No text of a call goes out; the stored message is the same as without a stream."""
+    call = 'CALL add {"a": 1}'
+    with recording(tmp_path / "run", call, call) as r:
+        _, text = asyncio.run(streamed(r, *asked("chat", tools=TOOLS)))
+        plain = r.said("x", tools=TOOLS, key="other")
+        r.finish(reward=1.0)
+        r.finish("other", reward=1.0)
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in text.splitlines() if line.startswith("data: {")]
+    assert [name for delta in deltas for name in delta] == ["role", "content", "tool_calls"]
+    assert deltas[0]["content"] == ""
+    assert deltas[1]["tool_calls"][0]["function"] == plain["tool_calls"][0]["function"]
+    rows = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
+    calls = [json.loads(row["messages"][-1]["tool_calls"])[0] for row in rows]
+    assert calls[0]["function"] == calls[1]["function"]
+
+
+def test_a_stop_text_never_goes_out(tmp_path: Path) -> None:
+    """Letters that may begin a stop text wait for the next."""
+    with recording(tmp_path / "run", "ab|-c") as r:
+        early = []
+
+        async def drive() -> None:
+            read = asyncio.Event()
+            r.sampler.pause = read.wait
+
+            def seen(text: str) -> bool:
+                if '"text":"ab"' in text:
+                    early.append(text)
+                    read.set()
+                return False
+
+            await streamed(r, *asked("messages", stop_sequences=["|-"]), seen)
+
+        asyncio.run(drive())
+    assert early
+    assert "|" not in early[0]
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+def test_a_turn_whose_client_went_away_is_sampled_to_its_end_and_marked(dialect: str, tmp_path: Path) -> None:
+    """Nothing is cut silently: the whole turn is recorded, and the rollout says that no client has read it."""
+    with recording(tmp_path / "run", "Hello| world", "again") as r:
+
+        async def drive() -> None:
+            left = asyncio.Event()
+            r.sampler.pause = left.wait
+            await streamed(r, *asked(dialect), lambda text: "|" in text)
+            assert r.recorder.sessions["k"].in_flight == 1
+            left.set()
+            await r.recorder.answered(r.recorder.sessions["k"])
+
+        asyncio.run(drive())
+        r.sampler.pause = None
+        r.said("x", key="k")
+        r.finish(reward=1.0)
+    row = row_of(tmp_path / "run")
+    assert [bytes(turn["generation_token_ids"][:-1]) for turn in row["turns"]] == [b"Hello| world", b"again"]
+    assert json.loads(row["extra"])["unread_turns"] == [0]
+
+
+def test_an_engine_that_fails_in_a_stream_is_an_error_in_it_and_a_failure(tmp_path: Path) -> None:
+    """What went out is no turn: the client gets the dialect's error, and the run the failure."""
+    with recording(tmp_path / "run", "Hello|", "whole") as r:
+
+        async def drive() -> tuple[int, str]:
+            read = asyncio.Event()
+
+            async def broken() -> None:
+                await read.wait()
+                raise OutsideError("engine", "it broke")
+
+            r.sampler.pause = broken
+            return await streamed(r, *asked("chat"), lambda text: "|" in text and read.set() is not None)
+
+        status, text = asyncio.run(drive())
+        assert status == 200
+        assert json.loads(text.splitlines()[-4].removeprefix("data: "))["error"]["message"] == "engine: it broke"
+        assert text.endswith("data: [DONE]\n\n")
+        assert "k" not in r.recorder.sessions
+        r.sampler.pause = None
+        r.said("x")
+        r.finish(reward=1.0)
+    assert row_of(tmp_path / "run")["n_turns"] == 1
+    assert "it broke" in (tmp_path / "run" / "failures.jsonl").read_text()
+
+
+def test_an_engine_that_fails_before_it_samples_is_a_status(tmp_path: Path) -> None:
+    """A stream that has nothing to say yet can still be refused, so that clients try again."""
+    busy = OutsideError("engine", "too many requests", status=429)
+    with recording(tmp_path / "run", busy) as r:
+        assert asyncio.run(streamed(r, *asked("chat")))[0] == 429
