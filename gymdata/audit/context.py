@@ -16,24 +16,23 @@ import pyarrow.compute as pc
 from gymdata.audit.causes import RunMetadata
 from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError, counted
-from gymdata.models.model_identity import Facts, identity_of
+from gymdata.models.model_identity import identity_of
 from gymdata.rollouts.logprobs import temperature_biases, truncations
 from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Turn, expand_prompts
 from gymdata.store import scan_batches
+from gymdata.store.paths import Facts, RunFacts
 
 #: Tokens of the same sequence that are shown before one of the worst.
 _BEFORE = 12
 _HASH = re.compile(r"(sampled:)?[0-9a-f]{32}")
 Sources = Sequence[str | Path]
-Runs = Sequence[Facts]
+Runs = Sequence[RunFacts]
 JsonObject = dict[str, Any]
 
 
-def logprob_settings(
-    policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: dict[str, Any]
-) -> list[str]:
+def logprob_settings(policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: Facts) -> list[str]:
     """Differences of policy, tokenizer, template and sampling that need no forward pass to be seen."""
     findings = []
     named = sorted({p for p in pc.unique(policies).to_pylist() if p} - {model["policy_hash"]})
@@ -64,7 +63,7 @@ def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata
     return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))
 
 
-def _identities(runs: Runs) -> list[Facts]:
+def _identities(runs: Runs) -> list[RunFacts]:
     return [
         identity for run in runs if (identity := identity_of(run)) and run.get("stage") in (None, "collect", "record")
     ]

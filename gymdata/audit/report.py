@@ -24,6 +24,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import scan_batches
+from gymdata.store.paths import Facts
 
 #: Rollouts whose tokens are in memory at a time.
 _BATCH_ROWS = 1_024
@@ -41,7 +42,7 @@ class AuditReport(Report):
     ``worst``: the tokens furthest apart; ``explanation``: why, None when nothing is wrong; ``path``: what was written.
     """
 
-    model: dict[str, Any]
+    model: Facts
     rounding: Rounding
     first: list[str] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)

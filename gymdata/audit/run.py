@@ -27,7 +27,7 @@ from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, concat, lineage, own_run, parent_of, refuse_duplicates, stage_folder
-from gymdata.store.paths import RUN_JSON, placed_output
+from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, placed_output
 from gymdata.store.stage_output import refuse_other_kind
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def audit(
 
 
 def _served(
-    config: AuditConfig, runs: Sequence[dict[str, Any]], progress: Progress
-) -> contextlib.AbstractContextManager[tuple[dict[str, Any], ServedPolicy]]:
+    config: AuditConfig, runs: Sequence[RunFacts], progress: Progress
+) -> contextlib.AbstractContextManager[tuple[Facts, ServedPolicy]]:
     from gymdata.engines.servers.served_policy import at_endpoints, served_policy
 
     model = config.model
@@ -126,9 +126,9 @@ def _served(
 def _compare(
     sources: Sequence[str | Path],
     rollouts: pa.Table,
-    runs: Sequence[dict[str, Any]],
+    runs: Sequence[RunFacts],
     loaded: PolicyModel,
-    facts: dict[str, Any],
+    facts: RunFacts,
     config: AuditConfig,
     progress: Progress,
 ) -> tuple[AuditReport, Audit]:
@@ -152,7 +152,7 @@ def _compare(
     return report, work
 
 
-def _own_policy(runs: Sequence[dict[str, Any]]) -> str:
+def _own_policy(runs: Sequence[RunFacts]) -> str:
     found = {str(run["policy"]) for run in runs if run.get("stage") in ("collect", "record") and run.get("policy")}
     if len(found) == 1 and Path(policy := found.pop()).is_dir():
         return policy
@@ -165,7 +165,7 @@ def _write(
     work: Audit,
     report: AuditReport,
     config: AuditConfig,
-    identity: dict[str, Any],
+    identity: Identity,
     command: Sequence[str],
 ) -> None:
     from gymdata.audit._logprob_plot import draw

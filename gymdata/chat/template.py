@@ -27,6 +27,7 @@ from gymdata.models._transformers import (
 )
 from gymdata.models.model_identity import tokenizer_facts, tokenizer_folder
 from gymdata.rollouts.messages import Message, Tools
+from gymdata.store.paths import Facts
 
 _TWIN = "_training"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -208,7 +209,7 @@ class TransformersChat:
         chat._replaced = True
         return chat
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Hashes and names for run.json."""
         return {
             **tokenizer_facts(self.tokenizer, self.tokenizer.chat_template, self.served_template),

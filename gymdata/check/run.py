@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.errors import redacted
 from gymdata.public import Report, Row
+from gymdata.store.paths import Facts
 
 if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
@@ -33,7 +34,7 @@ class ModelReport(Report):
     template_name: str | None
     check: TemplateCheck
     cure: TemplatePatch | None
-    facts: dict[str, Any]
+    facts: Facts
 
     @property
     def ok(self) -> bool:
@@ -92,7 +93,7 @@ class EndpointReport(Report):
 
     endpoint: str
     findings: list[Finding]
-    facts: dict[str, Any]
+    facts: Facts
 
     @property
     def ok(self) -> bool:

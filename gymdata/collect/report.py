@@ -15,6 +15,7 @@ from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Report, Row
 from gymdata.rewards.scheduler import PartTally
 from gymdata.stats import known_rewards, mean_ci
+from gymdata.store.paths import Identity
 
 COLUMNS = (
     "group_id",
@@ -168,7 +169,7 @@ class CollectPlan(Report):
     rollouts_there: int
     rollouts_removed: int
     folders_removed: list[str]
-    identity: dict[str, Any]
+    identity: Identity
     notes: list[str]
     config: dict[str, Any]
     environments: list[EnvironmentTrial] = field(default_factory=list)

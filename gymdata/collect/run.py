@@ -45,7 +45,7 @@ from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.lock import Lock
-from gymdata.store.paths import placed_output, refuse_unwritable
+from gymdata.store.paths import RunFacts, placed_output, refuse_unwritable
 from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
@@ -383,7 +383,7 @@ def _seed(config: CollectConfig, folder: Path) -> int | None:
     return resumed if isinstance(resumed, int) else None
 
 
-def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: Sequence[str]) -> dict[str, Any]:
+def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: Sequence[str]) -> RunFacts:
     source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
     parents = []
     if source is not None:

@@ -53,6 +53,7 @@ from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
 from gymdata.rollouts.messages import Task
+from gymdata.store.paths import Facts, Identity
 from gymdata.urls import with_scheme
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
     return notes if limit is None else [*notes, *_check_context(limit, config, parts, tasks)]
 
 
-async def _ask_servers(config: CollectConfig, parts: Parts) -> Mapping[str, Any]:
+async def _ask_servers(config: CollectConfig, parts: Parts) -> Facts:
     """The probe of the sampling server; every server of the run is contacted once."""
     served = _servers(config)
     for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
@@ -216,7 +217,7 @@ async def _tried(name: str | None, one: Environment, inner: Environment, task: T
     )
 
 
-def _engine_context(config: CollectConfig, model: Mapping[str, Any]) -> int | None:
+def _engine_context(config: CollectConfig, model: Facts) -> int | None:
     """Tokens of a context of the engine in process; None where only the engine knows. Raises UsageError when the model has
     no such context."""
     folder = Path(model.get("base") or config.model or "")
@@ -274,7 +275,7 @@ class Parts:
     chat: Chat | None
     environment: Environment | None
     rewards: list[Weighted]
-    model: Mapping[str, Any]
+    model: Facts
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
     workflow: Workflow | None = None
@@ -328,7 +329,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         agent = load_agent(given.agent or config.agent, config.agent_files, isolate=config.isolate)
     environment = environment_of(config, given, prompt) if agent is None else None
     servers = _servers(config)
-    model: dict[str, Any]
+    model: Facts
     announced: list[str] = []
     if not servers:
         if config.model is None:
@@ -538,7 +539,7 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
     return Servers(Endpoints(urls), partial(make, max_retries=0), retries=config.retries)
 
 
-def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> dict[str, Any]:
+def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identity:
     """The identity of a run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
     chat = dict(parts.chat.facts()) if parts.chat is not None else {}
     return {

@@ -43,6 +43,7 @@ from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task, TaskRow, ToolCall, ToolDefinition
 from gymdata.store import hash_file
+from gymdata.store.paths import FileEntry
 
 #: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
 _SHAREGPT = {
@@ -132,7 +133,7 @@ class TaskFile:
             for line, row in rows_of(path, functools.partial(self._bad_line, found)):
                 yield file, line, row
 
-    def facts(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[FileEntry]:
         """The source of the tasks for run.json: path and hash of each file."""
         return [{"path": str(file), "xxh3": hash_file(file)} for file in self.files]
 
@@ -219,7 +220,7 @@ class TaskRows(TaskFile):
                 plain = {k: drop_nulls(v) for k, v in plain.items() if v is not None}
             yield Path(IN_MEMORY), number, plain
 
-    def facts(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[FileEntry]:
         digest = xxhash.xxh3_64()
         for _, _, row in self._rows(_Pass()):
             digest.update(_canonical(row) + b"\n")

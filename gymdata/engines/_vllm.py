@@ -37,6 +37,7 @@ from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, policy_facts
 from gymdata.settings import source_fields
+from gymdata.store.paths import Facts
 
 OnTokens = Callable[[int, Sequence[int]], None]
 
@@ -110,7 +111,7 @@ class VllmSampler:
         self._runs_at_once(int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS))
         self._engine: Any = None
         self._lora: Any = None
-        self._facts: dict[str, Any] = {}
+        self._facts: Facts = {}
         # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
         self._starting: asyncio.Future[Any] | None = None
@@ -119,7 +120,7 @@ class VllmSampler:
         self._log = EngineLog()
         self._last_made: tuple[tuple[object, ...], Any] | None = None
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
         set_environment()
         # In the thread, importing vLLM included, so that Ctrl-C is handled meanwhile.
@@ -129,7 +130,7 @@ class VllmSampler:
         gc.freeze()
         return self.facts()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 
@@ -392,7 +393,7 @@ class VllmSampler:
             self._lora = LoRARequest(adapter.name, 1, str(adapter))
         return AsyncEngineArgs(**{**wanted, **self.engine_args})
 
-    def _collect_facts(self, config: Any) -> dict[str, Any]:
+    def _collect_facts(self, config: Any) -> Facts:
         import vllm
 
         model, scheduler = config.model_config, config.scheduler_config

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gymdata.rollouts.messages import Message, Tools
+from gymdata.store.paths import Facts
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -72,7 +73,7 @@ class Sampler(Protocol):
     #: True when n > 1 in one request is cheaper than n requests (HTTP).
     prefers_groups: bool
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Bring the engine up; returns facts for run.json (engine, version, dtype, served model, limits …)."""
         ...
 
@@ -101,7 +102,7 @@ class Chat(Protocol):
     end_of_turn_ids: tuple[int, ...]
     vocab_size: int
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Facts:
         """Hashes for run.json: tokenizer_hash, chat_template_hash, end_of_turn_ids, tool parser."""
         ...
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gymdata.environments.port import Environment, Episode
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import Task
+from gymdata.store.paths import Identity
 
 
 class ByName:
@@ -16,7 +16,7 @@ class ByName:
     def __init__(self, environments: Mapping[str, Environment]) -> None:
         self.environments = dict(environments)
         named = {name: dict(one.identity) for name, one in sorted(self.environments.items())}
-        self.identity: Mapping[str, Any] = {"name": "by_name", "environments": named}
+        self.identity: Identity = {"name": "by_name", "environments": named}
 
     def check(self, task: Task) -> Environment:
         """The task's environment. Raises DataError naming the task for an unknown one."""

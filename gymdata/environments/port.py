@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gymdata.engines.port import Generation
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
+from gymdata.store.paths import Facts, Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Episode(Protocol):
 class Environment(Protocol):
     """Where rollouts happen. ``identity`` goes to run.json; a change of it is another run."""
 
-    identity: Mapping[str, Any]
+    identity: Identity
 
     async def start(self, task: Task, rollout_index: int) -> Episode: ...
 
@@ -82,7 +83,7 @@ class User(Protocol):
     rewards_steps: bool
 
     @property
-    def identity(self) -> Mapping[str, Any]: ...
+    def identity(self) -> Identity: ...
 
     async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
         """``messages``: the conversation so far, which grows; read-only."""
@@ -119,12 +120,12 @@ class Workflow(Protocol):
     """Makes whole rollouts elsewhere. ``identity`` goes to run.json; a change of it is another run."""
 
     @property
-    def identity(self) -> Mapping[str, Any]: ...
+    def identity(self) -> Identity: ...
 
     @property
     def default_concurrency(self) -> int: ...
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Open connections; returns facts for run.json."""
         ...
 

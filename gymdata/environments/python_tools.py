@@ -31,6 +31,7 @@ from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError, UsageError, raised
 from gymdata.models._transformers import schema_of
 from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
+from gymdata.store.paths import Identity
 from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
 
 _PLAIN = ("close", "get_reward", "reset")
@@ -44,7 +45,7 @@ class PythonTools:
     def __init__(
         self,
         target: Any,
-        identity: Mapping[str, Any],
+        identity: Identity,
         *,
         timeout_s: float,
         make: Callable[[], Any] | None = None,
@@ -88,7 +89,7 @@ class PythonTools:
         """From ``path.py:Name``; ``arguments``: those of the class. Raises UsageError."""
         target, source = load_symbol(spec, "--env")
         where, digest = spec_and_hash(source)
-        identity: dict[str, Any] = {"name": "python_tools", "spec": where, "file_hash": digest}
+        identity: Identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         if not arguments:
             return cls(target, identity, timeout_s=timeout_s)
         if not inspect.isclass(target):
@@ -97,7 +98,7 @@ class PythonTools:
             inspect.signature(target).bind(**arguments)
         except TypeError as error:
             raise UsageError(f"--set env_args: {spec}: {error}", hint=f"it is {inspect.signature(target)}") from error
-        identity["arguments"] = dict(arguments)
+        identity = {**identity, "arguments": dict(arguments)}
         return cls(target, identity, timeout_s=timeout_s, make=lambda: target(**copy.deepcopy(arguments)))
 
     @classmethod

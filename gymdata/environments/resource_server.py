@@ -28,6 +28,7 @@ from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
+from gymdata.store.paths import Identity
 from gymdata.urls import ENVIRONMENT_KEYS, address
 
 #: The server's own endpoints, which are no tools whatever a task says.
@@ -65,7 +66,7 @@ class ResourceServer:
         step_reward_field: str | None = None,
     ) -> None:
         step_field = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
-        self.identity: Mapping[str, Any] = {"name": "resource_server", **step_field}
+        self.identity: Identity = {"name": "resource_server", **step_field}
         self.step_reward_field = step_reward_field
         self.task_body, self.verify_body, self.model = task_body, verify_body, model
         self.verify_timeout_s = verify_timeout_s

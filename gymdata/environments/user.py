@@ -10,7 +10,7 @@ copy, so that nothing already sampled can change under its hands.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
+from gymdata.store.paths import Identity
 from gymdata.user_code import in_memory, load_symbol, spec_and_hash
 
 _FLAG = "--user"
@@ -57,7 +58,7 @@ def _user(target: Any, source: str, timeout_s: float) -> User:
 class FunctionUser:
     """A function of the messages so far and the task's row."""
 
-    def __init__(self, function: Callable[..., Any], identity: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, function: Callable[..., Any], identity: Identity, timeout_s: float) -> None:
         self.identity, self.function, self.timeout_s = identity, function, timeout_s
         self.rewards_steps = gives_steps(function)
 
@@ -105,7 +106,7 @@ class WithUser:
 
     def __init__(self, environment: Environment, user: User) -> None:
         self.environment, self.user = environment, user
-        self.identity: Mapping[str, Any] = {**environment.identity, "user": dict(user.identity)}
+        self.identity: Identity = {**environment.identity, "user": dict(user.identity)}
 
     async def start(self, task: Task, rollout_index: int) -> Episode:
         """Both are set up. Raises OutsideError when either cannot be."""

@@ -16,6 +16,7 @@ from typing import Any
 from gymdata.environments.port import StepResult, Talk
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.messages import Message, Task, TaskRow
+from gymdata.store.paths import Identity
 from gymdata.urls import USER_KEYS, address
 
 _CHAT = "/v1/chat/completions"
@@ -58,7 +59,7 @@ class ModelUser:
         self.rewards_steps = False
         self.model, self.prompt, self.stop, self.seed = model, prompt, stop, seed
         self.sampling = dict(sampling or {})
-        self.identity: Mapping[str, Any] = {
+        self.identity: Identity = {
             "name": "model",
             "model": model,
             "prompt_hash": hashlib.blake2b(prompt_text.encode(), digest_size=16).hexdigest(),

@@ -32,6 +32,7 @@ from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.messages import Message, ResponseItem, Task
 from gymdata.store.lines import NON_FINITE
+from gymdata.store.paths import Facts, Identity
 from gymdata.urls import WORKFLOW_KEYS, address
 
 PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -81,7 +82,7 @@ class HttpWorkflow:
         concurrency: int = 64,
         result_json_path: str = "$",
     ) -> None:
-        self.identity: Mapping[str, Any] = {"name": "workflow"}
+        self.identity: Identity = {"name": "workflow"}
         self.default_concurrency = concurrency
         self._task_body, self._conversation_of, self._model = task_body, conversation_of, model
         self._path = json_path(result_json_path)
@@ -95,7 +96,7 @@ class HttpWorkflow:
             advice=_ADVICE,
         )
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Open connections; the first request is the first task's."""
         await self._http.open()
         return {"engine": "workflow", "transport": "http", "endpoint": self._http.base}

@@ -17,6 +17,7 @@ from gymdata.finetune.port import Commands, EpochRow, TrajectoryBuilder
 from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
 from gymdata.store import hash_file
+from gymdata.store.paths import Identity, RunFacts
 from gymdata.store.run_json import plain, write_json
 
 #: Formats of ``gymdata export`` that are made from pairs.
@@ -155,9 +156,9 @@ class Plan:
     draw: Callable[[Path, list[EpochRow], Mapping[str, Any]], None] | None
     #: Makes the endpoint serve a model as a version: (model, version, log, progress).
     deploy: Callable[[Path, int, Path, Progress], None] | None = None
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    identity: Identity = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: RunFacts = field(default_factory=dict)
     overwrite: bool = False
 
     def folder(self, epoch: int) -> Path:

@@ -43,7 +43,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.settings import read_yaml
 from gymdata.store import hash_file
-from gymdata.store.paths import local_output
+from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import replacing
 from gymdata.urls import ENGINE_KEYS
 from gymdata.user_code import from_here
@@ -411,7 +411,7 @@ def _validation(
     return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), own
 
 
-def _identity(config: FinetuneConfig) -> dict[str, Any]:
+def _identity(config: FinetuneConfig) -> Identity:
     """The sections without settings that may change on a resume, and without paths: contents are hashed."""
     sections = config.model_dump(mode="json", by_alias=True)
     # The settings of a failed trainer may be corrected; every epoch records the settings that it was trained with.

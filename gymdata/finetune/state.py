@@ -17,7 +17,7 @@ import orjson
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.store.lock import Lock, made_folder
-from gymdata.store.paths import RUN_JSON
+from gymdata.store.paths import RUN_JSON, Identity, RunFacts
 from gymdata.store.run_json import differences, now, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -28,14 +28,14 @@ _OURS = ("metrics.jsonl", "result.json", "curve.png", "report.html", "run.json",
 class State:
     """The state of one output folder, held by one process at a time."""
 
-    def __init__(self, folder: Path, held: Lock, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, held: Lock, facts: RunFacts) -> None:
         self.folder, self._held, self._facts = folder, held, facts
 
     @classmethod
     def open(
         cls,
         folder: Path,
-        identity: Mapping[str, Any],
+        identity: Identity,
         run_id: str | None,
         defaults: Mapping[str, Any],
         *,

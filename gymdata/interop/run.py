@@ -28,7 +28,7 @@ from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.lineage import parent_of, vocabulary
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, beside, placed_output
+from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output
 from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, replacing, writing_into
 from gymdata.workers.processes import in_order
@@ -171,7 +171,7 @@ def import_rollouts(
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name}
-    facts: dict[str, Any] = {
+    facts: RunFacts = {
         "stage": "import",
         "format": name,
         "command": list(command),
@@ -265,7 +265,7 @@ def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: in
 
 
 def _import_pairs(
-    reader: Reader, sources: list[Source], out: StageOutput, summary: ImportSummary, facts: dict[str, Any]
+    reader: Reader, sources: list[Source], out: StageOutput, summary: ImportSummary, facts: RunFacts
 ) -> None:
     import pyarrow as pa
 

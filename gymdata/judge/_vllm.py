@@ -14,6 +14,7 @@ from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
 from gymdata.models import model_identity
 from gymdata.rollouts.messages import Message
+from gymdata.store.paths import Facts, Identity
 
 if TYPE_CHECKING:
     from gymdata.engines.servers.many import Servers
@@ -74,7 +75,7 @@ class EngineJudge:
             if on_ray is None
             else on_ray(model, engine_args or {}, policy_hash=facts["policy_hash"], kind=kind, **settings)
         )
-        self.identity: Mapping[str, Any] = {
+        self.identity: Identity = {
             "model": facts["policy"],
             "weights": facts["policy_hash"],
             "chat_template": self.chat.facts().get("chat_template_hash"),
@@ -95,7 +96,7 @@ class EngineJudge:
             return 2 * self.sampler.max_num_seqs
         return self.sampler.default_concurrency
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Start the engine, or the replicas."""
         facts = await self.sampler.start()
         self._room = int(facts.get("max_model_len") or 0)
@@ -152,7 +153,7 @@ class ReplicaJudge(EngineJudge):
         """How long to wait when every replica is gone; ``say`` is called for every loss and return."""
         self.sampler.wait_for_server(seconds, say)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the engines, and what each did so far."""
         return self.sampler.facts()
 

@@ -19,6 +19,7 @@ from gymdata.judge.pairwise import digest
 from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
 from gymdata.rollouts.messages import Message
+from gymdata.store.paths import Facts, Identity
 from gymdata.urls import JUDGE_KEYS, Address, address
 
 _CHAT = "/v1/chat/completions"
@@ -81,7 +82,7 @@ class HttpJudge:
         )
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Identity:
         """The endpoint's address is no part of it: a judge may move."""
         return {
             "model": f"served:{self.model}",
@@ -99,14 +100,14 @@ class HttpJudge:
             finally:
                 await self._http.close()
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Open connections; requests the served model's name only when none was given."""
         await self._http.open()
         if self.model is None:
             self.model = await self._only_model()
         return self.facts()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the server."""
         return {"engine": "http", "endpoint": self.base, "served_model": self.model}
 
@@ -196,7 +197,7 @@ class HttpJudges(Pool[HttpJudge]):
     _served: str | None = None
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Identity:
         """The identity that all of them share."""
         model = self._proof.model if self._proof is not None else self._served
         return {**self.servers[0].sampler.identity, **({} if model is None else {"model": f"served:{model}"})}
@@ -213,7 +214,7 @@ class HttpJudges(Pool[HttpJudge]):
                 self._served = server.sampler.model
                 return
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the servers."""
         return {name: value for name, value in super().facts().items() if name != "endpoint"}
 

@@ -26,6 +26,7 @@ from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.rollouts.messages import Message
+from gymdata.store.paths import Facts
 from gymdata.workers.signals import together
 
 STATUSES = ("judged", "unparsed", "refused", "failed")
@@ -92,7 +93,7 @@ class PairwiseJudge:
         self.retry_unparsed, self.stop_when_gone = retry_unparsed, stop_when_gone
         self.tally = Tally()
         self.concurrency = config.concurrency or judge.default_concurrency
-        self.facts: Mapping[str, Any] = {}
+        self.facts: Facts = {}
         published = partial(
             genrm.parse_published, default_score=config.default_score, default_ranking=config.default_ranking
         )
@@ -100,7 +101,7 @@ class PairwiseJudge:
         self._parse = lru_cache(maxsize=1024)(genrm.parse_strict if config.verdicts == "strict" else published)
         self._room = asyncio.Semaphore(self.concurrency)
         self._under_way: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._starting: asyncio.Future[Mapping[str, Any]] | None = None
+        self._starting: asyncio.Future[Facts] | None = None
 
     @property
     def judge_name(self) -> str:

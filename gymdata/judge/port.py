@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from gymdata.rollouts.messages import Message
+from gymdata.store.paths import Facts, Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,14 @@ class Judge(Protocol):
     every sampling setting; equal identities may share saved verdicts."""
 
     @property
-    def identity(self) -> Mapping[str, Any]: ...
+    def identity(self) -> Identity: ...
 
     @property
     def default_concurrency(self) -> int:
         """Judgements to keep in flight unless the user says otherwise."""
         ...
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Bring it up; returns facts for run.json."""
         ...
 
@@ -55,7 +56,7 @@ class Served(Protocol):
         """How long to wait for servers that stop answering; ``say`` is called for every loss and return."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the servers: of several, also what each did so far."""
         ...
 

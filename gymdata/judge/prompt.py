@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gymdata.errors import DataError, UsageError, needs
 from gymdata.rollouts.messages import Message
+from gymdata.store.paths import Identity
 
 #: The default of ``--judge-prompt default``. Variables: conversation (messages with role and content), response_1,
 #: response_2, principle (text or nothing).
@@ -41,7 +42,7 @@ much better, 2 better, 3 slightly better, 4 when response 2 is slightly better, 
 class Form(Protocol):
     """Makes the messages of one comparison. ``identity`` distinguishes forms."""
 
-    identity: Mapping[str, Any]
+    identity: Identity
 
     def messages(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None
@@ -77,7 +78,7 @@ class Prompt:
         self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
         self._fault = TemplateError
         digest = hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
-        self.identity: Mapping[str, Any] = {"form": "prompt", "template": digest}
+        self.identity: Identity = {"form": "prompt", "template": digest}
         try:
             self._template = environment.from_string(template)
         except TemplateError as error:

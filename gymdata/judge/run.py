@@ -39,7 +39,7 @@ from gymdata.remote.reading import located
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parent_of
-from gymdata.store.paths import RUN_JSON, placed_output
+from gymdata.store.paths import RUN_JSON, RunFacts, placed_output
 from gymdata.workers.tuning import rare_collections
 
 
@@ -139,7 +139,7 @@ def judge(
         progress = progress or NullProgress()
         for repair in kept.repairs:
             progress.message(f"repaired after a crash: {repair}")
-        facts: dict[str, Any] = {
+        facts: RunFacts = {
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "identity": identity,
@@ -207,7 +207,7 @@ def _finish(
     field: JudgeGroups,
     how: Aggregation,
     comparisons: pa.Table,
-    facts: Mapping[str, Any],
+    facts: RunFacts,
     cached: int,
 ) -> JudgeSummary:
     """Aggregate, write comparisons, rewards and run.json."""

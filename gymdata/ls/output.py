@@ -3,14 +3,13 @@ they were complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gymdata.remote.places import is_url
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, new_files
+from gymdata.store.paths import RUN_JSON, RunFacts, new_files
 
 #: Rows that an import rejected, in a file beside its output.
 _REJECTED = "rejected.jsonl"
@@ -33,7 +32,7 @@ class Output:
     state: str
 
 
-def row_counts(facts: Mapping[str, Any]) -> list[int]:
+def row_counts(facts: RunFacts) -> list[int]:
     """The row counts of the output's files, from its run.json; files without rows of the output are left out."""
     entries = facts.get("files") or []
     return [one["rows"] for one in entries if one.get("rows") is not None and one.get("path") != _REJECTED]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, row_counts
@@ -14,7 +13,7 @@ from gymdata.remote.client import Object
 from gymdata.remote.places import Place, is_odd, place_of
 from gymdata.remote.reading import RUN_JSON
 from gymdata.remote.upload import is_of_this_machine, is_open
-from gymdata.store.paths import parsed_facts
+from gymdata.store.paths import RunFacts, parsed_facts
 from gymdata.store.run_json import is_written, state_left
 
 _BESIDE = f".{RUN_JSON}"
@@ -58,7 +57,7 @@ def _owners(found: Mapping[str, Object], described: Sequence[Object]) -> dict[st
 def _output(place: Place, run_json: Object, body: bytes, own: Sequence[Object]) -> Output:
     folder, _, name = run_json.key.rpartition("/")
     of = folder if name == RUN_JSON else run_json.key.removesuffix(_BESIDE)
-    facts: Mapping[str, Any] = {}
+    facts: RunFacts = {}
     state = "damaged"
     with contextlib.suppress(DataError):
         facts = parsed_facts(body, str(place.at(run_json.key)))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, Unfinished, is_unfinished, parent_path, row_counts, unfinished_in
@@ -21,7 +20,7 @@ from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import is_spool, is_url, url_of
 from gymdata.store.lineage import replaced_content
-from gymdata.store.paths import RUN_JSON, find_run_json, local_output, read_facts, segments
+from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, local_output, read_facts, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
@@ -114,7 +113,7 @@ def _latest(files: Sequence[os.stat_result]) -> str:
 def output_of(top: Path, run_json: Path) -> Output:
     whole = run_json.name == RUN_JSON
     place = run_json.parent if whole else run_json.with_name(run_json.name.removesuffix(_BESIDE))
-    facts: Mapping[str, Any] = {}
+    facts: RunFacts = {}
     damaged = False
     try:
         facts = read_facts(run_json)

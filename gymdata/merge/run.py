@@ -27,7 +27,7 @@ from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, sc
 from gymdata.store.journal import FAILURES
 from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
 from gymdata.store.lock import refuse_held
-from gymdata.store.paths import files_apart, matches
+from gymdata.store.paths import RunFacts, files_apart, matches
 from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, state_left
 from gymdata.store.stage_output import derived, described_by
@@ -145,7 +145,7 @@ def merge(
     return report
 
 
-def _facts(source: Path) -> Mapping[str, Any]:
+def _facts(source: Path) -> RunFacts:
     found = find_run_json(source)
     if found is None:
         resolve(source, ROLLOUTS)  # says what is wrong with the path itself
@@ -161,7 +161,7 @@ def _facts(source: Path) -> Mapping[str, Any]:
     return facts
 
 
-def _report_unfinished(source: Path, facts: Mapping[str, Any]) -> None:
+def _report_unfinished(source: Path, facts: RunFacts) -> None:
     """Warn of a collected run that lacks rollouts. Raises DataError for an import that was stopped."""
     state = state_left(facts)
     if state == "complete":
@@ -180,7 +180,7 @@ def _report_unfinished(source: Path, facts: Mapping[str, Any]) -> None:
     )
 
 
-def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
     """Raises UsageError that names each setting in which a run differs from the first."""
     first = facts[0]
     faults = []
@@ -201,7 +201,7 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[Mapping[str,
         )
 
 
-def _refuse_other_tasks(sources: Sequence[Path], facts: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_other_tasks(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
     """Raises UsageError for shards of one run that were collected from task files of different contents."""
     read: dict[object, tuple[Path, list[str]]] = {}
     for source, one in zip(sources, facts, strict=True):
@@ -252,13 +252,13 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
         )
 
 
-def _shards(facts: Mapping[str, Any]) -> list[str]:
+def _shards(facts: RunFacts) -> list[str]:
     attempts = [attempt.get("extent") or {} for attempt in facts.get("attempts") or []]
     found = {extent.get("shard") for extent in attempts} or {None}
     return [] if None in found else sorted(map(str, found))
 
 
-def _missing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _missing(facts: Sequence[RunFacts]) -> list[str]:
     """The parts that no run collected, for each split of a run's tasks; none if a run collected all."""
     splits: dict[tuple[object, int], set[int]] = {}
     whole = {one.get("run_id") for one in facts if not _shards(one)}
@@ -281,7 +281,7 @@ def _folders(sources: Sequence[Path]) -> list[Path]:
 def _write(
     report: MergeReport,
     sources: Sequence[Path],
-    facts: Sequence[Mapping[str, Any]],
+    facts: Sequence[RunFacts],
     twice: set[str],
     target: Path,
     overwrite: bool,

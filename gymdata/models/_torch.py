@@ -6,7 +6,7 @@ float32: what an engine reports as processed log-probabilities. Memory is bounde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from gymdata.models._shared_prefixes import answering, share_prefixes
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
+from gymdata.store.paths import Facts
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -47,7 +48,12 @@ def load(place: Place, head: str, **options: Any) -> Any:
         import transformers
     if place.dtype not in DTYPES:
         raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
-    device = _device(place.device)
+    try:
+        device = torch.device(place.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UsageError.bad_value("--device", place.device, "cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UsageError(f"--device {place.device}: CUDA device not available", hint="--device cpu")
     dtype: Any = getattr(torch, place.dtype, "auto")
     if place.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
@@ -72,22 +78,10 @@ def load(place: Place, head: str, **options: Any) -> Any:
     return model.eval().to(device)
 
 
-def facts(model: Any) -> dict[str, Any]:
+def facts(model: Any) -> Facts:
     """Number format and device, for run.json."""
     parameter = next(model.parameters())
     return {"dtype": str(parameter.dtype).removeprefix("torch."), "device": parameter.device.type}
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise UsageError.bad_value("--device", name, "cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UsageError(f"--device {name}: CUDA device not available", hint="--device cpu")
-    return device
 
 
 BATCH_TOKENS = 16_384
@@ -107,7 +101,7 @@ class ForwardPolicy:
         self._temperature: tuple[float, bool] | None = None
         #: The sequences that were scored at several temperatures last, and the states of their tokens.
         self._scored: tuple[ToScore, list[_Scored]] | None = None
-        self.facts: Mapping[str, Any] = facts(self._model)
+        self.facts: Facts = facts(self._model)
 
     def log_probs(
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
@@ -173,7 +167,7 @@ class ForwardCritic:
                 hint="give a critic as AutoModelForSequenceClassification saves it, with one label",
             )
         share_prefixes(self._model)
-        self.facts: Mapping[str, Any] = facts(self._model)
+        self.facts: Facts = facts(self._model)
 
     def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray]:
         """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""

@@ -16,6 +16,7 @@ from gymdata.checks.breaks import Reading
 from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
 from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
 from gymdata.rollouts.messages import ToolDefinition
+from gymdata.store.paths import RunFacts
 
 
 def local_folder(name: str | Path) -> Path:
@@ -119,7 +120,7 @@ def writes_conversations_itself(tokenizer: Any) -> bool:
     return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
 
-def reader_of(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Callable[[], Reading] | None:
+def reader_of(tokenizer: str | Path | None, run: RunFacts) -> Callable[[], Reading] | None:
     """The reader of the tokenizer that was given, else of the model folder that ``run`` (a run.json) names; None where
     neither is there. It loads the tokenizer when it is first used, or its vocabulary where the tokenizer's library is not
     installed. Raises UsageError or DataError then."""

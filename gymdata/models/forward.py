@@ -6,11 +6,12 @@ from typing import Any
 
 from gymdata.errors import DataError, require
 from gymdata.models.scoring import Critic, PolicyModel
+from gymdata.store.paths import Facts
 
 
 def load_policy(
     model: str, dtype: str = "auto", device: str | None = None, batch_tokens: int | None = None
-) -> tuple[dict[str, Any], PolicyModel]:
+) -> tuple[Facts, PolicyModel]:
     """(what the model is and how it is computed, the model) of a folder, a LoRA folder or a hub name on this machine.
 
     The facts: path, policy_hash, checkpoint_dtype (that it was saved in), tokenizer (its folder), tokenizer_hash and
@@ -21,14 +22,12 @@ def load_policy(
 
 def load_critic(
     model: str, dtype: str = "auto", device: str | None = None, batch_tokens: int | None = None
-) -> tuple[dict[str, Any], Critic]:
+) -> tuple[Facts, Critic]:
     """The same of a critic: a sequence classification model with one label."""
     return _loaded("ForwardCritic", model, dtype, device, batch_tokens)
 
 
-def _loaded(
-    kind: str, model: str, dtype: str, device: str | None, batch_tokens: int | None
-) -> tuple[dict[str, Any], Any]:
+def _loaded(kind: str, model: str, dtype: str, device: str | None, batch_tokens: int | None) -> tuple[Facts, Any]:
     require("train", "torch", "transformers", "trl", "peft")
     from gymdata.models import _torch, model_identity
 
@@ -43,7 +42,7 @@ def _loaded(
     return {**known, **tokenizer_facts(model), **loaded.facts}, loaded
 
 
-def tokenizer_facts(model: str) -> dict[str, Any]:
+def tokenizer_facts(model: str) -> Facts:
     """tokenizer (its folder), tokenizer_hash and chat_template_hash of a model's folder; None each without one."""
     from gymdata.models import model_identity
     from gymdata.models._transformers import load_tokenizer

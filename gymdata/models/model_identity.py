@@ -20,8 +20,8 @@ import xxhash
 from gymdata.errors import DataError, RefusedError, require
 from gymdata.models._transformers import local_folder
 from gymdata.progress import Progress
+from gymdata.store.paths import Facts, RunFacts
 
-Facts = Mapping[str, Any]
 #: Up to this many bytes weights are hashed whole; above, samples of them.
 FULL_HASH_BYTES = 2 << 30
 _PLACES = 256
@@ -56,7 +56,7 @@ def tokenizer_folder(model: str) -> str:
     return model if own else base
 
 
-def policy_facts(path: str) -> dict[str, Any]:
+def policy_facts(path: str) -> Facts:
     """``{"policy", "policy_hash", "base", "adapter", "revision", "weights_bytes"}`` of a local model folder or hub name.
 
     Raises DataError when there is no such folder and it is not in the local Hugging Face cache.
@@ -79,7 +79,7 @@ def policy_facts(path: str) -> dict[str, Any]:
     }
 
 
-def served_facts(name: str) -> dict[str, Any]:
+def served_facts(name: str) -> Facts:
     """``policy_facts`` of a model that only a server knows."""
     return {
         "policy": name,
@@ -106,7 +106,13 @@ def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:
         )
     total = sum(f.stat().st_size for f in files)
     digest = xxhash.xxh3_128()
-    digest.update(_architecture(folder))
+    for name in ("config.json", "adapter_config.json"):
+        if (file := folder / name).is_file():
+            config = {k: v for k, v in json.loads(file.read_text()).items() if k not in _VOLATILE}
+            if name == "adapter_config.json":
+                config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
+            digest.update(json.dumps(config, sort_keys=True).encode())
+            break
     whole = total < full_below
     for file in files:
         size = file.stat().st_size
@@ -115,7 +121,7 @@ def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:
     return digest.hexdigest() if whole else f"sampled:{digest.hexdigest()}"
 
 
-def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str | None = None) -> dict[str, Any]:
+def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str | None = None) -> Facts:
     """Hashes of a transformers tokenizer and of the chat template used with it.
 
     ``served_template``: the model's own template, when another one is used in its place.
@@ -165,16 +171,6 @@ def _weight_files(folder: Path) -> list[Path]:
     return next(filter(None, found), [])
 
 
-def _architecture(folder: Path) -> bytes:
-    for name in ("config.json", "adapter_config.json"):
-        if (file := folder / name).is_file():
-            config = {k: v for k, v in json.loads(file.read_text()).items() if k not in _VOLATILE}
-            if name == "adapter_config.json":
-                config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
-            return json.dumps(config, sort_keys=True).encode()
-    return b""
-
-
 def _update(digest: Any, file: Path, places: int | None) -> None:
     """With all bytes of a file, or of a safetensors header and 64 KiB at so many places."""
     size = file.stat().st_size
@@ -203,14 +199,14 @@ class ModelFacts:
     max_length: int | None
 
 
-def identity_of(run: Facts) -> Any:
+def identity_of(run: RunFacts) -> Any:
     """A run's identity, with the model's own chat template where its form that keeps earlier turns stood in for it."""
     identity, chat, config = (run.get(name) or {} for name in ("identity", "chat", "config"))
     own = identity and chat.get("chat_template_replaced") and not config.get("chat_template")
     return {**identity, "chat_template_hash": chat.get("served_chat_template_hash")} if own else identity
 
 
-def sampler_formats(runs: Iterable[Facts], checkpoint: str | None) -> list[str | None]:
+def sampler_formats(runs: Iterable[RunFacts], checkpoint: str | None) -> list[str | None]:
     """The number formats that the engines of ``runs`` computed in; that of the model's ``checkpoint`` where none says."""
     recorded = [dtype for run in runs if (dtype := (run.get("engine") or {}).get("dtype"))]
     return recorded or [checkpoint]
@@ -224,7 +220,7 @@ def stored_dtype(model: str) -> str | None:
     return next((str(dtype).removeprefix("torch.") for dtype in both if dtype), None)
 
 
-def check_tokenizer(runs: Sequence[Facts], model: ModelFacts, source: str, progress: Progress) -> None:
+def check_tokenizer(runs: Sequence[RunFacts], model: ModelFacts, source: str, progress: Progress) -> None:
     """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
     known = [identity for run in runs if (identity := identity_of(run))]
     hashes = {identity.get("tokenizer_hash") for identity in known} - {None}

@@ -5,7 +5,7 @@ Invariant: scores come back in the order of the sequences, whatever the order in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.ragged import Array, Ragged, offsets_of
 from gymdata.rollouts.sequences import RolloutSequences
+from gymdata.store.paths import Facts
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ToScore:
 class PolicyModel(Protocol):
     """A policy that scores tokens which were sampled. ``facts``: number format and device, for run.json."""
 
-    facts: Mapping[str, Any]
+    facts: Facts
 
     def log_probs(
         self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
@@ -124,7 +125,7 @@ class PolicyModel(Protocol):
 class Critic(Protocol):
     """Gives the value of the state after any token."""
 
-    facts: Mapping[str, Any]
+    facts: Facts
 
     def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
         """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gymdata.store.paths import RunFacts
+
 _FILE = "tokenizer.json"
 
 
@@ -29,7 +31,7 @@ class Vocabulary:
         return b"".join(self.pieces.get(i, f"⟨{i}⟩".encode()) for i in ids).decode("utf-8", "replace")
 
 
-def find_tokenizer(facts: Mapping[str, Any]) -> Path | None:
+def find_tokenizer(facts: RunFacts) -> Path | None:
     """The tokenizer.json of the model that a run.json names, when that is a folder here."""
     identity, config, model, engine = (facts.get(key) or {} for key in ("identity", "config", "model", "engine"))
     named = [

@@ -31,6 +31,7 @@ from gymdata.errors import DataError, OutsideError, UsageError, brief
 from gymdata.record import isolation
 from gymdata.record.presets import MODEL, PRESETS, Preset
 from gymdata.rollouts.messages import Task
+from gymdata.store.paths import Identity
 from gymdata.user_code import in_memory, in_thread, load_symbol, place_of, raised_at
 from gymdata.workers.signals import OWN_GROUP
 
@@ -85,7 +86,7 @@ class AgentResult:
 class Agent(Protocol):
     """Runs attempts. ``identity`` goes to run.json; a change of it is another run."""
 
-    identity: Mapping[str, Any]
+    identity: Identity
 
     def check(self, task: Task) -> None:
         """Raises DataError for a task that it cannot be given."""
@@ -142,7 +143,7 @@ class FolderAgent:
     def __init__(self, source: str, files: Path | None) -> None:
         self.files = files
         digest = {} if files is None else {"files": _digest(files)}
-        self.identity: Mapping[str, Any] = {"name": "agent", "agent": source, **digest}
+        self.identity: Identity = {"name": "agent", "agent": source, **digest}
 
     def check(self, task: Task) -> None:
         """Raises DataError for a task whose prompt or files cannot be given to the agent."""

@@ -42,6 +42,7 @@ from gymdata.rollouts.logprobs import truncations
 from gymdata.rollouts.messages import RolloutRow, Task, TaskRow
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
+from gymdata.store.paths import Facts
 
 
 class Recorder:
@@ -94,7 +95,7 @@ class Recorder:
         self._forced = forced(config.force)
         self._base = config.as_collect().sampling_parameters() if sampling is None else sampling
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Start the engine. Raises UsageError, OutsideError("engine")."""
         facts = dict(await self.sampler.start())
         limits = [n for n in (facts.get("max_model_len"), self.config.max_context) if n]

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from gymdata.record.report import RecordSummary
 from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig
 from gymdata.store import Run, find_run_json, hash_file, read_run_json
-from gymdata.store.paths import refuse_unwritable
+from gymdata.store.paths import Identity, RunFacts, refuse_unwritable
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
 from gymdata.workers.signals import OWN_GROUP, send, sigterm_interrupts
@@ -237,15 +237,13 @@ def agent_environment(url: str, config: RecordConfig) -> dict[str, str]:
     return {**os.environ, **ours, "GYMDATA_RECORD_URL": url}
 
 
-def _identity(
-    config: RecordConfig, collecting: CollectConfig, parts: Parts, seed: int, recorded: Mapping[str, Any]
-) -> dict[str, Any]:
+def _identity(config: RecordConfig, collecting: CollectConfig, parts: Parts, seed: int, recorded: Identity) -> Identity:
     """What a resumed recording must share. What clients chose stays as it was recorded."""
-    made = identity_of(collecting, replace(parts, environment=SingleTurn()), seed)
-    sampling = {**(recorded.get("sampling") or {}), **(made.get("sampling") or {})}
-    made |= {"sampling": sampling} if sampling else {}
+    identity = identity_of(collecting, replace(parts, environment=SingleTurn()), seed)
+    sampling = {**(recorded.get("sampling") or {}), **(identity.get("sampling") or {})}
     return {
-        **made,
+        **identity,
+        **({"sampling": sampling} if sampling else {}),
         **config.limits(),
         "max_tokens": None,
         "environment": {"name": "agent"},
@@ -253,7 +251,7 @@ def _identity(
     }
 
 
-def _facts(config: RecordConfig, parts: Parts, command: Sequence[str]) -> dict[str, Any]:
+def _facts(config: RecordConfig, parts: Parts, command: Sequence[str]) -> RunFacts:
     source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
     parents = []
     if source is not None:

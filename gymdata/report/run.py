@@ -24,7 +24,7 @@ from gymdata.scan.patterns import publishable
 from gymdata.scores.chosen import TOTAL, default_score
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
-from gymdata.store.paths import local_output
+from gymdata.store.paths import RunFacts, local_output
 from gymdata.store.reading import warn
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import give_back
@@ -188,7 +188,7 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
     return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": end}
 
 
-def _what(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _what(facts: RunFacts) -> dict[str, Any]:
     """Facts of the run: model, data, command, versions and time."""
     attempts = facts.get("attempts") or []
     command = facts.get("command") or ""

@@ -17,7 +17,7 @@ from gymdata.scores.chosen import scores_of_pairs
 from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches
 from gymdata.store.lineage import lineage, parent_paths
 from gymdata.store.lines import read_metrics
-from gymdata.store.paths import Source
+from gymdata.store.paths import RunFacts, Source
 
 METRICS = "metrics.jsonl"
 #: Curves worth a look, in their order; the rest of a trainer's log stays in metrics.jsonl.
@@ -144,14 +144,14 @@ def stage_table(path: Path) -> str | None:
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
 
 
-def _judge(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _judge(folder: Path, facts: RunFacts) -> dict[str, Any]:
     counts = facts.get("counts") or {}
     rates = {k: v for k, v in (facts.get("bias") or {}).items() if isinstance(v, dict) and "rate" in v}
     bias = {k: v | {"ci95": None if None in (v.get("ci95") or [None]) else v["ci95"]} for k, v in rates.items()}
     return {"path": str(folder), "judge": facts.get("judge"), "comparisons": counts.get("comparisons"), "bias": bias}
 
 
-def _training(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _training(folder: Path, facts: RunFacts) -> dict[str, Any]:
     rows = read_metrics(folder / METRICS)
     proof = facts.get("trained_tokens") or {}
     means = facts.get("training") or {}

@@ -433,7 +433,14 @@ def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["ke
         attached.append(parent if kind in ("continues", "retry", "branch") else _NO_PARENT)
     has_child = set(attached)
     leaves = [k for k in range(len(turns)) if k not in has_child]
-    superseded = _superseded(prompts, leaves)
+    # Leaves whose prompt was sampled again, other than the one that the conversation continued.
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_prompt.setdefault(prompt.tobytes(), []).append(index)
+    superseded: set[int] = set()
+    for same in by_prompt.values():
+        idle = [k for k in same if k in leaves]
+        superseded.update(idle if len(idle) < len(same) else idle[:-1])
     owned: set[int] = set()
     result = []
     for leaf in leaves:
@@ -468,16 +475,3 @@ def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep"
                 logprobs[start:end] = turns[turn]["generation_log_probs"]
         result.append(TokenSequence(ids, mask, logprobs, starts, chain.turns, chain.trained, chain.abandoned))
     return result
-
-
-def _superseded(prompts: Sequence[Ids], leaves: Sequence[int]) -> set[int]:
-    """Leaves whose prompt was sampled again, other than the one that the conversation continued."""
-    by_prompt: dict[bytes, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        by_prompt.setdefault(prompt.tobytes(), []).append(index)
-    dead: set[int] = set()
-    for same in by_prompt.values():
-        if len(same) > 1:
-            idle = [k for k in same if k in leaves]
-            dead.update(idle if len(idle) < len(same) else idle[:-1])
-    return dead

@@ -42,7 +42,7 @@ from gymdata.score.sources import RewardSources, load_sources
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
 from gymdata.store.lineage import parent_of, refuse_duplicates
-from gymdata.store.paths import output_file, placed_output
+from gymdata.store.paths import RunFacts, output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
@@ -190,7 +190,7 @@ def _write_scores(
         flips={field.name: getattr(flips, field.name) for field in fields(flips)},
         rules=sources.of_rule,
     )
-    facts: dict[str, Any] = {
+    facts: RunFacts = {
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": parents,

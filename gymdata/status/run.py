@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.journal import read_failures
 from gymdata.store.lines import read_metrics
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, read_facts
+from gymdata.store.paths import RUN_JSON, RunFacts, read_facts
 from gymdata.store.tables import read_table
 
 __all__ = ["RunStatus", "StatusReport", "status"]
@@ -163,7 +162,7 @@ def _run(top: Path, run_json: Path) -> RunStatus:
     return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown
 
 
-def _of_rollouts(shown: RunStatus, run: Path, facts: Mapping[str, Any]) -> RunStatus:
+def _of_rollouts(shown: RunStatus, run: Path, facts: RunFacts) -> RunStatus:
     """A run of rollouts: how many there are, and the speed of the last ones."""
     extent, attempts = facts.get("extent") or {}, facts.get("attempts") or []
     tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
@@ -195,7 +194,7 @@ def _of_rollouts(shown: RunStatus, run: Path, facts: Mapping[str, Any]) -> RunSt
     )
 
 
-def _of_training(shown: RunStatus, folder: Path, facts: Mapping[str, Any]) -> RunStatus:
+def _of_training(shown: RunStatus, folder: Path, facts: RunFacts) -> RunStatus:
     """A training: its steps and newest figures, from metrics.jsonl."""
     rows = read_metrics(folder / _METRICS)
     if not rows:

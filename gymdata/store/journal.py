@@ -27,7 +27,7 @@ from gymdata.errors import DataError, StoreError, option
 from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
-from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, belonging, find_run_json
+from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, belonging, find_run_json
 from gymdata.store.reading import report_lines, warn
 from gymdata.store.run_json import sync
 
@@ -236,7 +236,7 @@ class Recovered:
     next_segment: int = 0
 
 
-def recover(folder: Path, files: Sequence[dict[str, Any]]) -> Recovered:
+def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
     """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
     found = Recovered(repairs=repair_failures(folder / FAILURES))

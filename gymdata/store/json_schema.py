@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymdata.rollouts.schema import NAMED_VALUE, ROLES, TABLES, Table
 from gymdata.store.lines import NON_FINITE
+from gymdata.store.paths import Identity
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _INTEGER_BITS = {pa.int8(): 8, pa.int32(): 32, pa.int64(): 64}
@@ -83,7 +84,7 @@ class RunJson(BaseModel):
     stage: str = Field(description="What made the output: collect, import, score, judge, pairs, train-dpo …")
     run_id: str | None = Field(None, description="Random, and kept when the run is resumed.")
     config: dict[str, Any] = Field(description="All settings, resolved.")
-    identity: dict[str, Any] = Field(description="Settings and hashes that must be equal for the output to be resumed.")
+    identity: Identity = Field(description="Settings and hashes that must be equal for the output to be resumed.")
     extent: dict[str, Any] = Field(description="What is covered, which may grow: rollouts per task, tasks.")
     attempts: list[Attempt] = Field(description="Of a run folder: each time that a command wrote to it.")
     files: list[FileEntry] = Field(description="The files of the output. Of a run folder: the sealed parts.")

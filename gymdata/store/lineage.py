@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from gymdata.remote.reading import described
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
-from gymdata.store.paths import RUN_JSON, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import RUN_JSON, Identity, RunFacts, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import SCORED, changed_files, content_of
 from gymdata.store.run_json import differences
 
@@ -30,7 +29,7 @@ _MADE = ("experiences", "pairs")
 _BATCH_ROWS = 4_096
 
 
-def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
+def lineage(path: str | Path) -> Iterator[RunFacts]:
     """The run.json facts of a path argument and of all its ancestors, nearest first, each once.
 
     A parent that has been moved or deleted is skipped.
@@ -49,7 +48,7 @@ def lineage(path: str | Path) -> Iterator[dict[str, Any]]:
                 waiting.append(named if named.is_absolute() or named.exists() else run_json.parent / named)
 
 
-def parent_paths(facts: Mapping[str, Any]) -> list[str]:
+def parent_paths(facts: RunFacts) -> list[str]:
     """The paths of the parents in run.json's facts; "" for a parent without one."""
     return [str(parent.get("path") or "") for parent in facts.get("parents") or []]
 
@@ -217,7 +216,7 @@ def parent_of(path: str | Path) -> dict[str, object]:
     return {**parent, "files": content_of(facts)} if hashed else parent
 
 
-def replaced_content(facts: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]) -> str | None:
+def replaced_content(facts: RunFacts, parents: Mapping[str, RunFacts]) -> str | None:
     """What differs between the runs that ``facts``, a run.json's, says its output was made from and those runs now
     (``parents``: run ID → run.json): the first file with both hashes. None when each file is there as it was: a run may
     grow, its sealed files do not change."""
@@ -243,7 +242,7 @@ def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> Non
         )
 
 
-def common_identity(sources: Sequence[str | Path]) -> dict[str, Any]:
+def common_identity(sources: Sequence[str | Path]) -> Identity:
     """The identity settings that all the runs share, for the run.json of a file that is made from several runs."""
     folders = [run_folder(source) for source in sources]
     found = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["parquet", "jsonl", "journal"]
 Compression = Literal["gzip", "zstd"]
+#: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys; older ones may lack some).
+RunFacts = dict[str, Any]
+FileEntry = dict[str, Any]
+#: The settings and hashes that must be equal for an output to be resumed, and what an engine, a model, a tokenizer or a
+#: judge reports of itself: parts of a run.json.
+Identity = Mapping[str, Any]
+Facts = dict[str, Any]
 
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
@@ -117,7 +124,7 @@ def find_run_json(path: str | Path) -> Path | None:
     return next((c for c in candidates if c.is_file()), None)
 
 
-def read_facts(file: Path) -> dict[str, Any]:
+def read_facts(file: Path) -> RunFacts:
     """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or without any known
     key."""
     DataError.refuse_pipe(file)
@@ -127,7 +134,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
 
 
-def parsed_facts(body: bytes, file: str | Path) -> dict[str, Any]:
+def parsed_facts(body: bytes, file: str | Path) -> RunFacts:
     """The same of what was read of ``file``."""
     try:
         facts = json.loads(body)
@@ -158,7 +165,7 @@ def parsed_facts(body: bytes, file: str | Path) -> dict[str, Any]:
     return facts
 
 
-def _fault_in(facts: dict[str, Any]) -> str | None:
+def _fault_in(facts: RunFacts) -> str | None:
     """Why this is not the content of a run.json: a key that readers know holds something else than it must."""
     import orjson
 

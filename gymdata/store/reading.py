@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError, shown
 from gymdata.remote.places import is_url
 from gymdata.remote.reading import content_key, size_of
-from gymdata.store.paths import PART, ROLLOUTS_FOLDER, Source, find_run_json, read_facts
+from gymdata.store.paths import PART, ROLLOUTS_FOLDER, FileEntry, RunFacts, Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -142,7 +142,7 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
     return line
 
 
-def difference(path: Path, entry: Mapping[str, Any]) -> str | None:
+def difference(path: Path, entry: FileEntry) -> str | None:
     """How a file differs from its entry in run.json: in size, else in its bytes; None when it does not."""
     size = size_of(path)
     if entry.get("bytes") not in (None, size):
@@ -256,9 +256,9 @@ def _is_part(file: Path) -> bool:
     return file.parent.name == ROLLOUTS_FOLDER and PART.fullmatch(file.name) is not None
 
 
-def _has_ended(facts: Mapping[str, Any]) -> bool:
+def _has_ended(facts: RunFacts) -> bool:
     """Whether the last writer of a run closed it: a part is renamed before run.json names it, and then it does."""
-    last: Mapping[str, Any] = next(iter((facts.get("attempts") or [])[-1:]), {})
+    last: RunFacts = next(iter((facts.get("attempts") or [])[-1:]), {})
     return last.get("outcome") == "closed" and last.get("ended_at") is not None
 
 
@@ -291,7 +291,7 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] 
 SCORED = ("score", "judge")
 
 
-def content_of(facts: Mapping[str, Any]) -> dict[str, str]:
+def content_of(facts: RunFacts) -> dict[str, str]:
     """The hash of each file that run.json names."""
     return {str(entry["path"]): str(entry["xxh3"]) for entry in facts.get("files") or [] if entry.get("xxh3")}
 

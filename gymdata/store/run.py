@@ -49,6 +49,9 @@ from gymdata.store.paths import (
     JOURNAL,
     ROLLOUTS_FOLDER,
     RUN_JSON,
+    FileEntry,
+    Identity,
+    RunFacts,
     refuse_unwritable,
 )
 from gymdata.store.reading import current, reading, report_damage, warn
@@ -60,7 +63,7 @@ from gymdata.store.tables import read_table, row_batches, tokens_of, write_batch
 PART_TOKENS = 64_000_000
 
 
-def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
+def seal_segment(journal: Path, suffix: str) -> FileEntry:
     """Write ``part-k`` from ``k.journal``; the journal stays. Returns the file's entry for run.json."""
     match = JOURNAL.fullmatch(journal.name)
     if match is None:
@@ -73,7 +76,7 @@ def seal_segment(journal: Path, suffix: str) -> dict[str, Any]:
 
 def write_batch_parts(
     batches: Iterable[pa.RecordBatch], rollouts: Path, suffix: str, index: int, rows_per_file: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[FileEntry]:
     """Write batches of rollouts into ``part-index`` and following, and yield each file's entry once it is there."""
     waiting: list[pa.RecordBatch] = []
     more = iter(batches)
@@ -109,7 +112,7 @@ def write_batch_parts(
 class Sealer:
     """Seals journals one after the other in a thread that starts with the first. ``trouble``: what stopped it."""
 
-    def __init__(self, rollouts: Path, suffix: str, name_part: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, rollouts: Path, suffix: str, name_part: Callable[[FileEntry], None]) -> None:
         self.trouble: Exception | None = None
         self._rollouts = rollouts
         self.suffix = suffix
@@ -191,7 +194,7 @@ class Run:
     from one thread; sealing and syncing run in other threads.
     """
 
-    def __init__(self, folder: Path, lock: Lock, facts: dict[str, Any], resumed: bool) -> None:
+    def __init__(self, folder: Path, lock: Lock, facts: RunFacts, resumed: bool) -> None:
         self.folder = folder
         self.resumed = resumed
         self.repairs: list[Repair] = []
@@ -214,7 +217,7 @@ class Run:
         cls,
         folder: str | Path,
         *,
-        identity: Mapping[str, Any],
+        identity: Identity,
         extent: Mapping[str, Any],
         operation: Mapping[str, Any],
         defaults: Mapping[str, Any] = types.MappingProxyType({}),
@@ -276,7 +279,7 @@ class Run:
     def check(
         folder: str | Path,
         *,
-        identity: Mapping[str, Any],
+        identity: Identity,
         defaults: Mapping[str, Any] = types.MappingProxyType({}),
         run_id: str | None = None,
         overwrite: bool = False,
@@ -481,7 +484,7 @@ class Run:
         else:
             journal.path.unlink()
 
-    def _name_part(self, part: dict[str, Any]) -> None:
+    def _name_part(self, part: FileEntry) -> None:
         """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the journal."""
         with self._facts_lock:
             others = [f for f in self._facts["files"] if f["path"] != part["path"]]
@@ -532,7 +535,7 @@ class Run:
 
 
 def _checked(
-    folder: Path, identity: Mapping[str, Any], defaults: Mapping[str, Any], run_id: str | None
+    folder: Path, identity: Identity, defaults: Mapping[str, Any], run_id: str | None
 ) -> dict[str, Any] | None:
     """The facts of the run to resume, if that is allowed; None without a run, or for one of other settings that has
     sampled nothing and may be replaced."""

@@ -23,14 +23,14 @@ from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
+from gymdata.store.paths import RUN_JSON, FileEntry, RunFacts, beside, find_run_json, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
 )
 
 
-def write_run_json(target: str | Path, facts: Mapping[str, Any]) -> Path:
+def write_run_json(target: str | Path, facts: RunFacts) -> Path:
     """Write the run.json of a stage output: into a folder, or beside a ``.parquet``/``.jsonl`` file (FILE.run.json).
 
     ``facts``: as ``complete`` takes them. Returns where it was written. Raises StoreError.from_os.
@@ -51,22 +51,22 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
-def complete(facts: Mapping[str, Any]) -> dict[str, Any]:
+def complete(facts: RunFacts) -> RunFacts:
     """``facts`` with every key of ``RunJson``, as JSON: what a stage does not have is empty, and the version is this one.
 
     Raises ValueError (pydantic's, a defect) for a key of another type.
     """
     from gymdata.store.json_schema import RunJson
 
-    empty: dict[str, Any] = {"gymdata": __version__, "stage": "collect"}
+    empty: RunFacts = {"gymdata": __version__, "stage": "collect"}
     empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
     empty |= {key: [] for key in ("command", "attempts", "files", "parents", "notes")}
-    whole: dict[str, Any] = plain(empty | dict(facts))
+    whole: RunFacts = plain(empty | dict(facts))
     RunJson.model_validate(whole)
     return whole
 
 
-def read_run_json(path: str | Path) -> dict[str, Any]:
+def read_run_json(path: str | Path) -> RunFacts:
     """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself). Raises DataError
     when it is missing or does not parse."""
     given = Path(path)
@@ -78,7 +78,7 @@ def read_run_json(path: str | Path) -> dict[str, Any]:
     return read_facts(found)
 
 
-def state_of(run_json: Path, facts: Mapping[str, Any]) -> str:
+def state_of(run_json: Path, facts: RunFacts) -> str:
     """``being written``, ``interrupted``, ``rollouts pending`` or ``complete``."""
     return "being written" if is_written(run_json) else state_left(facts)
 
@@ -89,7 +89,7 @@ def is_written(run_json: Path) -> bool:
     return is_held(run_json.parent, LOCK if whole else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
 
 
-def state_left(facts: Mapping[str, Any]) -> str:
+def state_left(facts: RunFacts) -> str:
     """The state of an output that is not being written: ``interrupted`` where its last writer was killed or ended with
     an error, ``rollouts pending`` where a collection ended without all that it was to sample; else ``complete``, also
     where run.json does not say."""
@@ -145,7 +145,7 @@ def hash_file(path: str | Path) -> str:
 
 def describe_file(
     file: Path, rows: int | None = None, *, path: str | None = None, xxh3: str | None = None, **more: Any
-) -> dict[str, Any]:
+) -> FileEntry:
     """A written file's entry in run.json: ``path`` (its name), ``rows`` (if given), ``bytes``, ``xxh3`` (computed from
     the file unless given)."""
     counted = {} if rows is None else {"rows": rows}

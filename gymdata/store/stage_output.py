@@ -32,6 +32,8 @@ from gymdata.store.paths import (
     ROLLOUTS_FOLDER,
     RUN_JSON,
     SESSIONS_FOLDER,
+    FileEntry,
+    RunFacts,
     being_replaced,
     beside,
     local_output,
@@ -139,7 +141,7 @@ def kind_of_stage(stage: str) -> str:
     return "train" if stage.startswith("train-") else stage
 
 
-def _kind_of(facts: Mapping[str, Any]) -> str:
+def _kind_of(facts: RunFacts) -> str:
     stage = str(facts.get("stage") or "collect")
     return "import-pairs" if stage == "import" and not facts.get("attempts") else kind_of_stage(stage)
 
@@ -153,7 +155,7 @@ def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     return {str(parent.get("run_id") or parent.get("path")): parent for parent in parents}
 
 
-def _named(facts: Mapping[str, Any]) -> list[str]:
+def _named(facts: RunFacts) -> list[str]:
     return [str(entry["path"]) for entry in facts.get("files") or []]
 
 
@@ -184,7 +186,7 @@ class StageOutput:
     ) -> None:
         self.run_json, self.stage, self.names, self.overwrite = run_json, stage, names, overwrite
         self.folder = run_json.parent
-        self.facts: dict[str, Any] = {}
+        self.facts: RunFacts = {}
         self._parts: dict[str, Part] = {}
         self._schemas: dict[str, int] = {}
         self._kind, self._new = kind or stage, new_files(run_json)
@@ -290,16 +292,14 @@ class StageOutput:
         whole = shaped(data, table)
         return self.batches(name, whole.to_batches(), table, whole.schema, **more)
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: RunFacts) -> None:
         """Describe an output whose files come later, unless there is one: for stages that must not lose paid
         results."""
         if not self.facts:
             write_run_json(self.run_json, {**facts, "stage": self.stage})
         log_to(self.folder)
 
-    def finish(
-        self, facts: Mapping[str, Any], *, keep: Iterable[Path] = (), copies: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    def finish(self, facts: RunFacts, *, keep: Iterable[Path] = (), copies: Sequence[str] = ()) -> RunFacts:
         """Make the parts and run.json the output; returns its content (``facts`` as ``run_json.complete`` has them).
 
         Files that only the earlier run.json names are removed, except ``keep``. ``copies``: names of files that get a
@@ -408,7 +408,7 @@ def derived(folder: Path) -> list[Path]:
     return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
 
 
-def holds_nothing(folder: Path, files: Sequence[dict[str, Any]]) -> bool:
+def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:
     """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
     # A journal's rows are not looked into here: bytes in it may be a row, torn or not.

@@ -149,7 +149,7 @@ def tokenize(
             {
                 "command": list(command),
                 "config": config.model_dump(mode="json"),
-                "identity": identity | {name: facts[name] for name in _HASHES},
+                "identity": {**identity, **{name: facts[name] for name in _HASHES}},
                 "chat": facts,
                 "rendered": how,
                 "parents": parents,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from gymdata.credit.estimators import ALL
@@ -13,6 +11,7 @@ from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS
+from gymdata.store.paths import RunFacts
 from gymdata.train.losses import LOSSES
 from gymdata.train.mapped import chunks, part_of
 from gymdata.train.pair_data import TrainingData, TrainingPairs
@@ -32,12 +31,7 @@ OUTLIER = 10_000
 
 
 def check(
-    config: TrainConfig,
-    data: TrainingData,
-    runs: list[dict[str, Any]],
-    model: ModelFacts,
-    source: str,
-    progress: Progress,
+    config: TrainConfig, data: TrainingData, runs: list[RunFacts], model: ModelFacts, source: str, progress: Progress
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
@@ -71,7 +65,17 @@ def check(
                 "--distill teaches it nothing; give -m the student"
             )
     if isinstance(config, TrainSftConfig) and config.pack_length is not None:
-        _check_pack_length(config.pack_length, data, source)
+        length, lengths, names = config.pack_length, data.sequences.lengths, data.sequences.names
+        if longer := int((lengths > length).sum()):
+            rows = np.argsort(-lengths, kind="stable")[: min(longer, 4)]
+            shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in rows)
+            shown += f" and {longer - 4:,} more" if longer > 4 else ""
+            cut = f"--max-length {length} cuts them and prints what that costs"
+            raise UsageError(
+                f"--pack-length {length}: {longer:,} of {counted(len(lengths), 'sequence')} of {source} have more "
+                f"tokens: {shown}",
+                hint=f"--pack-length {lengths.max()} holds them all; {cut}",
+            ).at("--pack-length", length, f"at least {lengths.max()}")
     if isinstance(config, TrainValueConfig):
         made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
         for estimator in sorted(name for name in made if name in ALL and ALL[name].compares):
@@ -134,21 +138,6 @@ def _largest(values: Ragged, mask: Ragged) -> np.ndarray:
     return np.concatenate([np.empty(0), *parts])
 
 
-def _check_pack_length(length: int, data: TrainingData, source: str) -> None:
-    """Raises UsageError for sequences that a packed row cannot hold."""
-    lengths, names = data.sequences.lengths, data.sequences.names
-    order = np.argsort(-lengths, kind="stable")
-    longer = int((lengths > length).sum())
-    if longer:
-        shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in order[: min(longer, 4)])
-        more = f" and {longer - 4:,} more" if longer > 4 else ""
-        raise UsageError(
-            f"--pack-length {length}: {longer:,} of {counted(len(lengths), 'sequence')} of {source} have more "
-            f"tokens: {shown}{more}",
-            hint=f"--pack-length {lengths.max()} holds them all; --max-length {length} cuts them and prints what that costs",
-        ).at("--pack-length", length, f"at least {lengths.max()}")
-
-
 def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
     """Warn of settings and data with which nothing would be trained."""
     keys = config.trainer
@@ -185,7 +174,7 @@ def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
         )
 
 
-def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts) -> None:
+def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts) -> None:
     """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
     rendered, policies, temperatures = (
         distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
@@ -207,7 +196,7 @@ def _check_reference(source: str, runs: list[dict[str, Any]], model: ModelFacts)
 
 
 def _sampling_faults(
-    data: TrainingExperiences, runs: list[dict[str, Any]], source: str, what: str, progress: Progress
+    data: TrainingExperiences, runs: list[RunFacts], source: str, what: str, progress: Progress
 ) -> str:
     """Why the saved log-probabilities are not those of the whole distribution at the temperature of their rows, or nothing;
     warns where no run says how they were made."""

@@ -25,7 +25,7 @@ from gymdata.scores.chosen import default_score
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage, parent_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
-from gymdata.store.paths import RUN_JSON, local_output, refuse_unwritable
+from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import warn_of_changed_scores
 from gymdata.store.run_json import complete, differences, plain, replacing
 from gymdata.store.stage_output import refuse_other_kind
@@ -85,7 +85,7 @@ class TrainReport(Report):
     annotations: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> TrainReport:
+    def of(cls, facts: RunFacts) -> TrainReport:
         """The report of a training's run.json."""
         return cls(
             algorithm=facts["stage"].removeprefix("train-"),

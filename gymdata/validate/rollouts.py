@@ -35,7 +35,7 @@ from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.store.paths import Source, find_run_json, read_facts, resolve, sealed_twin
+from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, sealed_twin
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
@@ -44,7 +44,7 @@ def validate_rollouts(
     sources: Sequence[Source],
     *,
     selection: Selection,
-    run: Mapping[str, Any] | None = None,
+    run: RunFacts | None = None,
     vocab_size: int | None = None,
     reader: Reader | None = None,
     workers: int = 1,
@@ -250,7 +250,7 @@ def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterat
     return json_rows.scan(source, strange)
 
 
-def names_reward(run: Mapping[str, Any]) -> bool:
+def names_reward(run: RunFacts) -> bool:
     """Whether run.json says that its rollouts were to be scored."""
     config = run.get("config") or {}
     places: list[Any] = [run.get("rewards"), run.get("reward")]
@@ -262,14 +262,14 @@ def names_reward(run: Mapping[str, Any]) -> bool:
     return any(bool(p) for p in places)
 
 
-def unweighted(run: Mapping[str, Any]) -> frozenset[str]:
+def unweighted(run: RunFacts) -> frozenset[str]:
     """The rewards of run.json that have the weight 0: they are measured, and no part of the reward."""
     identity = run.get("identity")
     rewards = identity.get("rewards") if isinstance(identity, Mapping) else None
     return frozenset(str(r.get("name")) for r in rewards or () if isinstance(r, Mapping) and r.get("weight") == 0)
 
 
-def vocabulary(run: Mapping[str, Any]) -> int | None:
+def vocabulary(run: RunFacts) -> int | None:
     """The vocabulary's size from run.json: the model's if the engine reported it, else the tokenizer's."""
     for part in (run.get("engine"), run.get("chat")):
         if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):

@@ -9,7 +9,7 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import format_of, head
 from gymdata.store.lines import decode
-from gymdata.store.paths import Part, Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import Part, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -164,12 +164,7 @@ def fix(
 
 
 def _fix(
-    path: str | Path,
-    sources: Sequence[Source],
-    nemo: bool,
-    out: StageOutput,
-    account: FixReport,
-    facts: Mapping[str, Any],
+    path: str | Path, sources: Sequence[Source], nemo: bool, out: StageOutput, account: FixReport, facts: RunFacts
 ) -> None:
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store.lineage import parent_of
@@ -191,7 +186,9 @@ def _fix(
     # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
     run = _run_json(path) or {}
     counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
-    more = {key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run}
+    more: RunFacts = {
+        key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run
+    }
     parents = [parent_of(path)]
     out.finish({**more, **facts, "parents": parents, "counts": counts})
 
@@ -282,7 +279,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
             raise DataError.tasks(source.path, "rollouts or pairs")
 
 
-def _run_json(path: str | Path) -> Mapping[str, Any] | None:
+def _run_json(path: str | Path) -> RunFacts | None:
     file = find_run_json(path)
     return None if file is None else read_facts(file)
 
@@ -304,7 +301,7 @@ def _vocab_size(folder: str | Path) -> int:
 class _Reads:
     """Loads once in each process."""
 
-    def __init__(self, tokenizer: str | Path | None, run: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: str | Path | None, run: RunFacts) -> None:
         self._of = tokenizer, run
         self._loaded: list[Any] = []
 
@@ -317,7 +314,7 @@ class _Reads:
         return self._loaded[0]
 
     @staticmethod
-    def _load(tokenizer: str | Path | None, run: Mapping[str, Any]) -> Any:
+    def _load(tokenizer: str | Path | None, run: RunFacts) -> Any:
         from gymdata.models._transformers import reader_of
 
         found = reader_of(tokenizer, run)
@@ -358,7 +355,7 @@ def _decode(
     report: ValidationReport,
     sources: list[Source],
     selection: Selection,
-    run: Mapping[str, Any],
+    run: RunFacts,
     tokenizer: str | Path | None,
     reader: Reader | None,
     complete: bool,
@@ -386,7 +383,7 @@ def _decode(
     report.violations += violations
 
 
-def _is_another(run: Mapping[str, Any]) -> bool:
+def _is_another(run: RunFacts) -> bool:
     """Whether the tokenizer that lies where run.json names it is known to be another than that of the run."""
     from gymdata.models._transformers import load_tokenizer
     from gymdata.models.model_identity import hash_of_tokenizer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gymdata.errors import GymdataError, counted
-from gymdata.store.paths import RUN_JSON, find_run_json, read_facts
+from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, read_facts
 from gymdata.store.stage_output import STAGES, kind_of_stage
 
 #: Columns of the graph, left to right.
@@ -30,7 +30,7 @@ class Node:
     title: str
     detail: str
     href: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: RunFacts = field(default_factory=dict)
     parents: list[str] = field(default_factory=list)
     missing: bool = False
     at: tuple[int, int] = (0, 0)
@@ -118,7 +118,7 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
     return key
 
 
-def _detail(facts: Mapping[str, Any], stage: str, missing: bool) -> str:
+def _detail(facts: RunFacts, stage: str, missing: bool) -> str:
     if missing:
         return "no longer there"
     counts = facts.get("counts") or {}

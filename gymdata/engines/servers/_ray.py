@@ -32,6 +32,7 @@ from gymdata.engines.servers.many import Member, Places, Servers
 from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 from gymdata.models.model_identity import base_of
+from gymdata.store.paths import Facts
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
 _STORE_BYTES = 256 << 20
@@ -101,9 +102,9 @@ class ReplicaSampler:
         self._pool, self._index = pool, index
         self.default_concurrency = pool.concurrency
         self.name = f"replica-{index}"
-        self._facts: dict[str, Any] = {}
+        self._facts: Facts = {}
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self) -> Facts:
         """Wait for the replica's process and start its engine. Raises UsageError, OutsideError when it has no place."""
         node_id, _ = await self._pool.placed(self._index)
         node = self._pool.node_name(node_id)
@@ -118,7 +119,7 @@ class ReplicaSampler:
         self._facts = {**facts, "transport": "ray"}
         return self.facts()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Facts about the engine for run.json; empty before ``start``."""
         return dict(self._facts)
 

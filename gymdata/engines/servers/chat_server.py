@@ -20,7 +20,7 @@ failed attempt instead. The tokens trained are then still the tokens sampled; a 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from gymdata.chat.template import TransformersChat
@@ -31,6 +31,7 @@ from gymdata.engines.servers.vllm_server import PROBE, PROBE_TOKENS, TOOL, Serve
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
 from gymdata.rollouts.messages import Message, Tools
 from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
+from gymdata.store.paths import Facts
 
 Way = Literal["ids", "prefix", "messages"]
 WAYS: tuple[Way, ...] = ("ids", "prefix", "messages")
@@ -58,7 +59,7 @@ class ChatServerSampler(ServerSampler):
         self.way: Way = "messages"
         self.tool_choice: str | None = None
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Check the server. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
         await super().start()
         self._facts |= {"transport": "http, messages", "continuity": self.way, "tool_choice": self.tool_choice}

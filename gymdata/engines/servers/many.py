@@ -21,6 +21,7 @@ from gymdata.engines.port import Generation, Sampler, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.vllm_server import server_address
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, counted
+from gymdata.store.paths import Facts
 from gymdata.urls import Address
 
 #: Between two tries to use a lost server again, between two looks whether one is there, and between readings of the list.
@@ -39,11 +40,11 @@ class Pooled(Protocol):
     #: Requests to keep in flight unless the user says otherwise.
     default_concurrency: int
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Connect. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Facts for run.json; empty before ``start``."""
         ...
 
@@ -177,7 +178,7 @@ class Pool(Generic[M]):
         self._wait_s = 0.0
         self._say: Callable[[str], None] = lambda _: None
         self._proof: Fingerprint | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: Facts = {}
         #: The samplers that servers had before they were lost.
         self._replaced: list[M] = []
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
@@ -186,7 +187,7 @@ class Pool(Generic[M]):
         #: What was wrong with the list of servers when it was last read.
         self._list_fault: str | None = None
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Check every server. Raises UsageError naming one that is unlike the first, OutsideError when none can be reached;
         one that cannot be reached while others can is tried again while they work."""
         try:
@@ -245,7 +246,7 @@ class Pool(Generic[M]):
         silent = OutsideError(self.system, f"no answer within {self.late_s:g} s of the others", retryable=True)
         return [silent if task in waiting else proof for task, proof in zip(tasks, proofs, strict=True)]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the servers; empty before ``start``."""
         return {**self._facts, "servers": self.account(), "notes": self._notes()}
 
@@ -517,7 +518,7 @@ class Servers(Pool[Member]):
 
     prefers_groups = True
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What run.json keeps about the servers; empty before ``start``."""
         up = [server for server in self.servers if server.up]
         limits = [limit for server in up if (limit := server.sampler.facts().get("max_model_len"))]

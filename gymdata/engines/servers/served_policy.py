@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from gymdata.models import model_identity
 from gymdata.models.forward import tokenizer_facts
 from gymdata.models.scoring import ToScore
 from gymdata.progress import Progress
+from gymdata.store.paths import Facts
 from gymdata.workers.signals import together
 
 T = TypeVar("T")
@@ -44,12 +45,8 @@ def at_endpoints(endpoints: Sequence[str], model: str | None = None, *, request_
 
 @contextmanager
 def served_policy(
-    servers: Servers,
-    model: str | None = None,
-    *,
-    wait_s: float = 600.0,
-    say: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[dict[str, Any], ServedPolicy]]:
+    servers: Servers, model: str | None = None, *, wait_s: float = 600.0, say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Facts, ServedPolicy]]:
     """(what the model is, the model) as ``gymdata.models.forward.load_policy``, until the end of the context.
 
     ``servers`` are started here; ``model``: the served name or folder; ``wait_s``: how long to wait when none answers.
@@ -101,7 +98,7 @@ class ServedPolicy:
         for note in engine["notes"]:
             say(note)
         self._longest = engine.get("max_model_len")
-        self.facts: Mapping[str, Any] = {
+        self.facts: Facts = {
             "dtype": engine.get("dtype") or UNKNOWN,
             "device": counted(len(servers.servers), servers.places.noun),
             "served_model": engine.get("served_model"),

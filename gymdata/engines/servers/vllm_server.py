@@ -23,6 +23,7 @@ from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
+from gymdata.store.paths import Facts
 from gymdata.urls import ENGINE_KEYS, Address, address
 from gymdata.workers.signals import run_async
 
@@ -48,7 +49,7 @@ class Finding:
     cure: str | None = None
 
 
-async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], dict[str, Any]]:
+async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], Facts]:
     """Findings, and facts of the server (empty when it refused). Raises OutsideError("engine") when it is not there."""
     sampler = ServerSampler(endpoint, model, max_retries=1, allow_raw_logprobs=True, request_timeout_s=60.0)
     try:
@@ -233,9 +234,9 @@ class ServerSampler:
             advice=_ADVICE,
         )
         self._max_model_len: int | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: Facts = {}
 
-    async def start(self) -> Mapping[str, Any]:
+    async def start(self) -> Facts:
         """Check the server. Raises UsageError when it cannot serve this, OutsideError when it cannot be reached."""
         await self._http.open()
         try:
@@ -265,7 +266,7 @@ class ServerSampler:
         }
         return self.facts()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Facts about the server for run.json; empty before ``start``."""
         return dict(self._facts)
 

@@ -17,7 +17,7 @@ from gymdata.query.views import find_files
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import TABLES, Table
 from gymdata.store.partial_reads import RowGroup, row_groups
-from gymdata.store.paths import Source, find_run_json, read_facts, resolve
+from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve
 from gymdata.store.tables import read_table
 
 #: The columns by which rows of a table are found and listed.
@@ -124,7 +124,7 @@ class Stages:
             return True
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path) -> RunFacts:
     """The run.json that describes a path; empty if it is missing or cannot be read."""
     try:
         found = find_run_json(path)
