@@ -41,6 +41,19 @@ def estimators() -> Iterator[str]:
     yield from (f"| `{e.name}` | {e.formula} | {_settings(e.options)} | {e.source} | {e.when} |" for e in ALL.values())
 
 
+def imports() -> Iterator[str]:
+    """What is read of each format, what its rows have, and what is lost."""
+    from gymdata.interop.formats import exported, imported
+
+    yield "| format | rows | token ids | log-probabilities | reward | written, too | what is read, and what is not |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    written = exported()
+    for name, form in imported().items():
+        facts = (form.holds_ids, form.holds_logprobs, form.holds_reward, name in written)
+        read = " ".join((form.__doc__ or "").split()).replace("``", "`")
+        yield f"| `{name}` | {form.table} | {' | '.join('yes' if fact else '–' for fact in facts)} | {read} |"
+
+
 def exports() -> Iterator[str]:
     """Name, what it is made of, the file, and what its rows have."""
     from gymdata.interop.formats import exported
@@ -69,7 +82,14 @@ def _settings(options: Mapping[str, Setting]) -> str:
     return ", ".join(f"`{name}` {shown(option.default)}" for name, option in options.items()) or "–"
 
 
-TABLES = {"rewards": rewards, "losses": losses, "estimators": estimators, "codes": codes, "exports": exports}
+TABLES = {
+    "rewards": rewards,
+    "losses": losses,
+    "estimators": estimators,
+    "codes": codes,
+    "imports": imports,
+    "exports": exports,
+}
 
 
 def filled(page: str) -> str:

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError
 from gymdata.remote.reading import located
 from gymdata.rollouts.messages import TaskRow
-from gymdata.store.lines import iter_lines
+from gymdata.store.lines import decode, row_lines
 from gymdata.store.paths import BOM, Compression, Source
 
 HUB = "hf:"
@@ -70,16 +70,24 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
         yield from _array_rows(file, bad_line)
     else:
         expected = "one JSON object per line"
-        for number, line in iter_lines(Source(file, "jsonl", _COMPRESSIONS.get(file.suffix))):
+        for number, line in row_lines(Source(file, "jsonl", _COMPRESSIONS.get(file.suffix))):
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                bad_line(file, number, f"text that is not JSON ({error})", expected)
+                bad_line(file, number, _fault_of(line, error), expected)
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
                 bad_line(file, number, short(row), expected)
+
+
+def _fault_of(line: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        decode(line)
+    except ValueError:
+        return f"text that is not JSON ({error})"
+    return "a number that is not finite or too long"  # which Python's json reads
 
 
 def drop_nulls(value: Any) -> Any:

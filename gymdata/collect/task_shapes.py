@@ -31,6 +31,7 @@ ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "r
 TEXT_FILES = (".txt", ".md", ".jinja", ".j2")
 #: Substrings of unknown column names that make good hints.
 _LIKE_PROMPT = ("question", "prompt", "problem", "instruct", "query", "input", "task", "text")
+_SIDES = ("chosen", "reject")
 _LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "label", "response", "completion", "result")
 
 
@@ -230,7 +231,9 @@ def _hint(row: TaskRow) -> str | None:
     answer = _answer_like({name: value for name, value in columns.items() if name != chat})
     others = {name: value for name, value in texts.items() if name != answer} or texts
     near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
-    prompt = near or max(others, key=lambda name: len(others[name]), default=None)
+    # An id, a time and a model are one word; a side of a preference is no prompt.
+    worded = [name for name, text in others.items() if " " in text.strip() and not any(w in name for w in _SIDES)]
+    prompt = near or max(worded, key=lambda name: len(others[name]), default=None)
     if chat is None and prompt is None:
         return None
     named = [f"messages={chat}" if chat is not None else f"prompt={prompt}"]

@@ -43,6 +43,7 @@ from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
 from gymdata.rollouts.messages import Message, Task, TaskRow, ToolCall, ToolDefinition
 from gymdata.store import hash_file
+from gymdata.store.formats import refuse_foreign
 from gymdata.store.paths import FileEntry
 
 #: ``from`` of ShareGPT messages, which have ``from`` and ``value``.
@@ -109,6 +110,8 @@ class TaskFile:
                 task = _task(row, shaped, self.shape, self.prompt_elsewhere)
                 task = self._unique(task, file, line, seen)
             except FieldError as bad:
+                if bad.name == "prompt" and not count:
+                    refuse_foreign(file, "tasks")
                 self._bad(found, DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
                 continue
             count += 1

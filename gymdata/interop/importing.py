@@ -21,7 +21,7 @@ import xxhash
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import TableRow as TableRow
-from gymdata.store.lines import decode, iter_lines
+from gymdata.store.lines import decode, iter_lines, values_over_lines
 from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
@@ -94,21 +94,27 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         return
     try:
         decode(first[1])
-    except ValueError:
-        # Either one document over several lines, or lines of which the first is bad.
-        rest = list(lines)
-        whole = b"\n".join(line for _, line in (first, *rest))
-        try:
-            yield 1, decode(whole, exact=True), whole[:1000]
+    except ValueError as error:
+        # Values over several lines, or lines of which the first is bad; a text without any object is one fault.
+        if values := values_over_lines(source):
+            yield from ((number, value, text[:1000]) for number, value, text in values)
             return
-        except ValueError:
-            lines = iter(rest)
+        if not any(_is_object(line) for _, line in itertools.islice(iter_lines(source), 20)):
+            yield first[0], BadItem("S101", f"no JSON: {error}"), first[1]
+            return
     for number, line in itertools.chain([first], lines):
         try:
             value = decode(line, exact=True)
         except ValueError as error:
             value = BadItem("S101", f"no JSON: {error}")
         yield number, value, line
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(decode(line), (dict, list))
+    except ValueError:
+        return False
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:

@@ -216,6 +216,8 @@ def rollout_row(
         raise BadItem("S103", "no message of the assistant")
     labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
     reward = next(iter(labels.values()), None) if reward is None else reward
+    if isinstance(reward, float) and not math.isfinite(reward):
+        raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"
     made = foreign_row(
         row, [*prompt, *written], importing, reward=reward, tools=tools_of(row), group=group, policy=policy
@@ -227,10 +229,17 @@ def rollout_row(
         made["task"] = STRICT.encode({**task, "task_id": made["task_id"], **({"messages": given} if given else {})})
         made["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
-        raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
+        raise _not_finite(row, "a field of the row") from None
     if truncated:
         made |= {"status": "truncated", "stop_reason": "length"}
     return made | {"rewards": labels | dict(rewards or {})}
+
+
+def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
+    """The fault of a row with a number that is not finite: in its first such column, else in ``field``."""
+    odd = ((name, one) for name, one in row.items() if isinstance(one, float) and not math.isfinite(one))
+    name, number = next(odd, (field, "NaN or Infinity"))
+    return BadItem("S102", f"{name}: got {number}, expected a finite number")
 
 
 def pair_row(

@@ -5,22 +5,25 @@ Formats are files of ``gymdata/interop/formats/`` and entry points of the group 
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 from gymdata.errors import DataError
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.store.lines import decode, iter_lines
-from gymdata.store.paths import Source
+from gymdata.store.lines import decode, iter_lines, row_lines, values_over_lines
+from gymdata.store.paths import Source, resolve
 
 #: Rows that are looked at.
 _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
+_OURS = OWN | {"turns", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
+#: Faulty lines that are named each.
+_FEW = 3
 
 
 class ForeignFormat:
@@ -60,8 +63,8 @@ FORMATS: Registry[type[ForeignFormat]] = Registry("format", "gymdata.interop.for
 
 
 def head(source: Source) -> list[bytes]:
-    """The first lines of a JSON lines file that are not blank."""
-    return [line for _, line in islice(iter_lines(source), _LOOKED_AT)]
+    """The first rows of a file of JSON, each as a line."""
+    return [line for _, line in islice(row_lines(source), _LOOKED_AT)]
 
 
 def format_of(source: Source) -> ForeignFormat | None:
@@ -75,11 +78,10 @@ def format_of(source: Source) -> ForeignFormat | None:
             values: Iterable[Any] = _rows(source)
             formats = [one for one in known if one.marks] if values else []
         else:
-            lines = head(source)
+            lines, values = _head_and_values(source)
             formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
-            values = _values(source, lines)
         for value in values if formats else ():
-            if (found := next((one for one in formats if one.recognise(value)), None)) is not None:
+            if (found := next((one for one in formats if _is_of(one, value)), None)) is not None:
                 return found
             if isinstance(value, dict) and not OWN.isdisjoint(value):
                 return None
@@ -89,20 +91,61 @@ def format_of(source: Source) -> ForeignFormat | None:
     return None
 
 
-def _values(source: Source, lines: Sequence[bytes]) -> Iterator[Any]:
-    """The values of ``lines``, or of the whole file when its first line is not one; after a list the first of its rows."""
-    whole = False
+def _is_of(format: ForeignFormat, value: Any) -> bool:
+    try:
+        return format.recognise(value)
+    except (TypeError, LookupError, AttributeError):  # a value of another type than its format has there
+        return False
+
+
+def refuse_foreign(path: Path, wanted: str) -> None:
+    """Raises DataError for a file in another project's format, of a command that reads ``wanted``."""
+    try:
+        (source,) = resolve(path)
+    except DataError:  # a kind of file that only tasks have
+        return
+    if (foreign := format_of(source)) is not None:
+        raise foreign.refused(source, wanted)
+
+
+def refuse_unknown(source: Source, wanted: str) -> None:
+    """Raises DataError for a file of JSON in whose first rows there is no column of gymdata's own, with their keys, and for
+    lines of which none is JSON: what is wrong with each of them would say nothing. ``wanted``: what the command reads."""
+    if source.kind != "jsonl":
+        return
+    rows, faults = list[Any](), list[ValueError]()
+    for _, line in islice(row_lines(source), _LOOKED_AT):
+        try:
+            rows.append(decode(line))
+        except ValueError as error:
+            faults.append(error)
+    if len(faults) > _FEW and not any(isinstance(row, (dict, list)) for row in rows):
+        why = f"its first {len(faults)} lines are no JSON ({faults[0]})"
+        raise DataError.unreadable(source.path, why, "is it a whole file of JSON lines, or one JSON value?")
+    unknown = [row for row in rows if isinstance(row, dict) and row and _OURS.isdisjoint(row)]
+    if unknown and len(unknown) == len(rows) and not faults:
+        keys = ", ".join(map(str, islice(unknown[0], _LOOKED_AT)))
+        hint = f"its first row has the keys {keys}; `gymdata docs your-data` lists the formats that are read"
+        raise DataError(f"{source.path}: contains rows of no known format, expected {wanted}", hint=hint)
+
+
+def _head_and_values(source: Source) -> tuple[Sequence[bytes], Iterator[Any]]:
+    """The first lines of a file, and their values; after a list the first of its rows. Where the first line is no value,
+    the file may be one over several lines: its text is the line then."""
+    lines = [line for _, line in islice(iter_lines(source), _LOOKED_AT)]
+    parsed = list[Any]()
     for number, line in enumerate(lines):
         try:
-            value = decode(line)
+            parsed.append(decode(line))
         except ValueError:
-            whole = whole or number == 0
-        else:
-            yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
-    if whole:
-        with contextlib.suppress(ValueError):
-            value = decode(b"\n".join(line for _, line in iter_lines(source)))
-            yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
+            if number == 0 and (spread := values_over_lines(source)[:_LOOKED_AT]):
+                return [text for _, _, text in spread], _with_rows(value for _, value, _ in spread)
+    return lines, _with_rows(parsed)
+
+
+def _with_rows(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
 
 
 def _rows(source: Source) -> list[Any]:

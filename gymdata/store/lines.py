@@ -25,6 +25,7 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
 _LONG = re.compile(rb"[0-9]{20}")
+_AFTER_SPACE = re.compile(r"\S")
 
 
 def encode(row: Any) -> bytes:
@@ -123,6 +124,59 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         raise
     except (OSError, EOFError) as error:
         raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
+
+
+def values_over_lines(source: Source) -> list[tuple[int, Any, bytes]]:
+    """(line that it begins on, value, its text) of each value of a file whose values take several lines, such as
+    pretty-printed objects or one array; empty for any other text."""
+    lines = list(iter_lines(source))
+    whole = b"\n".join(text for _, text in lines)
+    with contextlib.suppress(ValueError):
+        return [(lines[0][0], decode(whole, exact=True), whole)]
+    values, decoder, end, line = list[tuple[int, Any, bytes]](), json.JSONDecoder(), 0, 0
+    try:
+        text = whole.decode("utf-8")
+        while start := _AFTER_SPACE.search(text, end):
+            line += text.count("\n", end, start.start())
+            value, end = decoder.raw_decode(text, start.start())
+            if not isinstance(value, (dict, list)):
+                return []
+            values.append((lines[line][0], value, text[start.start() : end].encode()))
+            line += text.count("\n", start.start(), end)
+    except (ValueError, RecursionError):
+        return []
+    return values
+
+
+def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """As ``iter_lines``, of files whose rows are a list or are spread over lines, too: each row as one line, with the number
+    of the line that its value begins on."""
+    lines = iter_lines(source)
+    first = next(lines, None)
+    if first is None:
+        return
+    text = first[1].lstrip()
+    if source.part is None and (text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}")):
+        for number, value, whole in (values := values_over_lines(source)):
+            # Line breaks of JSON are outside of its texts.
+            yield from (
+                ((number, _as_line(row)) for row in value) if isinstance(value, list) else [(number, _on_one(whole))]
+            )
+        if values:
+            return
+    yield from chain([first], lines)
+
+
+def _as_line(row: Any) -> bytes:
+    """A row as ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode."""
+    try:
+        return json.dumps(row, separators=(",", ":")).encode()
+    except RecursionError:
+        return b"nested too deeply"
+
+
+def _on_one(text: bytes) -> bytes:
+    return text.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
 def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:

@@ -23,7 +23,7 @@ from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, chec
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of, head
 from gymdata.store.journal import read_rows
-from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, iter_lines
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, row_lines
 from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -83,7 +83,7 @@ def has_rows(source: Source, table: Table) -> bool:
     where the first row is one of another table."""
     if source.kind != "jsonl":
         return next(scan_source(source, table, [table.schema.names[0]], 1), None) is not None
-    line = next(iter_lines(source), None)
+    line = next(row_lines(source), None)
     if line is not None:
         with contextlib.suppress(ValueError):
             if (other := other_rows(decode(line[1]), table, str(source.path))) is not None:
@@ -391,7 +391,7 @@ def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
     if source.kind == "journal":
         yield from read_rows(source.path)
         return
-    for number, line in iter_lines(source):
+    for number, line in row_lines(source):
         try:
             row = decode_row(line)
         except RepeatedKeyError as error:

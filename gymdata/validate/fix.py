@@ -20,7 +20,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
 from gymdata.store.columns import build, to_rows
-from gymdata.store.lines import decode, encode, iter_lines
+from gymdata.store.lines import decode, encode, row_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import row_batches
 
@@ -92,7 +92,7 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
         raise DataError.unreadable(source.path, why, "write it again")
     good = (
         (number + 1, decode(line), len(line))
-        for number, (_, line) in enumerate(iter_lines(source))
+        for number, (_, line) in enumerate(row_lines(source))
         if number not in unreadable
     )
     yield from row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(source.path))

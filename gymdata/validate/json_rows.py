@@ -19,7 +19,7 @@ from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store import journal
 from gymdata.store.columns import build, misfit
-from gymdata.store.lines import RepeatedKeyError, decode, decode_row, iter_lines
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import PARSE_BYTES
 
@@ -80,7 +80,7 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
 def _lines(source: Source) -> Iterator[bytes | Violation]:
     """The JSON of each row, or what is wrong with its line."""
     if source.kind != "journal":
-        for _, line in iter_lines(source):
+        for _, line in row_lines(source):
             yield line
         return
     for entry in journal.scan(source.path):

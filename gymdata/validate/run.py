@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymdata.checks.violations import Selection, ValidationReport, Violation
 from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
-from gymdata.store.formats import format_of, head
+from gymdata.store.formats import format_of, head, refuse_unknown
 from gymdata.store.lines import decode
 from gymdata.store.paths import Part, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
@@ -277,6 +277,8 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
+        if kind == "rollouts":
+            refuse_unknown(source, "rollouts or pairs")
 
 
 def _run_json(path: str | Path) -> RunFacts | None:
@@ -343,6 +345,8 @@ def _halves(source: Source, processes: int) -> list[Source]:
         return [source]
     bounds = [0]
     with source.path.open("rb") as file:
+        if not file.readline().rstrip().endswith(b"}"):
+            return [source]  # rows that are not lines
         for k in range(1, processes):
             file.seek(size * k // processes)
             file.readline()

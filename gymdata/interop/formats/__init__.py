@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -47,6 +48,8 @@ class Format(ForeignFormat):
     suffixes: ClassVar[tuple[str, ...]] = ()
     #: Whether its rows have the token ids.
     holds_ids: ClassVar[bool] = False
+    #: Whether its rows have the log-probabilities of what was sampled.
+    holds_logprobs: ClassVar[bool] = False
     #: Whether its rollouts have a reward.
     holds_reward: ClassVar[bool] = False
     #: Whether a row may need documents of other files of its import.
@@ -84,7 +87,7 @@ class Format(ForeignFormat):
         for source, line, value, text in self.documents(sources):
             if (shape := self.shape(value)) is not None:
                 add_shape(importing.shapes, shape)
-            for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self.items(value):
+            for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
                 importing.origin, n_keys = (source.path.name, line, *place), importing.n_keys
                 try:
                     row = self._checked(item, importing)
@@ -99,6 +102,15 @@ class Format(ForeignFormat):
                 else:
                     importing.keys.append(n_keys if importing.n_keys > n_keys else None)
                     yield line, row
+
+    def _named_items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        """``items``, and a fault for a document that cannot be divided."""
+        from gymdata.interop.importing import ODD, BadItem
+
+        try:
+            yield from self.items(value)
+        except ODD as error:
+            yield (0, 0), BadItem.of(error)
 
     def _checked(self, item: Any | BadItem, importing: Importing) -> TableRow:
         if isinstance(item, Exception):
@@ -151,7 +163,7 @@ def detect(sources: Sequence[Source]) -> Format:
     several."""
     if not sources:
         raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
-    expected = f"one of {', '.join(imported())}"
+    expected = "one that `gymdata docs your-data` lists"
     formats: dict[str, Path] = {}
     for source in sources:
         if source.path.stat().st_size == 0:
@@ -173,7 +185,10 @@ def _hint(source: Source) -> str:
     from gymdata.interop.importing import BadItem, documents
 
     documents_there = documents(source) if source.kind != "journal" else ()
-    row: Any = next((value for _, value, _ in documents_there if not isinstance(value, BadItem)), None)
+    values = [value for _, value, _ in islice(documents_there, 20)]
+    row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
+    if row is None and values:
+        return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"
     row = row[0] if isinstance(row, list) and row else row
     if not isinstance(row, Mapping):
         return "files of gymdata need no import; --from names a format"

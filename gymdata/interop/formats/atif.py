@@ -23,7 +23,7 @@ class Atif(Format):
     item = "an ATIF trajectory"
     marks = (b'"ATIF-',)
     suffixes = (".jsonl", ".json")
-    holds_ids = holds_reward = True
+    holds_ids = holds_logprobs = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
         if isinstance(value, list):

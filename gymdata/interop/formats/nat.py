@@ -21,6 +21,7 @@ class _Nested(Format):
     """Trajectories in collections and lists, which an export of all of them writes as they were."""
 
     marks = (b'"episode"', b'"trajectories"')
+    general = True  # other projects call their lists trajectories, too
     suffixes = (".json", ".jsonl")
     #: The column by which trajectories are put into inner lists.
     group = "group_id"
@@ -66,7 +67,7 @@ class NatTrajectories(_Nested):
     """Trajectories of the NeMo Agent Toolkit: a collection (``.json``), or a trajectory per line."""
 
     content = "trajectories of the NeMo Agent Toolkit"
-    holds_ids = True
+    holds_ids = holds_logprobs = True
     item = "a trajectory"
     holds_reward = True
 

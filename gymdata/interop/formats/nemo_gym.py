@@ -27,7 +27,7 @@ class NemoGym(Format):
 
     content = "NeMo Gym rows"
     marks = (f'"{_REQUEST}"'.encode(), b'"response"')
-    read_in_place = rebuilds_prompts = holds_ids = holds_reward = counts_turns = True
+    read_in_place = rebuilds_prompts = holds_ids = holds_logprobs = holds_reward = counts_turns = True
     suffixes = (".jsonl",)
 
     def recognise(self, value: Any) -> bool:
@@ -35,7 +35,7 @@ class NemoGym(Format):
         if not isinstance(value, dict) or "response" not in value:
             return False
         response = value["response"]
-        return _REQUEST in value or (isinstance(response, dict) and "output" in response)
+        return _REQUEST in value or ("request" not in value and isinstance(response, dict) and "output" in response)
 
     def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         from gymdata.interop.nemo_gym.read import table_rows

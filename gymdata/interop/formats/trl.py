@@ -30,7 +30,8 @@ _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 
 @FORMATS.register("trl-messages")
 class TrlMessages(TextFormat):
-    """Conversational language modelling, for SFT: ``messages`` (and ``tools``)."""
+    """Conversational language modelling, for SFT: ``messages`` (and ``tools``). A message of ``weight`` 0 (or of ``train``,
+    ``training`` or ``loss`` false) is not trained; ``label`` or ``kto_tag`` is the reward."""
 
     content = "chat messages with answers"
     item = "a conversation"
@@ -121,7 +122,7 @@ class TrlPreference(TextFormat):
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import number_of, pair_row
 
-        prompt, *sides = _prompt_and_sides(item)
+        prompt, *sides = prompt_and_sides(item)
         scores = [number_of(item, *(n.format(side) for n in _RATINGS)) for side in ("chosen", "rejected")]
         margin = number_of(item, "margin")
         if margin is None:
@@ -134,7 +135,7 @@ class TrlPreference(TextFormat):
         return preferences(TRL_SIDES, batch, lost)
 
 
-def _prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+def prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
     from gymdata.interop.importing import BadItem

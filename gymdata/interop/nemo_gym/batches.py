@@ -22,7 +22,7 @@ from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
-from gymdata.store.lines import iter_lines
+from gymdata.store.lines import iter_lines, row_lines
 from gymdata.store.paths import Part, Source
 
 _BATCH_TOKENS = 250_000
@@ -40,7 +40,7 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
     before = () if source.part is None else iter_lines(replace(source, part=Part(0, source.part.start, 0, 0)))
     first = number = sum(1 for _ in before)
     try:
-        for number, (_, line) in enumerate(iter_lines(source), first):
+        for number, (_, line) in enumerate(row_lines(source), first):
             try:
                 row = read_row(line)
             except BadRow as bad:

@@ -20,7 +20,7 @@ from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.messages import TOKEN_KEYS, walk, written_by_model
-from gymdata.store.lines import iter_lines
+from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
 
@@ -38,7 +38,7 @@ def fix_nemo_gym(
             faults[v.file or "", v.row].append(v)
     with output.open("wb") as file:
         for source in sources:
-            for number, (_, line) in enumerate(iter_lines(source)):
+            for number, (_, line) in enumerate(row_lines(source)):
                 for made in _row(line, faults.get((str(source.path), number), []), choice, account):
                     file.write(made.rstrip(b"\r\n") + b"\n")
 

@@ -49,7 +49,7 @@ from gymdata.rollouts.messages import (
 )
 from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.turns import Call, TurnEncoder, continuing
-from gymdata.store.lines import iter_lines
+from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
 #: A mark besides the letters of the lists that a turn holds: its log-probabilities had more digits than float32.
@@ -79,7 +79,7 @@ def table_rows(
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
     for source in sources:
-        for number, line in iter_lines(source):
+        for number, line in row_lines(source):
             try:
                 found = _read(line, rebuild, columns)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.

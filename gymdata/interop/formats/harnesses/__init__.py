@@ -1,10 +1,12 @@
 """Rollouts that other harnesses saved as text, a file for each harness or shape."""
 
 from gymdata.interop.formats.harnesses import (
+    art,
     chat_logs,
     dumps,
     inspect_ai,
-    sessions,
+    otel,
+    rllm,
     swe_agent,
     tau_bench,
     trl_completions,
@@ -13,10 +15,12 @@ from gymdata.interop.formats.harnesses import (
 )
 
 __all__ = [
+    "art",
     "chat_logs",
     "dumps",
     "inspect_ai",
-    "sessions",
+    "otel",
+    "rllm",
     "swe_agent",
     "tau_bench",
     "trl_completions",

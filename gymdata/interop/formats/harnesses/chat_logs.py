@@ -20,60 +20,52 @@ class _Logs(Format):
 @FORMATS.register("request-log")
 class RequestLog(_Logs):
     """A request and its ``response`` per row: ``messages`` and ``model_parameters`` as LiteLLM logs them, or a ``request``;
-    the response is OpenAI's with one choice, or Anthropic's message. There is no reward."""
+    the response is OpenAI's with one choice (``choices`` may be in the row itself) or of its Responses interface, or
+    Anthropic's message. There is no reward."""
 
     content = "requests with responses of a chat model"
-    marks = (b'"response"', b'"messages"', b'"request"')
+    marks = (b'"response"', b'"messages"', b'"request"', b'"choices"')
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        asked, response = _asked(row), row.get("response")
-        return isinstance(asked, dict) and isinstance(asked.get("messages"), list) and _is_response(response)
+        asked, response = _asked(row), _answered(row)
+        if not isinstance(asked, dict) or not _is_response(response):
+            return False
+        return isinstance(asked.get("messages"), list) or ("output" in response and "input" in asked)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        about = [name for name in item if name not in ("messages", "request", "response", "model_parameters")]
-        return _row(item, _asked(item), item["response"], importing, ("request", "response", "model_parameters"), about)
+        texts = ("request", "response", "model_parameters", "choices")
+        about = [name for name in item if name not in ("messages", *texts)]
+        return _row(item, _asked(item), _answered(item), importing, texts, about)
 
 
-@FORMATS.register("openai-batch")
-class OpenAIBatch(_Logs):
-    """OpenAI's batches of chat completions: the files of requests and of responses, imported together, are joined by
-    ``custom_id``; a request without a response, and the reverse, is refused, and so is an id that two requests have."""
+class _Batch(_Logs):
+    """Batches of requests: the files of requests and of results, imported together, are joined by ``custom_id``; a request
+    without a result, and the reverse, is refused, and so is an id that two requests have."""
 
-    content = "requests or responses of a batch"
     marks = (b'"custom_id"',)
     joined = True
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        row = first_row(value)
-        response = row.get("response")
-        body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
-        of_exchange = isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
-        return isinstance(row.get("custom_id"), str) and of_exchange
+    #: The column of a request.
+    request = ""
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         from gymdata.interop.importing import BadItem
 
         requests_of: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
         answers = []
-        for document in super().documents(sources):
-            value = document[2]
-            if (
-                isinstance(value, dict)
-                and isinstance(value.get("body"), dict)
-                and isinstance(value.get("custom_id"), str)
-            ):
-                requests_of.setdefault(value["custom_id"], []).append(document)
-            else:
-                answers.append(document)
+        for source, line, value, text in super().documents(sources):
+            for one in value if isinstance(value, list) else [value]:
+                name = one.get("custom_id") if isinstance(one, dict) else None
+                if isinstance(name, str) and isinstance(one.get(self.request), dict):
+                    requests_of.setdefault(name, []).append((source, line, one, text))
+                else:
+                    answers.append((source, line, one, text))
         for source, line, value, text in answers:
             name = str(value.get("custom_id")) if isinstance(value, dict) else ""
             if len(requests := requests_of.get(name, ())) == 1:
-                value = value | {"request": requests_of.pop(name)[0][2]["body"]}
+                value = value | {"request": requests_of.pop(name)[0][2][self.request]}
             elif requests:
                 # Ids are told apart within a batch only.
                 value = BadItem(
@@ -85,15 +77,69 @@ class OpenAIBatch(_Logs):
                 why = "several requests have it" if len(requests) > 1 else "no response in these files"
                 yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: {why}"), text
 
+    def response(self, item: Mapping[str, Any]) -> Any:
+        """The response in a result. Raises BadItem for a request that failed."""
+        raise NotImplementedError
+
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.importing import BadItem
 
         if "request" not in item:
             raise BadItem("S103", f"custom_id {item['custom_id']!r}: no request in these files; import both together")
+        texts = ("request", "response", "result", "id", "error")
+        return _row(item, item["request"], self.response(item), importing, texts, ())
+
+
+@FORMATS.register("openai-batch")
+class OpenAIBatch(_Batch):
+    """OpenAI's batches of chat completions: the files of requests and of responses, imported together, are joined by
+    ``custom_id``; a request without a response, and the reverse, is refused, and so is an id that two requests have."""
+
+    content = "requests or responses of a batch"
+    request = "body"
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        response = row.get("response")
+        body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
+        of_exchange = isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
+        return isinstance(row.get("custom_id"), str) and of_exchange
+
+    def response(self, item: Mapping[str, Any]) -> Any:
+        from gymdata.interop.importing import BadItem
+
         if item.get("error"):
             raise BadItem("S103", f"error: the request failed with {item['error']!r:.200}")
-        texts = ("request", "response", "id", "error")
-        return _row(item, item["request"], item["response"]["body"], importing, texts, ())
+        return item["response"]["body"]
+
+
+@FORMATS.register("anthropic-batch")
+class AnthropicBatch(_Batch):
+    """Anthropic's batches of messages: requests with ``params``, and results, imported together and joined by ``custom_id``
+    as OpenAI's are."""
+
+    content = "requests or results of a batch of Anthropic"
+    request = "params"
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        asked, result = row.get("params"), row.get("result")
+        of_exchange = (isinstance(asked, dict) and isinstance(asked.get("messages"), list)) or (
+            isinstance(result, dict) and "type" in result
+        )
+        return isinstance(row.get("custom_id"), str) and of_exchange
+
+    def response(self, item: Mapping[str, Any]) -> Any:
+        from gymdata.interop.importing import BadItem
+
+        if item["result"].get("type") != "succeeded":
+            why = item["result"].get("error") or item["result"].get("type")
+            raise BadItem("S103", f"result: the request failed with {why!r:.200}")
+        return item["result"]["message"]
 
 
 def _asked(row: Mapping[str, Any]) -> Any:
@@ -102,9 +148,14 @@ def _asked(row: Mapping[str, Any]) -> Any:
     return row.get("request") or {**own, "messages": row.get("messages")}
 
 
+def _answered(row: Mapping[str, Any]) -> Any:
+    return row.get("response", row)
+
+
 def _is_response(value: Any) -> bool:
     return isinstance(value, dict) and (
         isinstance(value.get("choices"), list)
+        or (value.get("object") == "response" and isinstance(value.get("output"), list))
         or (value.get("role") == "assistant" and isinstance(value.get("content"), list))
     )
 
@@ -117,7 +168,7 @@ def _row(
     texts: Iterable[str],
     about: Iterable[str],
 ) -> TableRow:
-    from gymdata.interop.blocks import of_anthropic
+    from gymdata.interop.blocks import of_anthropic, of_responses
     from gymdata.interop.importing import BadItem
     from gymdata.interop.text_rows import conversation, rollout_row
 
@@ -128,6 +179,11 @@ def _row(
         choice = response["choices"][0]
         answer, end = [choice["message"]], choice.get("finish_reason")
         messages = asked["messages"]
+    elif "output" in response:
+        answer, end = of_responses(response["output"]), (response.get("incomplete_details") or {}).get("reason")
+        given = [{"role": "user", "content": asked["input"]}] if isinstance(asked["input"], str) else asked["input"]
+        system = asked.get("instructions")
+        messages = [*([{"role": "system", "content": system}] if system else ()), *of_responses(given)]
     else:
         answer, end = of_anthropic([response]), response.get("stop_reason")
         messages = of_anthropic(asked["messages"], asked.get("system"))
@@ -137,6 +193,6 @@ def _row(
         ]
     prompt, written = conversation(messages, "messages"), conversation(answer, "response")
     row = {**item, "tools": tools, "functions": asked.get("functions")}
-    cut = end in ("length", "max_tokens")
+    cut = end in ("length", "max_tokens", "max_output_tokens")
     model = response.get("model")
     return rollout_row(row, prompt, written, importing, texts=(*texts,), about=(*about,), policy=model, truncated=cut)

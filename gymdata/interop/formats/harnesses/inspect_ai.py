@@ -32,12 +32,13 @@ class InspectAI(Format):
         return is_log and isinstance(value.get("samples"), list) and bool(value["samples"])
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        samples = value.get("samples") if isinstance(value, dict) else None
-        if not isinstance(samples, list) or not samples:
-            yield (0, 0), value
-            return
-        for number, sample in enumerate(samples):
-            yield (0, number), {"sample": sample, "eval": value.get("eval")}
+        for (_, number), log in super().items(value):
+            samples = log.get("samples") if isinstance(log, dict) else None
+            if not isinstance(samples, list) or not samples:
+                yield (number, 0), log
+                continue
+            for k, sample in enumerate(samples):
+                yield (number, k), {"sample": sample, "eval": log.get("eval")}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, numbers_of, rollout_row

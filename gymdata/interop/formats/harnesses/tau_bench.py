@@ -1,10 +1,11 @@
-"""Results of tau-bench."""
+"""Results of tau-bench and tau2-bench."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats import FORMATS, Format, Place
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -46,4 +47,69 @@ class TauBench(Format):
             texts=("traj", "reward", "task_id"),
             about=("info", "trial"),
             group=str(item["task_id"]),
+        )
+
+
+@FORMATS.register("tau2-bench")
+class Tau2Bench(Format):
+    """Results of tau2-bench: a rollout per simulation, as the agent saw it, without the tools of the simulated user. The
+    greeting that every conversation begins with is not trained; the agent's instructions and definitions of tools are not
+    in the file. A simulation that an error outside of the agent ended is refused."""
+
+    content = "results of tau2-bench"
+    item = "a simulation of tau2-bench"
+    marks = (b'"simulations"', b'"termination_reason"')
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        if isinstance(row.get("simulations"), list) and "tasks" in row:
+            return True
+        return {"task_id", "termination_reason", "reward_info", "messages"} <= row.keys()
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for (_, number), results in super().items(value):
+            if not isinstance(results, dict) or not isinstance(results.get("simulations"), list):
+                yield (number, 0), {"simulation": results, "task": None, "info": {}}
+                continue
+            tasks = {str(task.get("id")): task for task in results.get("tasks") or () if isinstance(task, dict)}
+            for k, run in enumerate(results["simulations"]):
+                task = tasks.get(str(run.get("task_id"))) if isinstance(run, dict) else None
+                yield (number, k), {"simulation": run, "task": task, "info": results.get("info") or {}}
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
+
+        run, end = item["simulation"], item["simulation"]["termination_reason"]
+        if end in ("infrastructure_error", "unexpected_error", "user_error", "context_window_exceeded"):
+            raise BadItem("S103", f"termination_reason: the run ended with {end}")
+        if not isinstance(run.get("messages"), list):
+            raise BadItem("S103", "messages: missing (simulations of speech have ticks)")
+        messages = []
+        for n, message in enumerate(run["messages"]):
+            of_user = message["role"] == "user" and message.get("tool_calls")
+            if of_user or (message["role"] == "tool" and message.get("requestor") == "user"):
+                continue
+            chat = {name: message.get(name) for name in ("role", "content", "tool_calls")}
+            if message["role"] == "tool":
+                chat |= {"content": message.get("content") or "", "tool_call_id": message.get("id")}
+            messages.append(chat | ({"weight": 0} if n == 0 and message["role"] == "assistant" else {}))
+        judged = run.get("reward_info") or {}
+        parts = judged.get("reward_breakdown") or {}
+        about = ("termination_reason", "trial", "seed", "agent_cost", "user_cost", "reward_info")
+        row = {name: run[name] for name in about if name in run} | {"task": item["task"]}
+        return rollout_row(
+            row,
+            [],
+            conversation(messages, "messages"),
+            importing,
+            reward=number_of(judged, "reward"),
+            rewards=numbers_of(parts, parts),
+            about=about,
+            group=str(run["task_id"]),
+            policy=(item["info"].get("agent_info") or {}).get("llm"),
+            truncated=end in ("max_steps", "timeout"),
         )

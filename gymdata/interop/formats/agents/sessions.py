@@ -12,16 +12,20 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 
-class _Session(Format):
+class Session(Format):
     item = "a session"
     holds_text = True
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
-        """One per file; a line that is no JSON costs its session."""
+        """One per file, which has a line per record or a list of them; a line that is no JSON costs its session."""
         from gymdata.interop.importing import BadItem
 
         for source in sources:
-            lines = list(super().documents([source]))
+            lines = [
+                (source, line, record, text)
+                for _, line, value, text in super().documents([source])
+                for record in (value if isinstance(value, list) else [value])
+            ]
             records = [value for _, _, value, _ in lines]
             bad = next((line for line in lines if not isinstance(line[2], dict)), None)
             if bad is not None:
@@ -32,7 +36,7 @@ class _Session(Format):
 
 
 @FORMATS.register("claude-code")
-class ClaudeCode(_Session):
+class ClaudeCode(Session):
     """A session of Claude Code (``.jsonl``): what follows its last compaction, without side chains and errors of the API.
     Its system prompt and tools are not in the file, and there is no reward; a session that went back to an earlier
     message is refused."""
@@ -79,7 +83,7 @@ class ClaudeCode(_Session):
 
 
 @FORMATS.register("codex")
-class Codex(_Session):
+class Codex(Session):
     """A session of Codex (``rollout-*.jsonl``): its ``response_item`` lines, after the instructions of ``session_meta``. The
     text of a custom tool is the argument ``input``; encrypted reasoning and definitions of tools are lost, there is no
     reward, and a session that was compacted or rolled back is refused."""

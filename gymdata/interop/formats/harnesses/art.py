@@ -1,0 +1,70 @@
+"""Trajectories of ART."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Importing, TableRow
+
+
+@FORMATS.register("art")
+class Art(Format):
+    """ART's groups of trajectories: ``messages_and_choices``, ``reward``, ``metrics`` as named rewards, ``metadata``. Logs
+    are not read; a trajectory with additional histories is refused."""
+
+    content = "trajectories of ART"
+    item = "a trajectory of ART"
+    marks = (b'"messages_and_choices"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        one = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
+        return {"messages_and_choices", "reward"} <= one.keys()
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for (_, number), group in super().items(value):
+            trajectories = group.get("trajectories") if isinstance(group, dict) else None
+            if not isinstance(trajectories, list):
+                yield (number, 0), group
+                continue
+            yield from (((number, k), trajectory) for k, trajectory in enumerate(trajectories))
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.rows import number_or_none
+        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
+
+        if item.get("additional_histories"):
+            raise BadItem("S102", "additional_histories: got several conversations, expected one")
+        reward = number_or_none(item["reward"])
+        if reward is None:
+            raise BadItem("S102", f"reward: got {item['reward']!r:.100}, expected a number")
+        steps = item["messages_and_choices"]
+        messages = [step["message"] if isinstance(step, dict) and "message" in step else step for step in steps]
+        given = [isinstance(step, dict) and "message" not in step for step in steps]
+        # Answers that the model sampled are choices; others were given, unless there is no choice at all.
+        if not all(given):
+            messages = [
+                message | {"weight": 0} if was_given and message.get("role") == "assistant" else message
+                for message, was_given in zip(messages, given, strict=True)
+            ]
+        metrics = item.get("metrics") or {}
+        ends = [step.get("finish_reason") for step in steps if isinstance(step, dict) and "message" in step]
+        return rollout_row(
+            item,
+            [],
+            conversation(messages, "messages_and_choices"),
+            importing,
+            reward=reward,
+            rewards=numbers_of(metrics, metrics),
+            texts=("messages_and_choices", "reward", "metrics", "logs", "additional_histories"),
+            about=("start_time", "metrics"),
+            truncated=ends[-1:] == ["length"],
+        )

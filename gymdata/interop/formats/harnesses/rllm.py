@@ -1,0 +1,69 @@
+"""Episodes of rLLM."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Importing, TableRow
+
+
+@FORMATS.register("rllm")
+class Rllm(Format):
+    """rLLM's episodes: a rollout per trajectory, the messages of its last step, of which those of each step before must be
+    the beginning; ``reward``, and ``is_correct`` and ``metrics`` by name. Ids and log-probabilities of its steps are not
+    read, and an episode that ended with an error has no reward."""
+
+    content = "episodes of rLLM"
+    item = "a trajectory of rLLM"
+    marks = (b'"chat_completions"',)
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
+        return "chat_completions" in first_row(trajectory.get("steps"))
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for (_, number), episode in super().items(value):
+            trajectories = episode.get("trajectories") if isinstance(episode, dict) else None
+            if not isinstance(trajectories, list) or not trajectories:
+                yield (number, 0), {"trajectory": episode, "episode": {}}
+                continue
+            about = {name: field for name, field in episode.items() if name != "trajectories"}
+            for k, trajectory in enumerate(trajectories):
+                yield (number, k), {"trajectory": trajectory, "episode": about}
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
+
+        trajectory, episode = item["trajectory"], item["episode"]
+        said = [step["chat_completions"] for step in trajectory["steps"]]
+        if not said or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(said)):
+            raise BadItem("S102", f"steps: got {len(said)} that are not one conversation")
+        correct, metrics = episode.get("is_correct"), episode.get("metrics") or {}
+        named = {"is_correct": correct} if isinstance(correct, bool) else {}
+        task = trajectory.get("task") if trajectory.get("task") is not None else episode.get("task")
+        row = dict(task) if isinstance(task, dict) else {"task": task}
+        row |= {"name": trajectory.get("name"), "termination_reason": episode.get("termination_reason")}
+        failed = episode.get("termination_reason") == "error"
+        episode_id = episode.get("id")
+        name = episode_id.split(":")[0] if isinstance(episode_id, str) and episode_id else None
+        return rollout_row(
+            row,
+            [],
+            conversation(said[-1], "chat_completions"),
+            importing,
+            reward=None if failed else number_of(trajectory, "reward"),
+            rewards={} if failed else numbers_of(named | metrics, named | metrics),
+            about=("name", "termination_reason"),
+            group=f"{name}-{trajectory['name']}" if name and trajectory.get("name") else name,
+            truncated=episode.get("termination_reason") in ("max_response_length_exceeded", "max_turns_exceeded"),
+        )

@@ -1,0 +1,55 @@
+"""Data sets of two answers to one prompt, of which people or a judge preferred one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gymdata.interop.formats import Format
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Importing, TableRow
+
+
+class Compared(Format):
+    """A format of which each row is two answers and a preference. A tie is no pair: the row is left out, by name."""
+
+    table = "pairs"
+    item = "a comparison"
+    holds_text = True
+    #: TableRow that its rows have, one of these sets.
+    keys: ClassVar[Sequence[set[str]]] = ()
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        return any(keys <= row.keys() for keys in self.keys)
+
+    def compared(self, item: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any], float, float]:
+        """(prompt, the two answers, preference, margin) of a row, prompt and answers as texts or messages. The preference is
+        above 0 where the second answer is the better one, below 0 where it is the first."""
+        raise NotImplementedError
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.importing import BadItem
+        from gymdata.interop.text_rows import answer, conversation, pair_row
+
+        prompt, answers, preference, margin = self.compared(item)
+        if not preference:
+            raise BadItem("S103", "a tie: neither answer is preferred")
+        sides = [answer(text, name) for text, name in zip(answers, ("first answer", "second answer"), strict=True)]
+        chosen, rejected = sides[::-1] if preference > 0 else sides
+        return pair_row(item, conversation(prompt, "prompt"), (chosen, rejected), importing, margin)
+
+
+def finite(item: Mapping[str, Any], name: str) -> float:
+    """The number of a column. Raises BadItem for anything else."""
+    from gymdata.interop.importing import BadItem
+    from gymdata.interop.text_rows import number_of
+
+    number = number_of(item, name)
+    if number is None or not math.isfinite(number):
+        raise BadItem("S102", f"{name}: got {item.get(name)!r:.100}, expected a number")
+    return number

@@ -1,0 +1,267 @@
+"""Rows in shapes that other projects publish become rollouts and pairs, alike in every kind of file, or are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.collect.tasks import TaskFile
+from gymdata.errors import DataError
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.columns import to_rows
+from gymdata.store.formats import format_of
+from gymdata.store.lines import decode, encode
+from gymdata.store.paths import resolve
+from gymdata.validate.run import validate
+from tests.interop.published_rows import PUBLISHED, SESSIONS, arena_texts
+from tests.interop.trajectories import ANSWER, QUESTION, ROWS
+from tests.rollout_files import rollout, two_turns
+
+CALLS = '[{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}]'
+RUN = CALLS.replace("add", "bash").replace('{\\"a\\": 2}', '{\\"command\\": \\"ls\\"}')
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+FIXED = [
+    SYSTEM, {"role": "user", "content": "Fix it"}, {"role": "assistant", "content": "I look.", "tool_calls": RUN},
+    {"role": "tool", "tool_call_id": "c1", "content": "a.py"}, {"role": "assistant", "content": "Fixed 5"},
+]  # fmt: skip
+ADDED = [QUESTION, {"role": "assistant", "reasoning": "Add.", "tool_calls": CALLS}, TOOL, ANSWER]
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(messages: Any) -> list[dict[str, Any]]:
+    """What messages say: their fields that are not null, with the arguments of calls as objects."""
+    return [{k: v for k, v in message.items() if v not in (None, "")} for message in messages]
+
+
+def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``said`` with the arguments of calls as values, which some formats have as text."""
+    made = []
+    for message in said(messages):
+        calls = [call["function"] for call in json.loads(message.get("tool_calls", "[]"))]
+        read = [
+            (c["name"], json.loads(c["arguments"]) if isinstance(c["arguments"], str) else c["arguments"])
+            for c in calls
+        ]
+        made.append({**message, **({"tool_calls": read} if read else {})})
+    return made
+
+
+def imported(file: Path, tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    """Rows of a file whose format is recognised as ``name``."""
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.ok, summary.format) == (True, name)
+    table = PAIRS if summary.pairs else ROLLOUTS
+    return to_rows(read_table(tmp_path / "run", table))
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "reward"),
+    [
+        ("art", [QUESTION, ANSWER], 0.5),
+        ("capybara", [QUESTION, ANSWER], None),
+        ("glaive", [QUESTION, {"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": '{"sum": 5}'}, ANSWER],
+         None),
+        ("lima", [QUESTION, ANSWER], None),
+        ("opencode", [FIXED[1], FIXED[2] | {"reasoning": "Hm."}, *FIXED[3:]], None),
+        ("openhands", FIXED, 1.0),
+        ("otel-genai", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], None),
+        ("rllm", [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, ANSWER], 1.0),
+        ("swe-trajectories", [SYSTEM, QUESTION, ANSWER], 1.0),
+        ("tau2-bench", [{"role": "assistant", "content": "Hi!", "extra": '{"weight": 0}'}, QUESTION,
+                        {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], 1.0),
+        ("ultrafeedback", [QUESTION, ANSWER], 8.5),
+        ("xlam", [{"role": "user", "content": "How much is 2+3? 5"}, {"role": "assistant", "tool_calls": CALLS}], None),
+    ],
+)  # fmt: skip
+def test_a_published_rollout_has_its_messages_and_reward(
+    name: str, messages: list[dict[str, Any]], reward: float | None, tmp_path: Path
+) -> None:
+    """Messages, calls and the reward of a row are those that its project's format means."""
+    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), tmp_path, name)
+    assert [{k: v for k, v in m.items() if k != "id"} for m in plain(row["messages"])] == plain(messages)
+    assert row["reward"] == reward
+
+
+@pytest.mark.parametrize(
+    ("name", "margin"), [("arena", None), ("helpsteer-preference", 2.0), ("safe-rlhf", None), ("shp", 4.0)]
+)
+def test_a_published_preference_is_a_pair(name: str, margin: float | None, tmp_path: Path) -> None:
+    """The better answer is the chosen one, and the margin is that of the row."""
+    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), tmp_path, name)
+    assert said(row["prompt"]) == [QUESTION]
+    assert (said(row["chosen"]), said(row["rejected"])) == ([ANSWER], [ANSWER | {"content": "x"}])
+    assert row["margin"] == margin or (margin is None and row["margin"] != row["margin"])
+
+
+def test_battles_as_json_text_and_preferences_of_helpsteer2_are_pairs(tmp_path: Path) -> None:
+    """The older shapes of two data sets mean the same."""
+    helpsteer2 = {"prompt": QUESTION["content"], "response_1": "5", "response_2": "x", "preference_strength": -3}
+    for name, row in (("arena", arena_texts(5)), ("helpsteer-preference", helpsteer2)):
+        (pair,) = imported(write(tmp_path / f"{name}.jsonl", row), tmp_path / name, name)
+        assert (said(pair["prompt"]), said(pair["chosen"])) == ([QUESTION], [ANSWER])
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
+    """A file of a session is a rollout with its messages."""
+    (row,) = imported(write(tmp_path / "a.jsonl", *SESSIONS[name]), tmp_path, name)
+    assert plain(row["messages"]) == plain(FIXED if name == "openhands" else ADDED)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("arena", {"winner": "tie (bothbad)"}, "winner: tie (bothbad), so neither answer is preferred"),
+        ("arena", {"winner": 3}, "winner: got 3, expected model_a or model_b"),
+        ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),
+        ("helpsteer-preference", {"overall_preference": "x"}, "overall_preference: got 'x', expected a number"),
+        ("safe-rlhf", {"better_response_id": 2}, "better_response_id: got 2, expected 0 or 1"),
+        ("shp", {"labels": None}, "labels: got None, expected 1"),
+        ("glaive", {"chat": "ASSISTANT"}, "expected text that begins with USER:"),
+        ("opencode", {"info": {"revert": {"messageID": "m"}}}, "info.revert: the session went back"),
+        ("openhands", {"history": [{"source": "agent", "action": "run", "args": {}}]}, "without the response of the model"),
+        ("openhands", {"history": [{"source": "agent", "action": "condensation", "args": {}}]}, "got a condensed history"),
+        ("rllm", {"trajectories": [{"steps": []}]}, "steps: got 0 that are not one conversation"),
+        ("swe-trajectories", {"trajectory": [{"role": "user", "text": "q"}]}, "no message of the assistant"),
+    ],
+)  # fmt: skip
+def test_a_published_row_that_says_something_else_is_named(
+    name: str, change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Nothing is guessed: the row is left out, with its reason."""
+    summary = gymdata.import_rollouts(
+        write(tmp_path / "a.jsonl", PUBLISHED[name](5) | change), tmp_path / "run", source=name
+    )
+    (named,) = (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()
+    assert summary.rejected == 1
+    assert reason in json.loads(named)["reason"]
+
+
+BATCHES = {
+    "openai-batch": [
+        {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": [QUESTION]}},
+        {"custom_id": "r1", "error": None, "response": {"status_code": 200, "body": {
+            "model": "m", "choices": [{"message": ANSWER, "finish_reason": "stop"}]}}},
+    ],
+    "anthropic-batch": [
+        {"custom_id": "r1", "params": {"model": "m", "max_tokens": 9, "messages": [QUESTION]}},
+        {"custom_id": "r1", "result": {"type": "succeeded", "message": {
+            "role": "assistant", "model": "m", "content": [{"type": "text", "text": "5"}], "stop_reason": "end_turn"}}},
+    ],
+}  # fmt: skip
+ALIKE: dict[str, list[dict[str, Any]]] = {
+    **{name: [row(4), row(5)] for name, row in (ROWS | PUBLISHED).items()},
+    **SESSIONS,
+    **BATCHES,
+    "nemo-gym": [
+        {"responses_create_params": {"input": [QUESTION]}, "reward": 1.0, "response": {"output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": str(n)}]}]}}
+        for n in (4, 5)
+    ],
+}  # fmt: skip
+
+
+def written(rows: list[dict[str, Any]], kind: str, folder: Path) -> Path:
+    """A file of rows: as lines, one list or pretty-printed, also compressed."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    texts = {
+        "lines.jsonl": lines,
+        "list.json": json.dumps(rows),
+        "pretty list.json": json.dumps(rows, indent=2),
+        "pretty objects.json": "\n".join(json.dumps(row, indent=2) for row in rows),
+        "lines.jsonl.gz": lines,
+        "pretty list.json.gz": json.dumps(rows, indent=2),
+    }
+    file = folder / kind
+    file.write_bytes(gzip.compress(texts[kind].encode()) if kind.endswith(".gz") else texts[kind].encode())
+    return file
+
+
+KINDS = ("lines.jsonl", "list.json", "pretty list.json", "pretty objects.json", "lines.jsonl.gz", "pretty list.json.gz")
+
+
+@pytest.mark.matrix("nemo-gym", "openhands", "helpsteer-preference", "openai-batch")
+@pytest.mark.parametrize("name", ALIKE)
+def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    """Lines, a list, pretty-printed or compressed: the same messages, in every command that reads the format."""
+    found = {}
+    for kind in KINDS:
+        file = written(ALIKE[name], kind, tmp_path)
+        summary = gymdata.import_rollouts(file, tmp_path / f"run {kind}")
+        assert (summary.format, summary.rejected) == (name, 0)
+        rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
+        found[kind] = [(row.get("messages"), row.get("chosen"), row.get("reward")) for row in rows]
+        (source,) = resolve(file)
+        known = format_of(source)
+        assert known is not None
+        if known.read_in_place:
+            assert validate(file).rollouts == len(rows)
+        else:
+            with pytest.raises(DataError, match=known.content):
+                validate(file)
+    assert all(repr(rows) == repr(found["lines.jsonl"]) for rows in found.values())
+
+
+def test_rollouts_and_tasks_of_ones_own_are_read_in_every_kind_of_file(tmp_path: Path) -> None:
+    """The same of gymdata's rollouts, and of tasks."""
+    rows = [decode(encode(rollout("t", n, 1.0, two_turns(5, 20 + n)))) for n in range(2)]
+    tasks = [{"task_id": str(n), "prompt": "q"} for n in range(2)]
+    for kind in KINDS:
+        assert validate(written(rows, kind, tmp_path)).rollouts == 2
+        assert [task.task_id for task in TaskFile(written(tasks, kind, tmp_path))] == ["0", "1"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_reward_that_is_not_finite_is_refused_by_its_name(number: str, tmp_path: Path) -> None:
+    """A reward of NaN is neither 0 nor unknown: its row is left out."""
+    rows = {
+        "score": '{"prompt": "q", "response": "a", "score": %s}',
+        "reward": '{"example_id": 1, "prompt": "q", "completion": "a", "reward": %s}',
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(row % number)
+        gymdata.import_rollouts(tmp_path / f"{name}.jsonl", tmp_path / name)
+        (named,) = (tmp_path / name / "rejected.jsonl").read_text().splitlines()
+        assert json.loads(named)["reason"].startswith(f"{name}: got {float(number)}, expected a finite number")
+
+
+def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:
+    """A file of no known format is one message, however many lines it has."""
+    row = {"timestamp": "2025-01-01", "category": "writing", "turns_of_text": ["a", "b"]}
+    for kind in KINDS:
+        file = written([row] * 100, kind, tmp_path)
+        for read in (validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+            with pytest.raises(DataError) as error:
+                read(file)
+            assert "timestamp, category, turns_of_text" in str(error.value.hint)
+        with pytest.raises(DataError) as error:
+            list(TaskFile(file))
+        assert "--map prompt=timestamp" not in str(error.value.hint)
+
+
+def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
+    """A list that ends too early, over a thousand lines, is not a thousand faults."""
+    (tmp_path / "a.json").write_text(json.dumps([PUBLISHED["lima"](n) for n in range(300)], indent=1)[:-40])
+    for read in (validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+        with pytest.raises(DataError) as error:
+            read(tmp_path / "a.json")
+        assert "JSON" in f"{error.value} {error.value.hint}"
+    summary = gymdata.import_rollouts(tmp_path / "a.json", tmp_path / "run", source="lima")
+    assert summary.rejected == 1
+
+
+def test_a_file_with_answers_is_no_file_of_tasks(tmp_path: Path) -> None:
+    """collect says what such a file is, and guesses no column for its prompt."""
+    with pytest.raises(DataError, match="contains battles of Chatbot Arena as text, expected tasks"):
+        list(TaskFile(write(tmp_path / "a.jsonl", PUBLISHED["arena"](5))))
