@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "check": 2_501,
     "checks": 2_627,
     "cli": 3_825,
-    "collect": 3_736,
+    "collect": 3_752,
     "credit": 1_328,
     "demo": 624,
     "doctor": 331,
@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_571,
     "pairs": 1_492,
     "query": 1_398,
-    "record": 4_460,
+    "record": 4_497,
     "remote": 1_415,
     "report": 1_554,
     "rewards": 1_929,
@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "workers": 592,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 83_732, 595
+TOTAL, FILE_LINES = 83_785, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 503, 821, 14
 
 

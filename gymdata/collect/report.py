@@ -20,6 +20,7 @@ from gymdata.store.paths import Identity
 COLUMNS = (
     "group_id",
     "status",
+    "stop_reason",
     "reward",
     "rewards",
     "extra",
@@ -41,7 +42,8 @@ class CollectSummary(Report):
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
-    for. ``pending``: requested, not there, and to be tried again by the same command; ``exhausted``: out of attempts.
+    for. ``agent_exits``: rollouts whose agent ended with an exit code other than 0. ``pending``: requested, not there, and
+    to be tried again by the same command; ``exhausted``: out of attempts.
     """
 
     path: str
@@ -71,14 +73,17 @@ class CollectSummary(Report):
     gave_up: bool
     behavior: dict[str, str] = field(default_factory=dict)
     slowed_by: str | None = None
+    agent_exits: int = 0
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 1 while rollouts are missing (unless given up) or could not be scored; else 0."""
+        """130 interrupted; 1 while rollouts are missing (unless given up) or could not be scored, and where every agent
+        failed; else 0."""
         if self.interrupted:
             return EXIT_INTERRUPTED
         missing = self.pending + self.exhausted
-        return EXIT_FAULTS if (missing and not self.gave_up) or self.reward_faults else EXIT_OK
+        faults = (missing and not self.gave_up) or self.reward_faults or (self.agent_exits == self.rollouts > 0)
+        return EXIT_FAULTS if faults else EXIT_OK
 
     def rows(self) -> list[Row]:
         mean, ci = self.reward["mean"], self.reward["ci95"]
@@ -118,6 +123,16 @@ class CollectSummary(Report):
         if self.pending and self.reward["n"]:
             ended = f"the reward is that of the {counted(self.reward['n'], 'rollout')} that ended"
             odd.append(f"{ended}, {self.pending:,} are pending: short answers end first, so it can change")
+        if self.agent_exits:
+            which = (
+                "every agent"
+                if self.agent_exits == self.rollouts
+                else f"{self.agent_exits:,} of {self.rollouts:,} agents"
+            )
+            odd.append(
+                f"{which} ended with an exit code other than 0: their rollouts are truncated (exit_N), and "
+                "extra.environment.stderr of each says why (gymdata show)"
+            )
         odd += [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
         return [*odd, *([self.slowed_by] if self.slowed_by else [])]
 
@@ -227,6 +242,7 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
         "tokens_generated": _sum(rows["n_generated_tokens"]),
         "tokens_context": _sum(rows["n_context_tokens"]),
         "breaks": _sum(rows["n_breaks"]),
+        "agent_exits": _sum(pc.starts_with(rows["stop_reason"].cast(pa.string()), "exit_")),
         **_parts_of(rows),
         "reward": {
             "n": scored.num_rows,

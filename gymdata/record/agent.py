@@ -23,6 +23,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -362,7 +363,13 @@ def _words(spec: str, files: Path | None) -> list[str]:
             f"--agent: {operators[0]!r} is a shell's, and the command is run without one",
             hint=f'--agent \'sh -c "… {operators[0]} … \\"$1\\"" sh {{prompt}}\'',
         )
+    filled = [*_PLACEHOLDERS, "{base_url}", "{key}"]
+    for written in re.findall(r"\{\w+\}", spec):
+        if written not in filled and get_close_matches(written, filled, n=1, cutoff=0.75):
+            raise UsageError.unknown_choice("--agent", written, filled)
     if not any(placeholder in spec for placeholder in _PLACEHOLDERS):
+        if len(words) == 1 and get_close_matches(spec, PRESETS, n=1, cutoff=0.75):
+            raise UsageError.unknown_choice("--agent", spec, PRESETS)
         raise UsageError(
             f"--agent {spec!r} has neither {' nor '.join(_PLACEHOLDERS)}",
             hint="write {prompt} where the task's prompt belongs; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -40,6 +41,8 @@ from gymdata.workers.serving import server_of
 
 #: Settings that the recorder has from ``collect`` under the same names.
 _SHARED = ("policy_version", "reward_timeout", "request_timeout", "retries", "max_turns", "max_context", "force")
+#: The folders of attempts of a run, and in it the file that says which run that is.
+_ROOT, _MARK = "gymdata-agents-", "run.txt"
 #: Characters of an agent's last line in an error.
 _LAST = 300
 
@@ -79,7 +82,7 @@ class AgentRuns:
             self.recorder.max_tokens = limits["max_tokens"]
         # Outside of the run: what lies above an agent's folder is read by agents that look for a project.
         name = hashlib.blake2b(str(run.folder.absolute()).encode(), digest_size=8).hexdigest()
-        self._root = Path(tempfile.gettempdir()).resolve() / f"gymdata-agents-{name}"
+        self._root = Path(tempfile.gettempdir()).resolve() / f"{_ROOT}{name}"
         self._url = ""
 
     @contextlib.asynccontextmanager
@@ -90,6 +93,7 @@ class AgentRuns:
             raise StoreError(f"{self._root}: is another user's", hint="set TMPDIR to a folder of your own")
         await asyncio.to_thread(end_processes, self._root)
         await asyncio.to_thread(_empty, self._root)
+        await asyncio.to_thread(self._clean_where_the_run_was)
         self.recorder.interrupted()
         service = Service(self._settings, self.recorder)
 
@@ -109,6 +113,17 @@ class AgentRuns:
                 await serving
                 self.recorder.log.close()
                 await asyncio.to_thread(shutil.rmtree, self._root, True)
+
+    def _clean_where_the_run_was(self) -> None:
+        """A killed command of this run may have left a folder under the name of the place from which the run was moved."""
+        for mark in self._root.parent.glob(f"{_ROOT}*/{_MARK}"):
+            with contextlib.suppress(OSError, ValueError):  # another user's, or removed meanwhile
+                left = json.loads(mark.read_text())
+                if left["run_id"] == self.recorder.run.run_id and not Path(left["run"]).exists():
+                    end_processes(mark.parent)
+                    shutil.rmtree(mark.parent)
+        facts = {"run_id": self.recorder.run.run_id, "run": str(self.recorder.run.folder.absolute())}
+        (self._root / _MARK).write_text(json.dumps(facts))
 
     def rollout(self, setting: EpisodeConfig, task: Task, index: int) -> AgentRollout:
         """An attempt that has not begun."""

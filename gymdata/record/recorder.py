@@ -39,7 +39,7 @@ from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import RolloutRow, Task, TaskRow
+from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow, Tools
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
 from gymdata.store.paths import Facts
@@ -72,13 +72,15 @@ class Recorder:
         self.scheduler = RewardScheduler(parts.rewards, timeout_s=config.reward_timeout)
         self.log = SessionLog(run.folder)
         self.context: int | None = config.max_context
-        existing = run.existing(("rollout_id", "task_id", "status", "reward"))
-        #: Rollouts that are written, and how many there are of each task.
+        existing = run.existing((*_ENDED, *_COUNTED, "rollout_id", "group_id"))
+        #: Rollouts that are written, how many there are of each task, and the group of each.
         self._ended: dict[str, dict[str, Any]] = {
-            row["rollout_id"]: {name: row[name] for name in ("status", "reward", "task_id")}
+            row["rollout_id"]: {name: row[name] for name in _ENDED}
+            | {name: row[column] for column, name in _COUNTED.items()}
             for row in existing.to_pylist()
         }
         self._of_task = Counter(existing["task_id"].to_pylist())
+        self._group_of = dict(zip(existing["task_id"].to_pylist(), existing["group_id"].to_pylist(), strict=True))
         self.sessions: dict[str, Session] = {}
         for session in self.log.read():
             if session.rollout_id in self._ended:
@@ -388,19 +390,8 @@ class Recorder:
         status, stop_reason = ending.status, ending.stop_reason
         if session.spent is not None:
             status, stop_reason = TRUNCATED, session.spent
-        first = next((m.get("content") for m, _ in shown if m["role"] == "user"), None)
         main = session.threads[labels.index("main")]
-        # Conversations that begin with the same prompt are attempts at one task.
-        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", (message for message, _ in shown)))
-        prompt_digest = hashlib.blake2b(to_json([opening, main.tools]).encode(), digest_size=8).hexdigest()
-        unnamed = session.key if session.named else f"prompt-{prompt_digest}"
-        task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
-        task: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
-        content = hashlib.blake2b(to_json(task).encode(), digest_size=16).hexdigest()
-        member = Task(task_id, [], None, {}, content), self._of_task[task_id]
-        if self.assigned is not None:
-            member = self.assigned[session.key]
-            task_id, task = member[0].task_id, member[0].row
+        task_id, index, group_id, task = self._task_of(session, ending, [message for message, _ in shown], main.tools)
         duration = session.last_at - session.started_at
         parts, faults = [], {}
         if ending.reward is not None or ending.rewards:
@@ -440,9 +431,9 @@ class Recorder:
         row = session_row(
             session,
             key=self.key,
-            group_id=self.key.group_id(member[0]),
+            group_id=group_id,
             task_id=task_id,
-            rollout_index=member[1],
+            rollout_index=index,
             task=task,
             labels=labels,
             status=status,
@@ -462,22 +453,41 @@ class Recorder:
             self._died(error)
             raise
         self._of_task[task_id] += 1
+        self._group_of[task_id] = group_id
         for name, message in faults.items():
             self._fail(session, "reward", f"reward {name}", message, task_id)
         self.discard(session)
         self.counts["rollouts_total"] += 1
         self._ended[session.rollout_id] = {
             "key": session.key,
-            "status": status,
-            "stop_reason": stop_reason,
-            "reward": reward,
-            "task_id": task_id,
-            "rollout_index": row["rollout_index"],
-            "turns": row["n_turns"],
-            "tokens_generated": row["n_generated_tokens"],
+            **{name: row[name] for name in _ENDED},
+            **{name: row[column] for column, name in _COUNTED.items()},
             "agents": labels,
         }
         return row, faults
+
+    def _task_of(
+        self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools
+    ) -> tuple[str, int, str, TaskRow]:
+        """The task of a session that ends: its id, which member of its group the session is, the group, and the task's row.
+        Raises RequestError for another task under an id that has one."""
+        if self.assigned is not None:
+            task, index = self.assigned[session.key]
+            return task.task_id, index, self.key.group_id(task), task.row
+        first = next((m.get("content") for m in shown if m["role"] == "user"), None)
+        # Conversations that begin with the same prompt are attempts at one task.
+        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", shown))
+        digest = hashlib.blake2b(to_json([opening, tools]).encode(), digest_size=8).hexdigest()
+        unnamed = session.key if session.named else f"prompt-{digest}"
+        task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
+        row: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
+        content = hashlib.blake2b(to_json(row).encode(), digest_size=16).hexdigest()
+        group_id = self.key.group_id(Task(task_id, [], None, {}, content))
+        known = self._group_of.get(task_id, group_id)
+        if known != group_id and ending.task is not None:
+            text = f"task {task_id} was another one in an earlier rollout of this run"
+            raise RequestError("invalid", f"{text}: give this one a task_id of its own", where="task", status=409)
+        return task_id, self._of_task[task_id], known, row
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long."""
@@ -524,3 +534,6 @@ class Recorder:
 
 #: As good as no limit, where neither client nor engine names one.
 _MOST_TOKENS = 1 << 20
+#: Of a rollout that is written, what its session's state has; under other names the second.
+_ENDED = ("status", "stop_reason", "reward", "task_id", "rollout_index")
+_COUNTED = {"n_turns": "turns", "n_generated_tokens": "tokens_generated"}

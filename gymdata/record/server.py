@@ -147,12 +147,14 @@ class Service:
 
         async def work() -> dict[str, Any]:
             key = request.path_params["key"]
-            state = self.recorder.state_of(key)
+            state, run = self.recorder.state_of(key), self.recorder.run.folder
+            if key not in self.recorder.sessions and "agents" not in state:  # another process wrote it
+                row = await asyncio.to_thread(recorded, run, state["rollout_id"], ["extra"])
+                state["agents"] = [one["agent"] for one in orjson.loads(row["extra"])["conversations"]]
             if request.query_params.get("turns") != "true":
                 return state
             if key in self.recorder.sessions:
                 return {**state, "turns": turns_as_json(self.recorder.sessions[key].encoder.turns)}
-            run = self.recorder.run.folder
             return {**state, **await asyncio.to_thread(recorded, run, state["rollout_id"], ["turns"])}
 
         return await self._plain(request, work)

@@ -62,7 +62,7 @@ def test_a_rollout_is_what_the_agent_did(tmp_path: Path, code: int, status: str,
         assert row["reward"] == (float(text == json.loads(row["task"])["answer"]) if code == 0 else -3.0)
         left = json.loads(row["extra"])["environment"]
         assert left == {"exit_code": code, "stdout": f"wrote {text}\n", "stderr": f"of {row['task_id']}\n"}
-    assert (summary.rollouts, summary.failures, summary.exit_code, len(sampler.requests)) == (4, 0, 0, 4)
+    assert (summary.rollouts, summary.failures, summary.exit_code, len(sampler.requests)) == (4, 0, int(code > 0), 4)
     assert validate(run).ok
     assert not list(Path(run).glob("sessions/*"))
     again = collected(TASKS, run, sampler, **settings)
@@ -195,6 +195,11 @@ def test_an_agent_starts_from_files(tmp_path: Path) -> None:
         ("no-such-agent {prompt}", "'no-such-agent' is not a command that can be run"),
         ("cat {prompt_file} | wc", "'|' is a shell's, and the command is run without one"),
         ("python agent.py", r"has neither \{prompt\} nor \{prompt_file\}"),
+        (
+            "cat {promt}",
+            r"--agent: got '\{promt\}', expected one of \{prompt\}, \{prompt_file\}, \{base_url\}, \{key\}",
+        ),
+        ("codex2", "--agent: got 'codex2', expected one of .*codex"),
         ("python 'agent.py {prompt}", "a command line .No closing quotation."),
         ("python agent.py {prompt}", "agent.py is a file of this folder, and the agent runs in a folder of its own"),
     ],
@@ -311,3 +316,28 @@ def test_a_machine_without_namespaces_refuses_isolation(monkeypatch: pytest.Monk
         load_agent("true {prompt}", isolate=True)
     with pytest.raises(UsageError, match="a function runs in this process"):
         load_agent(lambda task: None, isolate=True)
+
+
+def test_agents_that_all_fail_end_the_command_with_1(tmp_path: Path) -> None:
+    """With a remark that says where the reason is."""
+    every = collected(TASKS, tmp_path / "every", FakeSampler(), agent=asking(1))
+    assert (every.rollouts, every.agent_exits, every.exit_code) == (2, 2, 1)
+    (remark,) = [text for text in every.remarks() if "exit code" in text]
+    assert remark.startswith("every agent ended with an exit code other than 0")
+    none = collected(TASKS, tmp_path / "none", FakeSampler(), agent=asking())
+    assert (none.agent_exits, none.exit_code) == (0, 0)
+
+
+def test_the_folder_of_a_killed_run_that_was_moved_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command that resumes it; that of another run, or of one that is still there, stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    marks = {"moved": ("r", "gone"), "other": ("s", "gone"), "there": ("r", ".")}
+    for name, (run_id, folder) in marks.items():
+        (tmp_path / f"gymdata-agents-{name}").mkdir()
+        facts = {"run_id": run_id, "run": str(tmp_path / folder)}
+        (tmp_path / f"gymdata-agents-{name}" / "run.txt").write_text(json.dumps(facts))
+    collected(TASKS, tmp_path / "run", FakeSampler(), agent=asking(), run_id="r")
+    assert sorted(path.name for path in tmp_path.glob("gymdata-agents-*")) == [
+        "gymdata-agents-other",
+        "gymdata-agents-there",
+    ]

@@ -425,3 +425,34 @@ def test_open_and_ended_sessions_are_listed_in_pages(tmp_path: Path) -> None:
         # The sessions of gymdata collect are known to their agents alone.
         r.recorder.assigned = {}
         assert r.client.get("/rollouts").status_code == 409
+
+
+def test_an_ended_session_is_answered_alike_after_a_restart(tmp_path: Path) -> None:
+    """By the process that wrote its row and by the next one."""
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.said("x")
+        r.said({"role": "system", "content": "title"}, "x")
+        r.finish(reward=0.5, task={"task_id": "t"})
+        before = r.client.get("/rollouts/k").json()
+    with recording(tmp_path / "run") as r:
+        assert r.client.get("/rollouts/k").json() == before
+    assert (before["turns"], before["reward"], len(before["agents"])) == (2, 0.5, 2)
+
+
+def test_one_task_id_is_one_task(tmp_path: Path) -> None:
+    """Another row under it is refused, also after a restart; without a row the rollout is of that task's group."""
+    task = {"task_id": "t", "prompt": "x"}
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x", key="one")
+        r.finish("one", reward=1.0, task=task)
+    with recording(tmp_path / "run", "a", "b") as r:
+        for key, text in (("two", "y"), ("three", "z")):
+            r.said(text, key=key)
+        refused = r.client.post("/rollouts/two/finish", json={"reward": 1.0, "task": {"task_id": "t", "prompt": "y"}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (409, "task")
+        assert "task t was another one" in refused.json()["error"]["message"]
+        r.finish("two", reward=1.0, task=task)
+        r.finish("three", reward=1.0, task_id="t")
+    rows = rows_of(tmp_path / "run")
+    assert len({row["group_id"] for row in rows}) == 1
+    assert sorted(row["rollout_index"] for row in rows) == [0, 1, 2]

@@ -37,7 +37,7 @@ AGENTS = {
 
 def collected(run: Path, engine: InProcess, policy: str, n: int, **settings: Any) -> list[dict[str, Any]]:
     """Rows of the sample tasks, with the environment or an agent."""
-    shared = {"tasks": SAMPLES / "tasks" / "train.jsonl", "output": run, "seed": 11, "run_id": "same", "limit": n}
+    shared = {"tasks": str(SAMPLES / "tasks" / "train.jsonl"), "output": run, "seed": 11, "run_id": "same", "limit": n}
     config = CollectConfig.of(
         {**shared, "num_rollouts": 2, "max_tokens": 48, "reward": ["numeric"], **settings}, "test"
     )
