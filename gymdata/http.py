@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from gymdata.errors import HIDDEN, OutsideError, needs, option
+from gymdata.rollouts.messages import JsonObject
 from gymdata.urls import Address
 
 T = TypeVar("T")
@@ -148,8 +149,8 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
-        read: Callable[[dict[str, Any]], T],
+        body: JsonObject | None,
+        read: Callable[[JsonObject], T],
         *,
         retries: int | None = None,
         timeout_s: float | None = None,
@@ -172,7 +173,7 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: JsonObject | None,
         take: Callable[[Reply], T],
         *,
         is_answer: Callable[[int], bool] = lambda status: status == 200,
@@ -268,7 +269,7 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: JsonObject | None,
         is_answer: Callable[[int], bool],
         repeatable: bool,
         timeout_s: float,
@@ -374,7 +375,7 @@ async def _read(response: Any, most: int, feed: Callable[[bytes], None] | None =
     return b"".join(parts), True
 
 
-def _dumps(body: Mapping[str, Any]) -> bytes:
+def _dumps(body: JsonObject) -> bytes:
     try:
         return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS, default=str)
     except TypeError:  # lone surrogates, integers above 64 bits

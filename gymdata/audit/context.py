@@ -18,7 +18,7 @@ from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.models.model_identity import identity_of
 from gymdata.rollouts.logprobs import temperature_biases, truncations
-from gymdata.rollouts.messages import split_messages
+from gymdata.rollouts.messages import JsonObject, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Turn, expand_prompts
 from gymdata.store import scan_batches
@@ -29,7 +29,6 @@ _BEFORE = 12
 _HASH = re.compile(r"(sampled:)?[0-9a-f]{32}")
 Sources = Sequence[str | Path]
 Runs = Sequence[RunFacts]
-JsonObject = dict[str, Any]
 
 
 def logprob_settings(policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: Facts) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, truncations
+from gymdata.rollouts.messages import JsonObject
 from gymdata.settings import source_fields
 
 #: Engines write impossible tokens as -inf or as this, depending on the transport; neither is an alternative.
@@ -75,7 +76,7 @@ class Sampling:
         """Whether the engine must write tokens out while it samples, to find texts that end a generation."""
         return bool(self.more.get("stop"))
 
-    def request_fields(self) -> dict[str, Any]:
+    def request_fields(self) -> JsonObject:
         """The settings under the names that vLLM's SamplingParams and its HTTP request share, without log-probs."""
         names = [f.name for f in fields(self) if f.name not in ("top_logprobs", "more")]
         return {

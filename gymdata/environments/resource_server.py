@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 from urllib.parse import quote
 
@@ -27,7 +27,7 @@ from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
-from gymdata.rollouts.messages import Message, Task, ToolDefinition
+from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
 from gymdata.urls import ENVIRONMENT_KEYS, address
 
@@ -41,8 +41,8 @@ _ADVICE = Advice(
     slow="raise --tool-timeout (--reward-timeout for /verify) if it needs longer",
     statuses={401: _KEY, 403: _KEY},
 )
-TaskBody = Callable[[Task], dict[str, Any]]
-VerifyBody = Callable[[Task, Sequence[Message], str | None, str], dict[str, Any]]
+TaskBody = Callable[[Task], JsonObject]
+VerifyBody = Callable[[Task, Sequence[Message], str | None, str], JsonObject]
 
 
 class ResourceServer:
@@ -192,7 +192,7 @@ class ServerEpisode:
         return Step(as_text(answer), None if reward is None else float(reward), done)
 
 
-def read_verdict(answer: Mapping[str, Any], sent: Mapping[str, Any], where: str) -> Verdict:
+def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
     """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when there is no finite reward."""
     extra = {k: v for k, v in answer.items() if k not in _ECHOED and not (k in sent and sent[k] == v)}
     if answer.get("mask_sample") is True:

@@ -8,9 +8,9 @@ the row has none; every call has an id and every tool message names the call tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gymdata.rollouts.messages import (
+    JsonObject,
     Message,
     ResponseItem,
     Task,
@@ -28,7 +28,7 @@ from gymdata.rollouts.messages import (
 _CUT = ("max_tokens", "max_context")
 
 
-def task_body(task: Task) -> dict[str, Any]:
+def task_body(task: Task) -> JsonObject:
     """The task's row with ``responses_create_params``."""
     given = task.row.get("responses_create_params")
     if isinstance(given, Mapping) and given.get("input") is not None:
@@ -41,7 +41,7 @@ def task_body(task: Task) -> dict[str, Any]:
     return {**task.row, "responses_create_params": made}
 
 
-def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None, model: str) -> dict[str, Any]:
+def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None, model: str) -> JsonObject:
     """``task_body`` with the ``response``: everything after the task's own messages, as items."""
     first = len(task.messages)
     output = [item for _, item in items_of(_rows(messages)[first:], first)]
@@ -61,7 +61,7 @@ def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None
     return {**task_body(task), "response": response}
 
 
-def conversation_of(answer: Mapping[str, Any]) -> tuple[list[Message], dict[int, ResponseItem], str | None] | None:
+def conversation_of(answer: JsonObject) -> tuple[list[Message], dict[int, ResponseItem], str | None] | None:
     """The rollout in an answer that has ``response.output``: chat messages (``turn``: the model call), for each model call
     the item that holds its token lists, and why it is incomplete. None when the answer has no such thing."""
     response = answer.get("response", answer)

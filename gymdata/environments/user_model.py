@@ -15,7 +15,7 @@ from typing import Any
 
 from gymdata.environments.port import StepResult, Talk
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.messages import Message, Task, TaskRow
+from gymdata.rollouts.messages import JsonObject, Message, Task, TaskRow
 from gymdata.store.paths import Identity
 from gymdata.urls import USER_KEYS, address
 
@@ -93,7 +93,7 @@ class _ModelTalk:
 
     async def reply(self, message: Message) -> StepResult:  # noqa: ARG002 - it is the last of the messages
         user = self._user
-        body: dict[str, Any] = {
+        body: JsonObject = {
             **user.sampling,
             "model": user.model,
             "messages": [{"role": "system", "content": self._system}, *as_the_user_sees(self._messages)],
@@ -116,7 +116,7 @@ class _ModelTalk:
 
     async def close(self) -> None: ...
 
-    def _read(self, answer: Mapping[str, Any]) -> str:
+    def _read(self, answer: JsonObject) -> str:
         choices = answer.get("choices")
         first = choices[0] if isinstance(choices, list) and choices else None
         message = first.get("message") if isinstance(first, dict) else None

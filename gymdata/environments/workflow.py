@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeGuard
 
 from gymdata.engines.port import Generation
@@ -30,7 +30,7 @@ from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
 from gymdata.environments.resource_server import read_verdict
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.messages import Message, ResponseItem, Task
+from gymdata.rollouts.messages import JsonObject, Message, ResponseItem, Task
 from gymdata.store.lines import NON_FINITE
 from gymdata.store.paths import Facts, Identity
 from gymdata.urls import WORKFLOW_KEYS, address
@@ -48,7 +48,7 @@ _MAX_ID = 2**31
 #: Bytes of an answer: its messages and other fields; an id or log-probability.
 _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
-TaskBody = Callable[[Task], dict[str, Any]]
+TaskBody = Callable[[Task], JsonObject]
 #: The parts of a Responses answer: chat messages, the item with token lists of each model call, why it is incomplete.
 Conversation = tuple[list[Message], dict[int, ResponseItem], str | None]
 
@@ -74,7 +74,7 @@ class HttpWorkflow:
         url: str,
         *,
         task_body: TaskBody,
-        conversation_of: Callable[[Mapping[str, Any]], Conversation | None],
+        conversation_of: Callable[[JsonObject], Conversation | None],
         model: str | None = None,
         timeout_s: float = 300.0,
         max_retries: int = 5,
@@ -132,21 +132,21 @@ class HttpWorkflow:
         """Close every connection. Safe to call twice."""
         await self._http.close()
 
-    def _result(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _result(self, answer: JsonObject) -> JsonObject:
         """The value at ``result_json_path``."""
-        found: Any = answer
+        value: Any = answer
         for step in self._path:
             try:
-                found = found[step]
+                value = value[step]
             except (KeyError, IndexError, TypeError) as error:
                 raise self._http.garbage(f"something at {spelt(self._path)} (result_json_path)", answer) from error
-        if isinstance(found, str) and self._path:
-            return {"messages": [{"role": "assistant", "content": found}]}
-        if not isinstance(found, Mapping):
+        if isinstance(value, str) and self._path:
+            return {"messages": [{"role": "assistant", "content": value}]}
+        if not isinstance(value, dict):
             raise self._http.garbage(f"an object or a text at {spelt(self._path)} (result_json_path)", answer)
-        return found
+        return value
 
-    def _read(self, whole: Mapping[str, Any], sent: Mapping[str, Any], task: Task) -> RemoteRollout:
+    def _read(self, whole: JsonObject, sent: JsonObject, task: Task) -> RemoteRollout:
         answer = self._result(whole)
         messages, generations, stop_reason = self._conversation(answer, task)
         if not any(message["role"] == "assistant" for message in messages):
@@ -167,7 +167,7 @@ class HttpWorkflow:
         )
 
     def _conversation(
-        self, answer: Mapping[str, Any], task: Task
+        self, answer: JsonObject, task: Task
     ) -> tuple[list[Message], list[Generation | None], str | None]:
         given = answer.get("messages")
         if given is None and (found := self._conversation_of(answer)) is not None:
@@ -187,7 +187,7 @@ class HttpWorkflow:
             holders = [*(None for _ in task.messages), *holders]
         return messages, [self._generation(holder) for holder in holders], stop_reason
 
-    def _generation(self, holder: Mapping[str, Any] | None) -> Generation | None:
+    def _generation(self, holder: JsonObject | None) -> Generation | None:
         """The model call whose lists ``holder`` has; None without ids. Raises OutsideError for lists that do not fit."""
         if holder is None or not (holder.get(PROMPT) or holder.get(GENERATED)):
             return None

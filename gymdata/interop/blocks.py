@@ -6,11 +6,11 @@ A block or an item that chat messages have no place for makes the row unusable, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from gymdata.interop.importing import BadItem
-from gymdata.rollouts.messages import Message, ResponseItem
+from gymdata.rollouts.messages import JsonObject, Message, ResponseItem
 
 #: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
 _TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
@@ -28,7 +28,7 @@ def text_of(content: Any, where: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def of_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Message]:
+def of_anthropic(messages: Iterable[JsonObject], system: Any = None) -> list[Message]:
     """Messages with blocks: results of tools become messages of their own, thinking is reasoning."""
     chat: list[Message] = [{"role": "system", "content": text_of(system, "system")}] if system else []
     for n, message in enumerate(messages):

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from gymdata.interop.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
-from gymdata.rollouts.messages import json_text, loads
+from gymdata.rollouts.messages import JsonObject, json_text, loads
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.store.lines import name_non_finite
 
@@ -120,7 +120,7 @@ def _add_counts(lost: Losses, what: Mapping[str, Mask]) -> None:
         lost[name] += int(found.sum())
 
 
-def has_tools(row: Mapping[str, Any]) -> bool:
+def has_tools(row: JsonObject) -> bool:
     """Whether a rollout or pair was given tools."""
     tools = _known_tools(row.get("tools"))
     return isinstance(tools, list) and bool(tools)

@@ -15,7 +15,7 @@ from typing import Any
 from gymdata.errors import json_kind
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
-from gymdata.rollouts.messages import STRICT, Message
+from gymdata.rollouts.messages import STRICT, JsonObject, Message
 from gymdata.store.formats import OWN
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.
@@ -37,14 +37,14 @@ PAIR_LISTS = (
 )
 
 
-def first_row(value: Any) -> Mapping[str, Any]:
+def first_row(value: Any) -> JsonObject:
     """The first row of a document, which is a list of rows or one; an empty object for anything else, and for gymdata's own
     rows."""
     row = value[0] if isinstance(value, list) and value else value
     return row if isinstance(row, dict) and OWN.isdisjoint(row) else {}
 
 
-def column(row: Mapping[str, Any], *names: str) -> str:
+def column(row: JsonObject, *names: str) -> str:
     """The first of these columns that ``row`` has. Raises BadItem."""
     if name := next((name for name in names if row.get(name) is not None), None):
         return name
@@ -93,13 +93,13 @@ def spoken(text: Any) -> list[Message]:
     ]
 
 
-def instruction(row: Mapping[str, Any]) -> str:
+def instruction(row: JsonObject) -> str:
     """The user's message of a row: its instruction, and its input, or context, below it."""
     texts = [row["instruction"], row.get("input") or row.get("context")]
     return "\n\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
-def in_context(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+def in_context(row: JsonObject, messages: list[Message]) -> list[Message]:
     """``messages`` after the system message and the earlier exchanges (``history``) that a row has beside them."""
     before = [
         {"role": role, "content": text}
@@ -112,7 +112,7 @@ def in_context(row: Mapping[str, Any], messages: list[Message]) -> list[Message]
     return [message_of("system", system), *messages] if has_one else messages
 
 
-def tools_of(row: Mapping[str, Any]) -> str:
+def tools_of(row: JsonObject) -> str:
     """The tools of a row as JSON text; they may be text themselves, or OpenAI's ``functions``. Raises BadItem, also for a
     row with images."""
     if media := next((name for name in _MEDIA if row.get(name)), None):
@@ -196,7 +196,7 @@ def _calls(calls: Any, where: str) -> str:
 
 
 def rollout_row(
-    row: Mapping[str, Any],
+    row: JsonObject,
     prompt: Sequence[Message],
     written: Sequence[Message],
     importing: Importing,
@@ -243,7 +243,7 @@ def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
 
 
 def pair_row(
-    row: Mapping[str, Any],
+    row: JsonObject,
     prompt: Sequence[Message],
     sides: tuple[Sequence[Message], Sequence[Message]],
     importing: Importing,
@@ -289,13 +289,13 @@ def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message],
     }
 
 
-def numbers_of(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+def numbers_of(row: JsonObject, names: Iterable[str]) -> dict[str, float]:
     """Those of these columns that are numbers, but NaN: rewards that are not known have no name."""
     found = {name: number_of(row, name) for name in names}
     return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
-def number_of(row: Mapping[str, Any], *names: str) -> float | None:
+def number_of(row: JsonObject, *names: str) -> float | None:
     """The first of these columns that is a number; a boolean is 1 or 0."""
     values = (float(row[name]) if isinstance(row.get(name), bool) else number_or_none(row.get(name)) for name in names)
     return next((value for value in values if value is not None), None)

@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
-from gymdata.rollouts.messages import Message, split_messages
+from gymdata.rollouts.messages import JsonObject, Message, split_messages
 from gymdata.rollouts.schema import SCORES
 
 COLUMNS = ("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "n_turns", "messages")
@@ -95,10 +95,10 @@ def transcript(messages: Sequence[Message]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def response_transcript(response: Mapping[str, Any]) -> str:
+def response_transcript(response: JsonObject) -> str:
     """The transcript of a response in the Responses API's shape: the same text as a rollout's with the same content."""
     messages: list[Message] = []
-    names: dict[str, Any] = {}
+    names: JsonObject = {}
     output = response.get("output")
     for item in output if isinstance(output, list) else []:
         kind = item.get("type") if isinstance(item, dict) else None
@@ -138,7 +138,7 @@ class Aggregation:
         return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
 
 
-def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, dict[str, Any], Matches]:
+def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, JsonObject, Matches]:
     """Rewards by candidate (as ``JudgeGroups.numbered``), the bias report, and the comparisons as columns.
 
     Comparisons of rollouts that are not among the candidates are left out.

@@ -6,8 +6,7 @@ then raised as the judge's fault; what cannot be read as a chat answer is such a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Pool
@@ -18,7 +17,7 @@ from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
 from gymdata.judge.pairwise import digest
 from gymdata.judge.port import JudgeAnswer
 from gymdata.judge.prompt import Form, Roles
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.store.paths import Facts, Identity
 from gymdata.urls import JUDGE_KEYS, Address, address
 
@@ -178,7 +177,7 @@ class HttpJudge:
             )
         return names[0]
 
-    async def _answer(self, body: Mapping[str, Any]) -> JudgeAnswer:
+    async def _answer(self, body: JsonObject) -> JudgeAnswer:
         max_tokens = self.sampling["max_tokens"]
         most = ORDINARY_BYTES if max_tokens is None else _ANSWER_BYTES + _TOKEN_BYTES * int(max_tokens)
         answer = await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
@@ -229,7 +228,7 @@ class HttpJudges(Pool[HttpJudge]):
         return answer
 
 
-def _read(answer: Mapping[str, Any]) -> JudgeAnswer:
+def _read(answer: JsonObject) -> JudgeAnswer:
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -25,7 +25,7 @@ from gymdata.genrm.verdict import Verdict
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
 from gymdata.judge.verdict_cache import VerdictCache
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.store.paths import Facts
 from gymdata.workers.signals import together
 
@@ -62,7 +62,7 @@ class Judged:
     status: str
     verdict: Verdict | None = None
     raw: str | None = None
-    usage: Mapping[str, Any] | None = None
+    usage: JsonObject | None = None
     reason: str | None = None
     cached: bool = False
 
@@ -100,7 +100,7 @@ class PairwiseJudge:
         # Each answer is parsed on arrival and when it is counted, and judges give few distinct answers.
         self._parse = lru_cache(maxsize=1024)(genrm.parse_strict if config.verdicts == "strict" else published)
         self._room = asyncio.Semaphore(self.concurrency)
-        self._under_way: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._under_way: dict[str, asyncio.Future[JsonObject]] = {}
         self._starting: asyncio.Future[Facts] | None = None
 
     @property
@@ -168,7 +168,7 @@ class PairwiseJudge:
         self.tally.by_status[judged.status] += 1
         return judged
 
-    def _read(self, match: Match, record: Mapping[str, Any], cached: bool) -> Judged:
+    def _read(self, match: Match, record: JsonObject, cached: bool) -> Judged:
         raw, usage = record["raw"], record.get("usage")
         if record.get("refused"):
             return Judged(match, "refused", None, raw, usage, record["refused"], cached)
@@ -178,14 +178,14 @@ class PairwiseJudge:
             return Judged(match, "unparsed", None, raw, usage, reason, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
-    def _verdict(self, record: Mapping[str, Any]) -> Verdict | None:
+    def _verdict(self, record: JsonObject) -> Verdict | None:
         verdict = self._parse(record["raw"])
         finite = verdict is not None and all(
             v is None or np.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking)
         )
         return verdict if finite else None
 
-    async def _shared(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
+    async def _shared(self, key: str, question: tuple[Any, ...]) -> JsonObject:
         """One call for all identical requests in flight."""
         under_way = self._under_way.get(key)
         if under_way is None:
@@ -195,14 +195,14 @@ class PairwiseJudge:
         # One caller's cancellation must not cancel the call for the others.
         return await asyncio.shield(under_way)
 
-    def _forget(self, key: str, done: asyncio.Future[dict[str, Any]]) -> None:
+    def _forget(self, key: str, done: asyncio.Future[JsonObject]) -> None:
         del self._under_way[key]
         if not done.cancelled():
             done.exception()  # looked at, so that nothing is logged of it later
 
-    async def _ask(self, key: str, question: tuple[Any, ...]) -> dict[str, Any]:
+    async def _ask(self, key: str, question: tuple[Any, ...]) -> JsonObject:
         conversation, one, two, principle = question
-        record: dict[str, Any] = {}
+        record: JsonObject = {}
         await self.start()
         for attempt in range(self.config.genrm_parse_retries + 1):
             if attempt:
@@ -234,7 +234,7 @@ class PairwiseJudge:
             await asyncio.gather(self._starting, return_exceptions=True)
             await self.judge.close()
 
-    def rows(self, comparison: Comparison, judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    def rows(self, comparison: Comparison, judged: Sequence[Judged]) -> list[JsonObject]:
         """Rows of the comparisons table."""
         name = self.judge_name
         rows = []

@@ -121,7 +121,15 @@ def judge(
         names = ["comparisons.parquet", "scores.parquet"]
         out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))
         if the_judge is None:
-            return _aggregate_again(out, config, field, how, command)
+            if not (folder / "comparisons.parquet").is_file():
+                raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
+            comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
+            candidates, _, groups = field.numbered()
+            ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
+            refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
+            settings = {**out.facts.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
+            again = {"command": list(command), "asked": 0, "aggregated_with": how.source, "config": settings}
+            return _finish(out, config, field, how, comparisons, out.facts | again, 0)
         # What the comparisons in a folder have in common.
         identity = {
             "judge": dict(the_judge.identity),
@@ -183,22 +191,6 @@ async def _judge_groups(pairwise: PairwiseJudge, groups: JudgeGroups, progress: 
         await pairwise.close()
     rows = [row for compared in zip(groups.comparisons, results, strict=True) for row in pairwise.rows(*compared)]
     return pa.Table.from_pylist(rows, schema=COMPARISONS.schema)
-
-
-def _aggregate_again(
-    out: StageOutput, config: JudgeConfig, field: JudgeGroups, how: Aggregation, command: Sequence[str]
-) -> JudgeSummary:
-    folder = out.folder
-    if not (folder / "comparisons.parquet").is_file():
-        raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
-    was = out.facts
-    comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
-    candidates, _, groups = field.numbered()
-    ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
-    refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
-    facts = {**was, "command": list(command), "asked": 0, "aggregated_with": how.source}
-    facts["config"] = {**was.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
-    return _finish(out, config, field, how, comparisons, facts, 0)
 
 
 def _finish(

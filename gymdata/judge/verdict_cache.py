@@ -7,12 +7,12 @@ torn line is put aside on opening and everything before it is kept; one process 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from gymdata.rollouts.messages import JsonObject
 from gymdata.store.journal import Journal, Repair, frame, repair, repair_failures, scan
 from gymdata.store.lines import decode, encode_any, iter_lines
 from gymdata.store.paths import Source
@@ -49,7 +49,7 @@ class VerdictCache(_Journaled):
 
     def __init__(self, file: Path | None) -> None:
         super().__init__()
-        self._records: dict[str, Any] = {}
+        self._records: JsonObject = {}
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             self.repairs = repair(file)[1] if file.exists() else []
@@ -64,7 +64,7 @@ class VerdictCache(_Journaled):
         """The record, or None."""
         return self._records.get(key)
 
-    def put(self, records: Mapping[str, Any]) -> None:
+    def put(self, records: JsonObject) -> None:
         """Keep JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
         if records:
             self._append(frame(encode_any({"records": dict(records)})))
@@ -92,7 +92,7 @@ class VerdictLog(_Journaled):
                 self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))}
             self._journal = Journal(file, len(self._there))
 
-    def add(self, row: Mapping[str, Any]) -> bool:
+    def add(self, row: JsonObject) -> bool:
         """Append one row; False when it was there. Raises StoreError.from_os."""
         if row[self._key] in self._there:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gymdata.errors import DataError
@@ -30,28 +30,21 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
     described = [one for key, one in found.items() if key.endswith((f"/{RUN_JSON}", _BESIDE)) or key == RUN_JSON]
     with ThreadPoolExecutor(8) as pool:
         bodies = list(pool.map(lambda one: client.read(place.at(one.key)), described))
-    owner = _owners(found, described)
-    return str(place), tuple(
-        _output(place, one, body[0], owner[one.key])
-        for one, body in zip(described, bodies, strict=True)
-        if body is not None
-    )
-
-
-def _owners(found: Mapping[str, Object], described: Sequence[Object]) -> dict[str, list[Object]]:
-    """Run.json → the objects that it describes: each is counted once, for the nearest one beside or above it."""
+    # Run.json → the objects that it describes: each is counted once, for the nearest one beside or above it.
     folders = {one.key.rpartition("/")[0]: one.key for one in described if one.key.rpartition("/")[2] == RUN_JSON}
     files = {one.key.removesuffix(_BESIDE): one.key for one in described if one.key.rpartition("/")[2] != RUN_JSON}
     owned: dict[str, list[Object]] = {one.key: [] for one in described}
-    for key, one in found.items():
-        at = files.get(key.removesuffix(_BESIDE))
-        above = key.rpartition("/")[0]
-        while at is None and above not in folders and above:
+    for key, item in found.items():
+        run_json, above = files.get(key.removesuffix(_BESIDE)), key.rpartition("/")[0]
+        while run_json is None and above not in folders and above:
             above = above.rpartition("/")[0]
-        at = at or folders.get(above)
-        if at is not None:
-            owned[at].append(one)
-    return owned
+        if (run_json := run_json or folders.get(above)) is not None:
+            owned[run_json].append(item)
+    return str(place), tuple(
+        _output(place, one, body[0], owned[one.key])
+        for one, body in zip(described, bodies, strict=True)
+        if body is not None
+    )
 
 
 def _output(place: Place, run_json: Object, body: bytes, own: Sequence[Object]) -> Output:

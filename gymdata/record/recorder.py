@@ -39,7 +39,7 @@ from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow, Tools
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, Task, TaskRow, Tools
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run
 from gymdata.store.paths import Facts
@@ -128,7 +128,7 @@ class Recorder:
             raise RequestError("busy", f"{counts}: {advice}", retry_after=5.0)
         return Session(name, rollout_id, named=key is not None)
 
-    def state_of(self, key: str) -> dict[str, Any]:
+    def state_of(self, key: str) -> JsonObject:
         """What GET /rollouts/KEY answers. Raises RequestError for a key that no request had."""
         if key in self.sessions:
             return facts_of(self.sessions[key])
@@ -137,7 +137,7 @@ class Recorder:
             raise RequestError("not_found", f"no session {key}")
         return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
 
-    def states(self, limit: int, after: str) -> tuple[list[dict[str, Any]], bool]:
+    def states(self, limit: int, after: str) -> tuple[list[JsonObject], bool]:
         """What GET /rollouts answers: sessions that are open, and those that this process ended, by key, and whether more
         follow. A session that ends between two pages is on one of them. Raises RequestError in ``collect``, where a key is
         known to its agent alone."""

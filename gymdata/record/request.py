@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from gymdata.rollouts.messages import Message, ToolCall, Tools
+from gymdata.rollouts.messages import JsonObject, Message, ToolCall, Tools
 
 #: ``invalid``: the request is wrong. ``unsupported``: a field that the server does not have. ``authentication``: no token of
 #: this server. ``not_found``: a path, session or completion. ``too_large``: more than a limit of the server. ``budget``: the
@@ -90,7 +90,7 @@ class AgentRequest:
     #: ``/v1/completions`` only: a text or ids in place of messages.
     prompt: str | Sequence[int] | None = None
     #: The parsed body, for what a response repeats of it.
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ class Dialect(Protocol):
     #: Paths that only count the tokens of a request, such as ``/v1/messages/count_tokens``; ``counted`` answers them.
     count_paths: tuple[str, ...]
 
-    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
+    def parse(self, body: JsonObject, headers: Mapping[str, str]) -> AgentRequest:
         """``headers``: with names in small letters. Raises RequestError for what is wrong or not supported."""
         ...
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> dict[str, Any]:
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         """The body of an answer that is not streamed."""
         ...
 
@@ -170,12 +170,12 @@ class Dialect(Protocol):
         ends it."""
         ...
 
-    def counted(self, request: AgentRequest, n_tokens: int) -> dict[str, Any]:
+    def counted(self, request: AgentRequest, n_tokens: int) -> JsonObject:
         """The body of an answer that counts tokens."""
         ...
 
     def error(
         self, status: int, kind: ErrorKind, message: str, retry_after: float | None = None, where: str | None = None
-    ) -> tuple[int, dict[str, str], dict[str, Any]]:
+    ) -> tuple[int, dict[str, str], JsonObject]:
         """Status, headers and body of an error."""
         ...

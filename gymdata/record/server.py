@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from gymdata.record.log import recorded
 from gymdata.record.recorder import Recorder
 from gymdata.record.request import Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
+from gymdata.rollouts.messages import JsonObject
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, BodyLimits, Refused
 
@@ -115,7 +116,7 @@ class Service:
             )
         return named
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, request: Request) -> JsonObject:
         if self._stopping:
             raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0)
         try:
@@ -135,7 +136,7 @@ class Service:
     async def finish(self, request: Request) -> Response:
         """POST /rollouts/KEY/finish."""
 
-        async def work() -> dict[str, Any]:
+        async def work() -> JsonObject:
             empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
             ending = Ending.of({} if empty else await self._body(request))
             return await self.recorder.finish(request.path_params["key"], ending)
@@ -145,7 +146,7 @@ class Service:
     async def state(self, request: Request) -> Response:
         """GET /rollouts/KEY; with ``?turns=true`` also its turns, as they are stored."""
 
-        async def work() -> dict[str, Any]:
+        async def work() -> JsonObject:
             key = request.path_params["key"]
             state, run = self.recorder.state_of(key), self.recorder.run.folder
             if key not in self.recorder.sessions and "agents" not in state:  # another process wrote it
@@ -162,7 +163,7 @@ class Service:
     async def states(self, request: Request) -> Response:
         """GET /rollouts?limit=N&after=KEY."""
 
-        async def work() -> dict[str, Any]:
+        async def work() -> JsonObject:
             text = request.query_params.get("limit", "100")
             limit = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
             if not 1 <= limit <= _PAGE:
@@ -180,7 +181,7 @@ class Service:
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/ID, in the words of both OpenAI and Anthropic."""
 
-        async def work() -> dict[str, Any]:
+        async def work() -> JsonObject:
             name, recorder = self.recorder.model, self.recorder
             card = {
                 "id": name,
@@ -198,7 +199,7 @@ class Service:
 
         return await self._plain(request, work)
 
-    async def _plain(self, request: Request, work: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
+    async def _plain(self, request: Request, work: Callable[[], Awaitable[JsonObject]]) -> Response:
         try:
             self._key(request)
             return _json(200, await work())
@@ -208,7 +209,7 @@ class Service:
         except GymdataError as error:
             return _json(500, {"error": {"type": "internal", "message": error.message}})
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """The server's status."""
         return {"status": "ok", "model": self.recorder.model, "sessions_open": len(self.recorder.sessions)}
 
@@ -333,5 +334,5 @@ def _error(dialect: Dialect, error: RequestError) -> Response:
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
-def _json(status: int, body: Mapping[str, Any] | Sequence[Any]) -> Response:
+def _json(status: int, body: JsonObject | Sequence[Any]) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")

@@ -23,7 +23,7 @@ from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient
 from gymdata.rewards.port import View
 from gymdata.rewards.user import first_prompt_ids, last_ids
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import REWARD_KEYS, address
 
 _IN_FLIGHT = 8
@@ -139,7 +139,7 @@ class RemoteReward:
     ) -> _Answers | OutsideError:
         body = {"queries": [query for query, _ in texts], "prompts": [prompt for _, prompt in texts]}
 
-        def read(answer: dict[str, Any]) -> _Answers:
+        def read(answer: JsonObject) -> _Answers:
             rewards = answer.get("rewards")
             if not isinstance(rewards, list):
                 raise client.garbage('an object with a list "rewards"', answer)

@@ -32,6 +32,8 @@ Tools = Sequence[ToolDefinition] | None
 ToolCall = dict[str, Any]
 #: An item of the Responses shape: a message, a reasoning, a function call or its output.
 ResponseItem = dict[str, Any]
+#: An object of the JSON that requests, answers and the files of other programs have.
+JsonObject = dict[str, Any]
 #: A row of a table with all of its columns or those that were read (``gymdata.rollouts.schema``), and such rows of the
 #: rollouts, of pairs and of scores; a line of failures.jsonl.
 TableRow = dict[str, Any]
@@ -414,7 +416,7 @@ def loads(text: Any) -> Any:
         return None
 
 
-def object_of(value: Any) -> dict[str, Any]:
+def object_of(value: Any) -> JsonObject:
     """``value``, a JSON object; an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import BOM, Source, resolve
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -81,7 +82,7 @@ class RepeatedKeyError(Exception):
     """An object of JSON has a key twice, which is the only argument."""
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """An object of JSON, for ``json.loads``. Raises RepeatedKeyError."""
     value = dict(pairs)
     if len(value) != len(pairs):

@@ -260,7 +260,12 @@ def train(
         raise DataError.other_table(source, held, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
-    _refuse_place(out, stage)
+    refuse_other_kind(out / RUN_JSON, stage)
+    refuse_unwritable(out)
+    others = {p.name for p in out.iterdir()} - {LOCK, JOB, TEXT, *LOG_FILES} if out.is_dir() else set()
+    if others and not _is_training(out):
+        message = f"{out}: is not empty and not a training (it holds {', '.join(sorted(others)[:6])})"
+        raise StoreError(message, hint="give another output folder")
     check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
     with contextlib.ExitStack() as stack:
         if text is not None:
@@ -461,21 +466,6 @@ def _drop_what_resumes(out: Path, job: Job) -> None:
     _drop_prepared(out)
     if "save_total_limit" not in job["settings"]:
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-
-
-def _refuse_place(out: Path, stage: str) -> None:
-    """Raises StoreError when ``out`` cannot be written, or holds something other than a training of this kind."""
-    refuse_other_kind(out / RUN_JSON, stage)
-    refuse_unwritable(out)
-    if (
-        out.is_dir()
-        and not _is_training(out)
-        and (inside := sorted({p.name for p in out.iterdir()} - {LOCK, JOB, TEXT, *LOG_FILES}))
-    ):
-        raise StoreError(
-            f"{out}: is not empty and not a training (it holds {', '.join(inside[:6])})",
-            hint="give another output folder",
-        )
 
 
 def _is_training(out: Path) -> bool:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from gymdata.checks.violations import UnknownKey, Violation
 from gymdata.errors import DataError, json_kind, json_value
 from gymdata.interop.nemo_gym.rows import BadRow
+from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store import journal
@@ -36,7 +37,7 @@ _KNOWN_KEYS = {
 }
 
 #: The number of a row in its file, and its value.
-_Row = tuple[int, dict[str, Any]]
+_Row = tuple[int, JsonObject]
 
 
 def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
@@ -96,7 +97,7 @@ def _lines(source: Source) -> Iterator[bytes | Violation]:
             yield Violation("S101", 0, detail=detail, severity="warning")
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _row(line: bytes) -> JsonObject:
     """The value of a line. Raises BadRow for what is not an object of JSON, a key given twice, an unknown status."""
     try:
         row = decode_row(line)
@@ -114,7 +115,7 @@ def _row(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _id_of(row: dict[str, Any]) -> str | None:
+def _id_of(row: JsonObject) -> str | None:
     return row["rollout_id"] if isinstance(row.get("rollout_id"), str) else None
 
 
@@ -139,7 +140,7 @@ def _checked(rows: Sequence[_Row], columns: Sequence[str]) -> Iterator[Evidence 
     yield evidence
 
 
-def _fault(number: int, row: dict[str, Any], columns: Sequence[str]) -> Violation:
+def _fault(number: int, row: JsonObject, columns: Sequence[str]) -> Violation:
     """The first value of the row that does not fit the table, named by its turn and position."""
     faults = ((name, misfit(_FIELDS[name], row.get(name))) for name in columns)
     steps, expected = next(([name, *fault[0]], fault[1]) for name, fault in faults if fault is not None)

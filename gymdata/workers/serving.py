@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 import pydantic
 
+from gymdata.rollouts.messages import JsonObject
 from gymdata.texts import option
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}"')))
 class Refused(Exception):  # noqa: N818 - an answer, not a defect
     """A request that is answered with ``status`` and ``body`` without being handled."""
 
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
+    def __init__(self, status: int, body: JsonObject) -> None:
         super().__init__(str(body["detail"]))
         self.status, self.body = status, body
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
+from gymdata.rollouts.messages import JsonObject, Message, Tools
+
 if TYPE_CHECKING:
     from aiohttp import web
 
-Json = dict[str, Any]
 MODEL, CONTEXT = "scripted", 2048
 #: Seconds that requests which a case sends together wait for each other.
 _TOGETHER_S = 3.0
@@ -36,9 +37,9 @@ class Tokens(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
-    def render(self, messages: Sequence[Json], tools: Sequence[Json] | None) -> list[int]: ...
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]: ...
 
-    def written_by_template(self, message: Json, tools: Sequence[Json] | None) -> list[int] | None: ...
+    def written_by_template(self, message: Message, tools: Tools) -> list[int] | None: ...
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class ScriptedEngine:
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
-    async def _sample(self, prompt: Any, parameters: Json) -> list[tuple[Draw, str | None]] | int:
+    async def _sample(self, prompt: Any, parameters: JsonObject) -> list[tuple[Draw, str | None]] | int:
         """The generations of a request, each with the text that stopped it; or the status of its failure."""
         prompt = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else prompt
         if not isinstance(prompt, list) or not all(type(i) is int for i in prompt) or not prompt:
@@ -222,7 +223,7 @@ def _log_prob(prompt: Sequence[int], ids: Sequence[int]) -> float:
     return float(rounded)
 
 
-async def _streamed(request: web.Request, answer: Json) -> web.StreamResponse:
+async def _streamed(request: web.Request, answer: JsonObject) -> web.StreamResponse:
     """The answer as vLLM streams it, an id at a time."""
     from aiohttp import web
 
@@ -247,7 +248,7 @@ async def _streamed(request: web.Request, answer: Json) -> web.StreamResponse:
     return response
 
 
-def _json(body: Json, status: int = 200) -> web.Response:
+def _json(body: JsonObject, status: int = 200) -> web.Response:
     from aiohttp import web
 
     return web.json_response(body, status=status)

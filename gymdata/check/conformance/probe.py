@@ -12,16 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gymdata.check.conformance.engine import Draw, Json, ScriptedEngine
+from gymdata.check.conformance.engine import Draw, ScriptedEngine
 from gymdata.check.conformance.evidence import CaseFailure, RecordedTurn, difference, not_continued, recorded_turns
 from gymdata.check.conformance.wires import WIRES, Reply, Wire
+from gymdata.rollouts.messages import Message, ToolDefinition, Tools
 
 if TYPE_CHECKING:
     import aiohttp
 
 #: Dialects that speak in messages.
 CONVERSATIONS = ("chat", "responses", "messages")
-ADD: Json = {
+ADD: ToolDefinition = {
     "name": "add",
     "description": "Adds two numbers.",
     "parameters": {
@@ -58,11 +59,11 @@ def case(name: str, *dialects: str) -> Callable[[Callable[[Probe], Awaitable[str
     return register
 
 
-def user(content: Any) -> Json:
+def user(content: Any) -> Message:
     return {"role": "user", "content": content}
 
 
-def system(content: str) -> Json:
+def system(content: str) -> Message:
     return {"role": "system", "content": content}
 
 
@@ -135,8 +136,8 @@ class Probe:
 
     async def post(
         self,
-        messages: Sequence[Json],
-        tools: Sequence[Json] = (),
+        messages: Sequence[Message],
+        tools: Tools = (),
         *,
         key: str | None = None,
         as_parts: bool = False,
@@ -148,7 +149,7 @@ class Probe:
         body = self.wire.body(messages, tools, as_parts=as_parts, more=more)
         return await self.send("POST", f"/s/{key}{self.wire.path}", body)
 
-    async def ask(self, messages: Sequence[Json], tools: Sequence[Json] = (), **more: Any) -> Reply:
+    async def ask(self, messages: Sequence[Message], tools: Tools = (), **more: Any) -> Reply:
         """The reply to a request, which must succeed; ``stream=True`` reads it from a stream."""
         status, body, text = await self.post(messages, tools, **more)
         expect(status == 200, f"got {status} {text[:300]!r}, expected 200")
@@ -161,7 +162,7 @@ class Probe:
                 f"the answer is not in the dialect's form ({type(error).__name__} {error}): {text[:300]!r}"
             ) from error
 
-    async def refused(self, messages: Sequence[Json], tools: Sequence[Json] = (), **more: Any) -> int:
+    async def refused(self, messages: Sequence[Message], tools: Tools = (), **more: Any) -> int:
         """The status of a request that must be answered with an error of the dialect, in a stream too."""
         status, body, text = await self.post(messages, tools, **more)
         if status == 200 and more.get("stream"):

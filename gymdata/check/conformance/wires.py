@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gymdata.check.conformance.engine import Json
 from gymdata.check.conformance.evidence import CaseFailure
+from gymdata.rollouts.messages import JsonObject, Message, Tools
 
 Calls = list[tuple[str, str, Any]]
 
@@ -26,9 +26,9 @@ class Reply:
     calls: Calls = field(default_factory=list)
     finish: str | None = None
     usage: tuple[int, int] | None = None
-    body: Json = field(default_factory=dict)
+    body: JsonObject = field(default_factory=dict)
 
-    def message(self) -> Json:
+    def message(self) -> Message:
         """It as the client sends it back: without reasoning."""
         calls = [{"id": id_, "name": name, "arguments": arguments} for id_, name, arguments in self.calls]
         return {"role": "assistant", "content": self.content, **({"calls": calls} if calls else {})}
@@ -41,11 +41,11 @@ class Wire:
     path: ClassVar[str]
     finishes: ClassVar[dict[str, str]] = {"stop": "stop", "length": "length", "tool_calls": "calls"}
 
-    def body(self, messages: Sequence[Json], tools: Sequence[Json], *, as_parts: bool, more: Json) -> Json:
+    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
         """The body of a request."""
         raise NotImplementedError
 
-    def read(self, body: Json) -> Reply:
+    def read(self, body: JsonObject) -> Reply:
         """The reply in the body of an answer."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class Chat(Wire):
 
     name, path = "chat", "/v1/chat/completions"
 
-    def body(self, messages: Sequence[Json], tools: Sequence[Json], *, as_parts: bool, more: Json) -> Json:
+    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
         sent = []
         for message in messages:
             content = message.get("content", "")
@@ -76,10 +76,10 @@ class Chat(Wire):
                 out["tool_calls"] = [{"id": i, "type": "function", "function": function} for i, function in functions]
                 out["content"] = content or None
             sent.append(out | ({"tool_call_id": message["call_id"]} if "call_id" in message else {}))
-        given = [{"type": "function", "function": tool} for tool in tools]
+        given = [{"type": "function", "function": tool} for tool in tools or ()]
         return {"model": "scripted", "messages": sent, **({"tools": given} if given else {}), **more}
 
-    def read(self, body: Json) -> Reply:
+    def read(self, body: JsonObject) -> Reply:
         choice, usage = body["choices"][0], body.get("usage") or {}
         message = choice["message"]
         calls = [
@@ -116,8 +116,8 @@ class Responses(Wire):
     name, path = "responses", "/v1/responses"
     finishes: ClassVar[dict[str, str]] = {"completed": "stop", "incomplete": "length"}
 
-    def body(self, messages: Sequence[Json], tools: Sequence[Json], *, as_parts: bool, more: Json) -> Json:
-        items: list[Json] = []
+    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
+        items: list[JsonObject] = []
         for message in messages:
             role, content = message["role"], message.get("content", "")
             if role == "tool":
@@ -131,11 +131,11 @@ class Responses(Wire):
             else:
                 text = [{"type": "input_text", "text": content}] if as_parts else content
                 items.append({"type": "message", "role": role, "content": text})
-        given = [{"type": "function", **tool} for tool in tools]
+        given = [{"type": "function", **tool} for tool in tools or ()]
         more = {{"max_tokens": "max_output_tokens"}.get(name, name): value for name, value in more.items()}
         return {"model": "scripted", "input": items, **({"tools": given} if given else {}), **more}
 
-    def read(self, body: Json) -> Reply:
+    def read(self, body: JsonObject) -> Reply:
         reply, usage = Reply(body=body), body.get("usage") or {}
         for item in body["output"]:
             if item["type"] == "message":
@@ -172,8 +172,8 @@ class Messages(Wire):
         "tool_use": "calls",
     }
 
-    def body(self, messages: Sequence[Json], tools: Sequence[Json], *, as_parts: bool, more: Json) -> Json:
-        sent: list[Json] = []
+    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
+        sent: list[JsonObject] = []
         for message in messages:
             role, content = message["role"], message.get("content", "")
             text = [{"type": "text", "text": content}]
@@ -192,7 +192,9 @@ class Messages(Wire):
             else:
                 sent.append({"role": role, "content": text if as_parts else content})
         system = [m["content"] for m in messages if m["role"] == "system"]
-        given = [{"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools]
+        given = [
+            {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools or ()
+        ]
         named = {"system": system[0]} if system else {}
         return {
             "model": "scripted",
@@ -203,7 +205,7 @@ class Messages(Wire):
             **more,
         }
 
-    def read(self, body: Json) -> Reply:
+    def read(self, body: JsonObject) -> Reply:
         reply, usage = Reply(body=body), body["usage"]
         for block in body["content"]:
             if block["type"] == "text":
@@ -218,8 +220,8 @@ class Messages(Wire):
         return reply
 
     def read_stream(self, events: Sequence[tuple[str | None, str]]) -> Reply:
-        blocks: dict[int, Json] = {}
-        body: Json = {"usage": {}, "stop_reason": None}
+        blocks: dict[int, JsonObject] = {}
+        body: JsonObject = {"usage": {}, "stop_reason": None}
         kinds = []
         for _, data in events:
             event = json.loads(data)
@@ -251,10 +253,10 @@ class Completions(Wire):
 
     name, path = "completions", "/v1/completions"
 
-    def body(self, messages: Sequence[Json], tools: Sequence[Json], *, as_parts: bool, more: Json) -> Json:  # noqa: ARG002 - the signature of the others
+    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:  # noqa: ARG002 - the signature of the others
         return {"model": "scripted", "prompt": messages[0]["content"], "max_tokens": 64, **more}
 
-    def read(self, body: Json) -> Reply:
+    def read(self, body: JsonObject) -> Reply:
         choice, usage = body["choices"][0], body.get("usage") or {}
         counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
         return Reply(choice["text"], finish=choice["finish_reason"], usage=counts, body=body)
@@ -268,7 +270,7 @@ class Completions(Wire):
 WIRES: dict[str, Wire] = {wire.name: wire for wire in (Chat(), Responses(), Messages(), Completions())}
 
 
-def _chunks(events: Sequence[tuple[str | None, str]]) -> list[Json]:
+def _chunks(events: Sequence[tuple[str | None, str]]) -> list[JsonObject]:
     if not events or events[-1][1] != "[DONE]":
         raise CaseFailure(
             f"the stream ends with {events[-1][1]!r:.80}, expected [DONE]" if events else "the stream is empty"

@@ -32,6 +32,7 @@ from gymdata.engines.servers.many import Member, Places, Servers
 from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, checked_address, spelt
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 from gymdata.models.model_identity import base_of
+from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import Facts
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
@@ -311,12 +312,12 @@ def _first(error: BaseException) -> str:
     return (lines[-1] if lines else type(error).__name__)[:300]
 
 
-def _nodes() -> list[dict[str, Any]]:
+def _nodes() -> list[JsonObject]:
     nodes: Any = ray.nodes  # it has no types
     return list(nodes())
 
 
-def _name_of(node: Mapping[str, Any]) -> str:
+def _name_of(node: JsonObject) -> str:
     name, address = str(node["NodeName"]), str(node["NodeManagerAddress"])
     return name if name and name != address else str(node["NodeManagerHostname"] or address)
 

@@ -29,7 +29,7 @@ from gymdata.engines.sampling import Sampling
 from gymdata.engines.servers.completions_response import of_chat
 from gymdata.engines.servers.vllm_server import PROBE, PROBE_TOKENS, TOOL, ServerSampler
 from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
-from gymdata.rollouts.messages import Message, Tools
+from gymdata.rollouts.messages import JsonObject, Message, Tools
 from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice
 from gymdata.store.paths import Facts
 
@@ -124,7 +124,7 @@ class ChatServerSampler(ServerSampler):
                 return choice
         return None
 
-    async def _prompt_read(self, body: dict[str, Any]) -> list[int] | None:
+    async def _prompt_read(self, body: JsonObject) -> list[int] | None:
         """The prompt that the server reports; None when it refuses such a request."""
         try:
             return list((await self._complete(body))[0].prompt_token_ids)
@@ -137,7 +137,7 @@ class ChatServerSampler(ServerSampler):
 
     def _chat_body(
         self, conversation: Conversation, max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         body = self._body((), max_tokens, n, seed, sampling)
         del body["prompt"]
         body |= {

@@ -6,12 +6,13 @@ them checked; any other answer is the engine's fault, which may pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gymdata.engines.port import Generation
 from gymdata.engines.sampling import AnswerFaultError, best_alternatives, check_generation
 from gymdata.errors import OutsideError
+from gymdata.rollouts.messages import JsonObject
 
 _NO_IDS = (
     "it takes a vLLM server of version 0.10.2 or later, called directly: a proxy must pass `return_token_ids` through"
@@ -34,7 +35,7 @@ class Evidence(NamedTuple):
 _UNNAMED = "default"
 
 
-def of_completion(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001 - all are read alike
+def of_completion(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:  # noqa: ARG001 - all are read alike
     """The evidence in a choice of /v1/completions."""
     log_probs = choice.get("logprobs") or {}
     return Evidence(
@@ -47,7 +48,7 @@ def of_completion(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Ma
     )
 
 
-def _positions(choice: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+def _positions(choice: JsonObject, name: str) -> tuple[Any, Any]:
     """Log-probabilities and alternatives of a choice that has its positions as ``content``; ``name``: what alternatives are
     named by."""
     content = (choice.get("logprobs") or {}).get("content")
@@ -58,13 +59,13 @@ def _positions(choice: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     return [c.get("logprob") for c in content], alternatives
 
 
-def of_generate(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:  # noqa: ARG001 - as above
+def of_generate(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:  # noqa: ARG001 - as above
     """The evidence in a choice of /inference/v1/generate, which has no text at all."""
     evidence = (answer.get("prompt_token_ids"), choice.get("token_ids"), *_positions(choice, "token_id"))
     return Evidence(*evidence, choice.get("finish_reason"), choice.get("weight_versions"))
 
 
-def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[str, Any]) -> Evidence:
+def of_chat(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:
     """The evidence in a choice of /v1/chat/completions, where the choices share the prompt."""
     ids, reason = choice.get("token_ids"), choice.get("finish_reason")
     if reason == "tool_calls" and isinstance(ids, list):
@@ -76,8 +77,8 @@ def of_chat(answer: Mapping[str, Any], choice: Mapping[str, Any], body: Mapping[
 
 
 def generations(
-    answer: Mapping[str, Any],
-    body: Mapping[str, Any],
+    answer: JsonObject,
+    body: JsonObject,
     read: Callable[..., Evidence],
     *,
     sent: Sequence[int] | None,

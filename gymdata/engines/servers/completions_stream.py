@@ -13,8 +13,8 @@ import orjson
 
 from gymdata.engines.servers.completions_response import garbage
 from gymdata.errors import OutsideError
+from gymdata.rollouts.messages import JsonObject
 
-Json = dict[str, Any]
 #: What one chunk has of a choice's tokens; in the last chunk of a choice come the other fields.
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 
@@ -30,8 +30,8 @@ class CompletionStream:
     def begin(self) -> None:
         """Another try begins."""
         self._rest, self._ended = b"", False
-        self._answer: Json = {}
-        self._choices: dict[Any, Json] = {}
+        self._answer: JsonObject = {}
+        self._choices: dict[Any, JsonObject] = {}
 
     def feed(self, part: bytes) -> None:
         """The next bytes. Raises OutsideError for an error that the server sends, and for what is no chunk."""
@@ -43,7 +43,7 @@ class CompletionStream:
             elif line.startswith(b"data:"):
                 self._take(data)
 
-    def answer(self) -> Json:
+    def answer(self) -> JsonObject:
         """The whole answer. Raises OutsideError when the stream has no end."""
         if not self._choices and self._rest.lstrip().startswith(b"{"):
             self._take(self._rest)  # a server that does not stream
@@ -65,7 +65,7 @@ class CompletionStream:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise garbage("a stream of choices", data[:200]) from error
 
-    def _merge(self, choice: Json) -> None:
+    def _merge(self, choice: JsonObject) -> None:
         index, ids = choice["index"], choice.get("token_ids")
         whole = self._choices.setdefault(index, {})
         for name, value in choice.items():

@@ -15,12 +15,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from gymdata.engines.port import Generation, Sampler, SampleRequest
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.vllm_server import server_address
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, counted
+from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import Facts
 from gymdata.urls import Address
 
@@ -250,7 +251,7 @@ class Pool(Generic[M]):
         """What run.json keeps about the servers; empty before ``start``."""
         return {**self._facts, "servers": self.account(), "notes": self._notes()}
 
-    def account(self) -> list[dict[str, Any]]:
+    def account(self) -> list[JsonObject]:
         """The account of each server so far."""
         return [
             {

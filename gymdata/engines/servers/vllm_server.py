@@ -23,6 +23,7 @@ from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS
 from gymdata.errors import OutsideError, UsageError
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
+from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import Facts
 from gymdata.urls import ENGINE_KEYS, Address, address
 from gymdata.workers.signals import run_async
@@ -98,7 +99,7 @@ def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
     address, advice = server_address(endpoint), Advice("start the server, or correct its base URL")
     http = HttpClient(address, "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
 
-    def models(answer: dict[str, Any]) -> list[ServedModel]:
+    def models(answer: JsonObject) -> list[ServedModel]:
         cards = answer.get("data")
         if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
             raise http.garbage("a list of models", answer)
@@ -166,7 +167,7 @@ async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, f
     """For a fingerprint of a server that need not give ids: of fixed prompts the likeliest next tokens with their
     log-probabilities, in nats; empty where the server does not show them. Raises OutsideError for a passing fault."""
 
-    def read(answer: dict[str, Any]) -> dict[int, float]:
+    def read(answer: JsonObject) -> dict[int, float]:
         with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, AttributeError):
             alternatives = answer["choices"][0]["logprobs"]["top_logprobs"][0]
             return {int(name.removeprefix("token_id:")): float(value) for name, value in alternatives.items()}
@@ -287,7 +288,7 @@ class ServerSampler:
         body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
         body |= {"prompt_logprobs": 0, "return_token_ids": True}
 
-        def read(answer: dict[str, Any]) -> list[float]:
+        def read(answer: JsonObject) -> list[float]:
             try:
                 (choice,) = answer["choices"]
                 # The text of a token comes along, and the likeliest one's where that is another.
@@ -323,7 +324,7 @@ class ServerSampler:
             tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
         )
 
-    async def _tokens_of(self, what: Mapping[str, Any]) -> str | None:
+    async def _tokens_of(self, what: JsonObject) -> str | None:
         """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
         with contextlib.suppress(OutsideError):
             answer = await self._http.ask("POST", "/tokenize", {"model": self.model, **what}, dict, retries=0)
@@ -331,7 +332,7 @@ class ServerSampler:
                 return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         return None
 
-    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, path: str, body: JsonObject) -> JsonObject:
         """The server's answer to any other request. Raises OutsideError("engine")."""
         return await self._http.ask("POST", path, body, dict)
 
@@ -350,7 +351,7 @@ class ServerSampler:
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
 
-    async def _choose_model(self) -> dict[str, Any]:
+    async def _choose_model(self) -> JsonObject:
         answer = await self._http.ask("GET", "/v1/models", None, dict)
         cards = answer.get("data")
         if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards) or not cards:
@@ -366,7 +367,7 @@ class ServerSampler:
                 )
             raise not_served(self.base, self.model, names)
         self.model, self.model_found = str(card["id"]), True
-        parent: dict[str, Any] = next((c for c in cards if c["id"] == card.get("parent")), {})
+        parent: JsonObject = next((c for c in cards if c["id"] == card.get("parent")), {})
         limit = card.get("max_model_len") or parent.get("max_model_len")
         self._max_model_len = int(limit) if limit else None
         self._root = card.get("root")
@@ -432,7 +433,7 @@ class ServerSampler:
 
     def _body(
         self, prompt: Sequence[int], max_tokens: int, n: int, seed: int | None, sampling: Sampling | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         sampling = sampling or self.sampling
         body = {
             "model": self.model,
@@ -450,7 +451,7 @@ class ServerSampler:
         return body
 
     async def _complete(
-        self, body: dict[str, Any], sent: Sequence[int] | None = None, stream: CompletionStream | None = None
+        self, body: JsonObject, sent: Sequence[int] | None = None, stream: CompletionStream | None = None
     ) -> list[Generation]:
         """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own.
         ``stream``: reads them as they come."""
@@ -475,7 +476,7 @@ class ServerSampler:
         prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
         return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
 
-    def _take(self, answer: Mapping[str, Any], body: Mapping[str, Any], sent: Sequence[int] | None) -> list[Generation]:
+    def _take(self, answer: JsonObject, body: JsonObject, sent: Sequence[int] | None) -> list[Generation]:
         try:
             made = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
         except AnswerFaultError as error:
@@ -510,7 +511,7 @@ _REFUSED = {
 }
 
 
-def _generate_body(body: Mapping[str, Any]) -> dict[str, object]:
+def _generate_body(body: JsonObject) -> dict[str, object]:
     """A request for completions as the route of ids in and ids out takes it."""
     apart = {"prompt": "token_ids"} | {name: name for name in ("model", "request_id", "return_token_ids")}
     of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}
@@ -520,7 +521,7 @@ def _generate_body(body: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _pick(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:
+def _pick(cards: list[JsonObject], wanted: str | None) -> JsonObject | None:
     if wanted is None:
         own = [c for c in cards if not c.get("parent")] or cards
         return own[0] if len(own) == 1 else None

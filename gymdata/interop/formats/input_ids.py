@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ class Tokenized(Format):
     unread = ("turns.top_log_probs", "turns.server", "turns.weight_versions")
     holds_ids = True
 
-    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+    def fields(self, ids: Array, mask: Array) -> JsonObject:
         """The columns of a sequence. ``mask``: 1 for the sampled tokens."""
         raise NotImplementedError
 
@@ -60,7 +61,7 @@ class InputIdsLabels(Tokenized):
     of axolotl-ai-cloud/axolotl), and, through ``save_to_disk`` of HF datasets, LLaMA-Factory's ``tokenized_path``
     (``src/llamafactory/data/loader.py`` of hiyouga/LLaMA-Factory)."""
 
-    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+    def fields(self, ids: Array, mask: Array) -> JsonObject:
         return {
             "input_ids": ids,
             "attention_mask": np.ones(len(ids), np.int8),
@@ -73,5 +74,5 @@ class SkyRLPretokenized(Tokenized):
     """``input_ids`` and ``loss_mask``, 1 where a token was sampled, for SkyRL's ``pretokenized_dataset_paths``
     (``skyrl/train/dataset/pretokenized.py`` of NovaSky-AI/SkyRL)."""
 
-    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+    def fields(self, ids: Array, mask: Array) -> JsonObject:
         return {"input_ids": ids, "loss_mask": mask}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-from gymdata.rollouts.messages import RolloutRow, TableRow
+from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,10 +41,10 @@ class _Nested(Format):
 
         return shape_of(value)
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         raise NotImplementedError
 
-    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, JsonObject]]:
         from gymdata.store.columns import to_rows
 
         for row in export.rows(batches, to_rows):
@@ -76,7 +76,7 @@ class NatTrajectories(_Nested):
 
         return row_of(item, importing)
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         from gymdata.interop.trajectories.nat import trajectory_of
 
         return trajectory_of(row, lost)
@@ -114,7 +114,7 @@ class NatDpoItems(_Pairs, _Nested):
     holds_ids = True
     group = "task_id"
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         from gymdata.interop.trajectories.nat_pairs import dpo_trajectory
 
         return dpo_trajectory(row, lost)

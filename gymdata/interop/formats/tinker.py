@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.input_ids import Tokenized
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _BESIDE = {"weight": "weights other than 1", "temperature": "temperatures other than 1"}
 
 
-def _datum(ids: Array, **inputs: Array) -> dict[str, Any]:
+def _datum(ids: Array, **inputs: Array) -> JsonObject:
     """A Datum as the JSON of ``src/tinker/types`` in the package tinker. Position i predicts token i + 1."""
     arrays: dict[str, Array] = {"target_tokens": ids.astype(np.int64)}
     arrays |= {name: values.astype(np.float32) for name, values in inputs.items()}
@@ -39,7 +40,7 @@ class TinkerSft(Tokenized):
     (``datum_from_model_input_weights`` in ``tinker_cookbook/supervised/common.py`` of
     thinking-machines-lab/tinker-cookbook)."""
 
-    def fields(self, ids: Array, mask: Array) -> dict[str, Any]:
+    def fields(self, ids: Array, mask: Array) -> JsonObject:
         return _datum(ids, weights=mask)
 
 

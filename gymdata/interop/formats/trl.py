@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import TextFormat
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +136,7 @@ class TrlPreference(TextFormat):
         return preferences(TRL_SIDES, batch, lost)
 
 
-def prompt_and_sides(item: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
     from gymdata.interop.importing import BadItem

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
-from gymdata.rollouts.messages import RolloutRow
+from gymdata.rollouts.messages import JsonObject, RolloutRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class Verl(TextFormat):
     columns: ClassVar[Sequence[str] | None] = (*COLUMNS, "task_id", "rollout_index", "task")
     holds_reward = True
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[dict[str, Any]]:
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
         from gymdata.interop.chat_text import Chat
         from gymdata.interop.text_export import TRL, count_common
         from gymdata.store.columns import to_rows
@@ -60,7 +60,7 @@ class Verl(TextFormat):
             "extra_info": pa.struct(extra),
         }
 
-    def save(self, converted: Iterable[list[dict[str, Any]]], part: Part, export: Export) -> None:
+    def save(self, converted: Iterable[list[JsonObject]], part: Part, export: Export) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -71,7 +71,7 @@ class Verl(TextFormat):
                 export.written += len(chunk)
 
 
-def _row(row: RolloutRow, lost: Counter[str]) -> dict[str, Any]:
+def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
     from gymdata.interop.text_export import CALLS, TOOLS, has_tools
     from gymdata.rollouts.messages import json_text, loads, object_of
 
@@ -109,7 +109,7 @@ class VerlSft(Verl):
     columns = COLUMNS
     holds_reward = False
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[dict[str, Any]]:
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
         import pyarrow as pa
 
         from gymdata.interop.chat_text import Chat

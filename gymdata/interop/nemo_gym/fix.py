@@ -19,7 +19,7 @@ from gymdata.checks import repair
 from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.messages import TOKEN_KEYS, walk, written_by_model
+from gymdata.rollouts.messages import TOKEN_KEYS, JsonObject, walk, written_by_model
 from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
@@ -90,7 +90,7 @@ def _roots(calls: Sequence[nemo_rows.Call | None]) -> list[int] | None:
     return repair.chain_roots(encoded)
 
 
-def _part(value: dict[str, Any], part: Sequence[int], turns: int) -> dict[str, Any]:
+def _part(value: JsonObject, part: Sequence[int], turns: int) -> JsonObject:
     """A row with the items of the turns in ``part`` as its output, and what came before them in its input."""
     made = copy.deepcopy(value)
     before: list[Any] = []

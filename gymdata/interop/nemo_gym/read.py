@@ -36,6 +36,7 @@ from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebu
 from gymdata.rollouts.messages import (
     STRICT,
     TOKEN_KEYS,
+    JsonObject,
     Message,
     ResponseItem,
     RolloutRow,
@@ -283,7 +284,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
     temperature: Any = params.get("temperature")
-    kept: dict[str, Any] = {"keys": list(value), "response": response, "turns": parsed.places}
+    kept: JsonObject = {"keys": list(value), "response": response, "turns": parsed.places}
     if "reward" in value and type(value["reward"]) is not float:
         # 1 and 1.0 are equal, but have different texts.
         kept["reward"] = value["reward"]
@@ -318,7 +319,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     }
 
 
-def _kept(value: dict[str, Any], name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
+def _kept(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
     """The text of ``value``; ``plain``: orjson can write it. The same value has the same text however it was read."""
     whole = {name: value, **beside} if name else value
     if not plain:
@@ -341,7 +342,7 @@ def _status(response: Any) -> tuple[str, str | None]:
     return "completed", None
 
 
-def kept_rows(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
+def kept_rows(row: JsonObject) -> tuple[JsonObject, JsonObject, bool] | None:
     """The fields of its source that an imported row keeps in ``task`` and ``extra``, and whether orjson can write it;
     None for a row that came from elsewhere."""
     extra, plain = parsed(row["extra"] or "{}")

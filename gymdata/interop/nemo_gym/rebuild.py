@@ -10,7 +10,7 @@ trace in the row (a first message that was edited, another tokenizer with the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ import numpy as np
 
 from gymdata.errors import DataError, squeezed
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import Message, Tools, chat_tools, loads, messages_of, object_of, walk
+from gymdata.rollouts.messages import JsonObject, Message, Tools, chat_tools, loads, messages_of, object_of, walk
 from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
@@ -108,7 +108,7 @@ class _Refusal(Exception):  # noqa: N818 - caught nearby, never shown as an erro
 class _Row:
     """One row's calls in order."""
 
-    def __init__(self, chat: Renders, calls: Sequence[nemo_rows.Call | None], value: Mapping[str, Any]) -> None:
+    def __init__(self, chat: Renders, calls: Sequence[nemo_rows.Call | None], value: JsonObject) -> None:
         self._chat, self._calls = chat, calls
         params = object_of(value.get("responses_create_params"))
         output = value["response"]["output"]
@@ -220,7 +220,7 @@ class _Row:
         return self._chat.decode([i for i in ids if 0 <= i < self._chat.vocab_size])
 
 
-def _unclear(params: Mapping[str, Any], tools: Any, items: list[Any]) -> str | None:
+def _unclear(params: JsonObject, tools: Any, items: list[Any]) -> str | None:
     """Why a rendering of the messages need not be what the server wrote."""
     for place in (params, object_of(params.get("metadata"))):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):

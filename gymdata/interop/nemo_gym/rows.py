@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -29,6 +29,7 @@ from gymdata.rollouts.messages import (
     PROMPT,
     TOKEN_KEYS,
     TOOL_ERROR,
+    JsonObject,
     ResponseItem,
     flat_items,
     has_long_number,
@@ -119,7 +120,7 @@ class Row:
     """``value``: in the output's items token lists are as they were read, ``TokenList`` or Python lists. ``calls`` has None
     for a model call without ids."""
 
-    value: dict[str, Any]
+    value: JsonObject
     calls: list[Call | None]
     entries: list[Entry]
     rollout_id: str | None
@@ -156,7 +157,7 @@ def read_carefully(line: bytes) -> Row:
         raise BadRow("S101", "nested too deeply") from error
 
 
-def load(line: bytes) -> dict[str, Any]:
+def load(line: bytes) -> JsonObject:
     """A row as Python objects. Raises BadRow S101 for what is no JSON object, S102 for duplicate keys."""
     try:
         # With its line end, an error at the end would be reported on line 2.
@@ -174,7 +175,7 @@ def load(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _cut_value(line: bytes) -> tuple[dict[str, Any], int] | None:
+def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
     """The object of a line, with ``TokenList`` in the items of its output, and their number; None when its text may mean
     another value than the one that orjson reads."""
     rest: list[bytes] = []
@@ -278,7 +279,7 @@ def _numbers(text: bytes, kind: str, dtype: Any) -> npt.NDArray[Any]:
     return values.astype(dtype)
 
 
-def _placed(value: Mapping[str, Any], names: Sequence[str], lists: Sequence[TokenList]) -> bool:
+def _placed(value: JsonObject, names: Sequence[str], lists: Sequence[TokenList]) -> bool:
     """Put the lists into the items of the output, where their numbers stand as lists; whether each was there."""
     response = value.get("response")
     output = response.get("output") if isinstance(response, dict) else None
@@ -321,7 +322,7 @@ def _objects(items: list[Any]) -> Iterable[ResponseItem]:
     return flat
 
 
-def _row_of(value: dict[str, Any], cut_lists: int | None = None) -> Row:
+def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     """The row of a parsed line. Raises BadRow."""
     response = value.get("response")
     if response is None:
@@ -363,7 +364,7 @@ def _row_of(value: dict[str, Any], cut_lists: int | None = None) -> Row:
     )
 
 
-def _group(value: Mapping[str, Any], given: Any) -> str:
+def _group(value: JsonObject, given: Any) -> str:
     for key in _GROUP_KEYS:
         name = value.get(key)
         if isinstance(name, (str, int)):

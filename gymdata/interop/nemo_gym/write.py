@@ -23,6 +23,7 @@ from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
     PROMPT,
+    JsonObject,
     RolloutRow,
     items_of,
     loads,
@@ -76,7 +77,7 @@ def nemo_gym_line(row: RolloutRow) -> Line:
     return Line(b"".join(pieces), lost, rounded)
 
 
-def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[dict[str, Any], int, bool, bool]:
+def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int, bool, bool]:
     """The row, its turns without a place, whether it was rounded, and whether orjson can write it."""
     found = kept_rows(row)
     if found is None:
@@ -122,13 +123,13 @@ def _same(raw: Any, reward: float | None) -> bool:
         return True
 
 
-def _made(row: RolloutRow, lists: Lists) -> tuple[dict[str, Any], int]:
+def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     messages, turns = row["messages"](), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)
     if first is None:
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    output: list[dict[str, Any]] = []
+    output: list[JsonObject] = []
     placed: set[int] = set()
     rebuilt = _rebuilt(row)
     for turn, item in items_of(messages[first:], first):

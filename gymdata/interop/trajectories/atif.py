@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -42,7 +42,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import Message, RolloutRow, ToolCall, json_text, loads, object_of, text_of
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, ToolCall, json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.lines import name_non_finite
 
@@ -122,9 +122,7 @@ class _Found:
         self._calls: list[tuple[int | None, list[Any], Call, dict[str, Any] | None]] = []
         self.places: list[list[Any]] = []
 
-    def trajectory(
-        self, source: Mapping[str, Any], path: list[Any], agent: str | None, depth: int
-    ) -> list[dict[str, Any]]:
+    def trajectory(self, source: JsonObject, path: list[Any], agent: str | None, depth: int) -> list[JsonObject]:
         """The messages of ``source``; its calls are remembered. Raises BadItem naming the step."""
         if depth > _DEEPEST:
             raise BadItem("S102", "subagents nested too deeply")
@@ -155,7 +153,7 @@ class _Found:
             self._subagent(one, [*path, "subagent_trajectories", key], depth)
         return messages
 
-    def _subagent(self, source: Mapping[str, Any], path: list[Any], depth: int) -> None:
+    def _subagent(self, source: JsonObject, path: list[Any], depth: int) -> None:
         name = object_of(source.get("agent")).get("name")
         before = len(self._calls)
         self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
@@ -179,9 +177,9 @@ class _Found:
         return encoder
 
 
-def read_step(step: Mapping[str, Any]) -> Message:
+def read_step(step: JsonObject) -> Message:
     """The message of a step, without ``extra.gymdata``, in which gymdata's own files have more."""
-    more: dict[str, Any] = {}
+    more: JsonObject = {}
     if isinstance(step.get("reasoning_content"), str):
         more["reasoning"] = step["reasoning_content"]
     calls = step.get("tool_calls")
@@ -194,7 +192,7 @@ def read_step(step: Mapping[str, Any]) -> Message:
     return message_of(_SOURCES.get(step["source"], "other"), _text(step.get("message")), **more)
 
 
-def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
+def read_result(result: JsonObject) -> dict[str, Any]:
     """The message that an observation's result is."""
     named = result.get("source_call_id")
     return message_of("tool", _text(result.get("content")), tool_call_id=named if isinstance(named, str) else None)
@@ -204,17 +202,17 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) or content is None else text_of(content)
 
 
-def _own(place: Mapping[str, Any]) -> Any:
+def _own(place: JsonObject) -> Any:
     return object_of(place.get("extra")).get(OWN)
 
 
-def _references(result: Mapping[str, Any]) -> list[str]:
+def _references(result: JsonObject) -> list[str]:
     given = result.get("subagent_trajectory_ref")
     named = [one.get("trajectory_id") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
     return [one for one in named if isinstance(one, str)]
 
 
-def _call(step: Mapping[str, Any], agent: str | None, where: str) -> Call | None:
+def _call(step: JsonObject, agent: str | None, where: str) -> Call | None:
     """The model call of a step; None where it was none, several, or one of another trajectory, or its ids are missing."""
     metrics = step.get("metrics")
     if step["source"] != "agent" or not isinstance(metrics, dict) or step.get("is_copied_context") is True:
@@ -255,7 +253,7 @@ def _alternatives(given: Any, length: int, where: str) -> Any:
         raise BadItem("S102", f"{name}: expected lists of id and log_prob") from None
 
 
-def _without_lists(source: dict[str, Any], places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
+def _without_lists(source: JsonObject, places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
     """The source with null for the lists that its turns hold; for each turn its path and which lists they were."""
     import copy
 
@@ -286,7 +284,7 @@ _ANSWERS = frozenset({"tool", "function", "environment"})
 LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
-def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
+def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
     """The trajectory of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
@@ -294,7 +292,7 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     prompts = prompts_of(row)
     kept = kept_of(row, NAME)
     if kept is not None:
-        source: dict[str, Any] = kept["source"]
+        source: JsonObject = kept["source"]
         for turn, prompt, (path, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
             at: Any = source
             for step in path:
@@ -313,9 +311,9 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     return made_trajectory(row, prompts, lost)
 
 
-def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> JsonObject:
     """The trajectory that the columns give."""
-    steps: list[dict[str, Any]] = []
+    steps: list[JsonObject] = []
     placed: set[int] = set()
     for message in row["messages"]:
         if message["role"] in _ANSWERS and steps and steps[-1]["source"] == "agent":
@@ -328,7 +326,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
         role = message["role"]
         source = {"system": "system", "assistant": "agent"}.get(role, "user")
         lost[ROLES] += source == "user" and role != "user"
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": message["content"] or ""}
+        step: JsonObject = {"step_id": len(steps) + 1, "source": source, "message": message["content"] or ""}
         if source == "agent":
             if message.get("reasoning") is not None:
                 step["reasoning_content"] = message["reasoning"]
@@ -336,7 +334,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
             made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
             if made:
                 step["tool_calls"] = made
-        mine: dict[str, Any] = {}
+        mine: JsonObject = {}
         turn = message.get("turn")
         if step["source"] == "agent":
             step["model_name"] = row["policy"]
@@ -375,7 +373,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
     }
 
 
-def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> JsonObject:
     """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
     generation = list_of(turn["generation_token_ids"])
     metrics = {
@@ -400,6 +398,6 @@ def _written_call(call: Any, number: int, lost: Counter[str]) -> ToolCall:
     }
 
 
-def _note(place: dict[str, Any], facts: Mapping[str, Any]) -> None:
+def _note(place: JsonObject, facts: JsonObject) -> None:
     if facts:
         place["extra"] = {OWN: dict(facts)}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -43,7 +43,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
-from gymdata.rollouts.messages import Message, RolloutRow, json_text, loads, object_of
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.run_json import plain, unnamed_file
 
@@ -179,12 +179,12 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
     return messages, encoder, [index for _, index, _ in calls]
 
 
-def read_item(item: Mapping[str, Any]) -> Message:
+def read_item(item: JsonObject) -> Message:
     """The message of an ``EpisodeItem``, without ``metadata.gymdata``, in which gymdata's own files have more."""
     metadata = object_of(item.get("metadata"))
     content = item.get("content")
     calls = metadata.get("tool_calls")
-    more: dict[str, Any] = {"tool_calls": json_text(calls)} if isinstance(calls, list) and calls else {}
+    more: JsonObject = {"tool_calls": json_text(calls)} if isinstance(calls, list) and calls else {}
     more |= {key: metadata[key] for key in ("tool_call_id", "name") if isinstance(metadata.get(key), str)}
     if isinstance(metadata.get("reasoning_content"), str):
         more["reasoning"] = metadata["reasoning_content"]
@@ -192,7 +192,7 @@ def read_item(item: Mapping[str, Any]) -> Message:
     return message_of(item["role"] if isinstance(item["role"], str) else "other", text, **more)
 
 
-def _call(item: Mapping[str, Any], metadata: Mapping[str, Any], index: int) -> Call | None:
+def _call(item: JsonObject, metadata: JsonObject, index: int) -> Call | None:
     """The model call of an item; None where its prompt's ids or its own are not known."""
     prompt = ids_of(metadata.get(PROMPT_IDS), f"episode[{index}].metadata.{PROMPT_IDS}")
     content = object_of(item.get("logprobs")).get("content")
@@ -260,7 +260,7 @@ NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an e
 STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in metadata)"
 
 
-def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
+def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
     """The ``Trajectory`` of a rollouts row (as ``store.columns.to_rows`` gives it); None when it has no place in the format.
 
     Raises DataError when the turns were changed after collection.
@@ -271,7 +271,7 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     prompts = prompts_of(row)
     kept = kept_of(row, NAME)
     if kept is not None:
-        source: dict[str, Any] = kept["source"]
+        source: JsonObject = kept["source"]
         for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
             item = source["episode"][index]
             if "p" in taken:
@@ -288,13 +288,13 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> dict[str, Any] | None:
     return made_trajectory(row, prompts, lost)
 
 
-def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> dict[str, Any]:
+def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> JsonObject:
     """The trajectory that the columns give."""
-    episode: list[dict[str, Any]] = []
+    episode: list[JsonObject] = []
     placed: set[int] = set()
     without = False
     for message in row["messages"]:
-        metadata: dict[str, Any] = {}
+        metadata: JsonObject = {}
         calls = loads(message.get("tool_calls"))
         if isinstance(calls, list) and calls:
             metadata["tool_calls"] = calls
@@ -305,7 +305,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
         item = {"role": message["role"], "content": content, "logprobs": None, "metadata": metadata}
         turn = message.get("turn")
         answers = message["role"] == "assistant"
-        mine: dict[str, Any] = {}
+        mine: JsonObject = {}
         if answers and turn is not None and 0 <= turn < len(prompts) and turn not in placed:
             placed.add(turn)
             item["logprobs"] = log_probs(row["turns"][turn])
@@ -331,7 +331,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
     }
 
 
-def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str, Any]:
+def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> JsonObject:
     """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: formats a float32."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
@@ -342,11 +342,11 @@ def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def _spelt(token: Any, value: float) -> dict[str, Any]:
+def _spelt(token: Any, value: float) -> JsonObject:
     return {"token": f"token_id:{int(token)}", "bytes": None, "logprob": value}
 
 
-def _shaped(row: RolloutRow, episode: Sequence[Mapping[str, Any]], lost: Counter[str]) -> list[float] | None:
+def _shaped(row: RolloutRow, episode: Sequence[JsonObject], lost: Counter[str]) -> list[float] | None:
     """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
     given: list[Any] = [
         object_of(object_of(object_of(item["metadata"]).get(OWN)).get("evidence")).get("reward") for item in episode
@@ -361,7 +361,7 @@ def _shaped(row: RolloutRow, episode: Sequence[Mapping[str, Any]], lost: Counter
 
 
 #: The source of a written trajectory: its group, its run, itself.
-Made = tuple[str, str, Mapping[str, Any]]
+Made = tuple[str, str, JsonObject]
 
 
 def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Shape] = ()) -> int:
@@ -427,7 +427,7 @@ def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
         out.write(b"\n")
 
 
-def _collection(rest: Mapping[str, Any], groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+def _collection(rest: JsonObject, groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
     """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
     for k, (key, value) in enumerate(rest.items()):
         out.write(b"{" if k == 0 else b", ")

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from gymdata.errors import json_kind
@@ -21,7 +20,7 @@ from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
-from gymdata.rollouts.messages import STRICT, Message, PairRow, object_of
+from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow, object_of
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.lines import name_non_finite
 
@@ -44,7 +43,7 @@ def is_dpo_line(value: Any) -> bool:
     return isinstance(value, dict) and "prompt" in value and "chosen_response" in value and "episode" not in value
 
 
-def dpo_line(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
+def dpo_line(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
     made = _item(pair, lost)
     if made is not None:
@@ -54,7 +53,7 @@ def dpo_line(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     return made
 
 
-def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
+def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     """The ``Trajectory`` with one ``DPOItem`` of a pair; its reward is the margin. None when it has no place."""
     kept = _kept(pair["chosen"][0]) if len(pair["chosen"]) else {}
     if "trajectory" not in kept and not math.isfinite(pair["margin"]):
@@ -86,7 +85,7 @@ def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     }
 
 
-def _item(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
+def _item(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     sides = [pair["chosen"], pair["rejected"]]
     if any(len(side) != 1 for side in sides):
         lost[SEVERAL] += 1
@@ -110,7 +109,7 @@ def _item(pair: PairRow, lost: Counter[str]) -> dict[str, Any] | None:
     return {key: made.get(key, kept["row"].get(key)) for key in kept["row"]} if "row" in kept else made
 
 
-def _kept(message: Message) -> dict[str, Any]:
+def _kept(message: Message) -> JsonObject:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
     return object_of(object_of(extra).get(_KEPT))
 
@@ -151,7 +150,7 @@ def _pair(item: Any, run: str, source: Any, **more: Any) -> PairRow:
         if not isinstance(item.get(name), str):
             raise BadItem("S102", f"{name}: got {item.get(name)!r:.60}, expected text")
     prompt = item.get("prompt")
-    kept: dict[str, Any] = dict(more)
+    kept: JsonObject = dict(more)
     if isinstance(prompt, str):
         messages = [message_of("user", prompt)]
         kept["prompt"] = "text"
@@ -180,14 +179,14 @@ def _read_message(message: Any, number: int) -> Message:
     return made
 
 
-def _extra(kept: Mapping[str, Any]) -> str:
+def _extra(kept: JsonObject) -> str:
     try:
         return STRICT.encode({_KEPT: kept})
     except ValueError:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
 
 
-def _from_own(own: Any, trajectory: Mapping[str, Any]) -> PairRow | None:
+def _from_own(own: Any, trajectory: JsonObject) -> PairRow | None:
     """Our own pair, when the trajectory still says what we wrote."""
     if not isinstance(own, dict):
         return None

@@ -8,7 +8,6 @@ foreign form would get wrong; a kept source comes back as it was, except for num
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import MESSAGE_FIELDS, as_float
-from gymdata.rollouts.messages import STRICT, Message, RolloutRow
+from gymdata.rollouts.messages import STRICT, JsonObject, Message, RolloutRow
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
 from gymdata.store.columns import check_rollout
@@ -79,12 +78,12 @@ def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder
     return row
 
 
-def facts_beyond(message: Message, read: Mapping[str, Any]) -> dict[str, Any]:
+def facts_beyond(message: Message, read: JsonObject) -> JsonObject:
     """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
     return {name: message.get(name) for name in MESSAGE_FIELDS if message.get(name) != read.get(name)}
 
 
-def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
+def with_facts(read: JsonObject, facts: Any) -> JsonObject:
     """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
     if not isinstance(facts, dict):
         return read
@@ -98,9 +97,9 @@ def with_facts(read: dict[str, Any], facts: Any) -> dict[str, Any]:
     return made
 
 
-def turn_facts(turn: Turn) -> dict[str, Any]:
+def turn_facts(turn: Turn) -> JsonObject:
     """The fields of a turn besides ids and log-probabilities."""
-    facts: dict[str, Any] = {"finish_reason": turn["finish_reason"]}
+    facts: JsonObject = {"finish_reason": turn["finish_reason"]}
     facts |= {
         name: turn[name] for name in ("agent", "reward", "server", "weight_versions") if turn.get(name) is not None
     }
@@ -112,10 +111,10 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
     return facts
 
 
-def sampled_by(facts: Mapping[str, Any]) -> dict[str, Any]:
+def sampled_by(facts: JsonObject) -> JsonObject:
     """server and weight_versions of ``turn_facts``, for a ``Call``; what is not of their types is left out."""
     server, spans = facts.get("server"), facts.get("weight_versions")
-    known: dict[str, Any] = {"server": server} if isinstance(server, str) and server.isprintable() else {}
+    known: JsonObject = {"server": server} if isinstance(server, str) and server.isprintable() else {}
     if not isinstance(spans, list) or not spans:
         return known
     for span in spans:
@@ -177,7 +176,7 @@ def list_of(values: Any) -> list[Any]:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
+def keep(extra: str, name: str, kept: JsonObject) -> str:
     """``extra`` with what must come back when the row is exported as ``name`` again."""
     value = json.loads(extra)
     try:
@@ -187,7 +186,7 @@ def keep(extra: str, name: str, kept: Mapping[str, Any]) -> str:
         return json.dumps(value | {name: {"text": json.dumps(kept, ensure_ascii=False)}}, ensure_ascii=False)
 
 
-def kept_of(row: RolloutRow, name: str) -> dict[str, Any] | None:
+def kept_of(row: RolloutRow, name: str) -> JsonObject | None:
     """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
     kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None

@@ -23,7 +23,7 @@ from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
-from gymdata.rollouts.messages import Message
+from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, BodyLimits, Refused, refused_fields
 
@@ -36,20 +36,20 @@ Id = str | int | None
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 
-def _has_output(response: dict[str, Any]) -> dict[str, Any]:
+def _has_output(response: JsonObject) -> JsonObject:
     # Without it every response would be an empty answer, and every comparison a tie.
     if not isinstance(response.get("output"), list):
         raise ValueError(f"a response has a list 'output' of items, got the keys {', '.join(map(repr, response))}")
     return response
 
 
-ResponseObject = Annotated[dict[str, Any], pydantic.AfterValidator(_has_output)]
+ResponseObject = Annotated[JsonObject, pydantic.AfterValidator(_has_output)]
 
 
 class CompareRequest(pydantic.BaseModel):
     """A conversation and all responses to it, in the Responses API's shape."""
 
-    conversation_history: list[dict[str, Any]] | str
+    conversation_history: list[JsonObject] | str
     response_objs: list[ResponseObject]
     principle: str | None = None
 
@@ -58,7 +58,7 @@ class CreateParams(pydantic.BaseModel):
     """The request that a response answers; ``input`` is text or messages, whose content is text or parts."""
 
     model_config = pydantic.ConfigDict(extra="allow")
-    input: list[dict[str, Any]] | str
+    input: list[JsonObject] | str
 
 
 class VerifyRequest(pydantic.BaseModel):
@@ -161,7 +161,7 @@ class Service:
         group = digest(repr(conversation), principle or "", *(e.answer for e in candidates))
         return Comparison(self.run_id, group, group, conversation, candidates, principle), len(texts)
 
-    async def _compared(self, comparison: Comparison) -> tuple[int, dict[str, Any]]:
+    async def _compared(self, comparison: Comparison) -> tuple[int, JsonObject]:
         outcome = await self.queue.decide(comparison)
         without = [n for n, reward in enumerate(outcome.rewards) if reward is None]
         body = {
@@ -237,13 +237,13 @@ class Service:
             self._say("a request brought a principle, which the judge is not shown: --use-principle shows it")
         return shown
 
-    def _texts(self, response: dict[str, Any]) -> tuple[str, str]:
+    def _texts(self, response: JsonObject) -> tuple[str, str]:
         """(reasoning, what the judge sees)."""
         if self.config.show == "transcript":
             return genrm.reasoning_text(response), response_transcript(response)
         return genrm.response_texts(response)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> JsonObject:
         """The server's status, and the requests that wait."""
         return {
             "status": "ok",
@@ -275,7 +275,7 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
-def as_messages(given: list[dict[str, Any]] | str) -> list[Message]:
+def as_messages(given: list[JsonObject] | str) -> list[Message]:
     """Messages of role and text. Items without a role become messages too: tool calls of the assistant, results of a
     tool."""
     if isinstance(given, str):
@@ -300,11 +300,11 @@ def _read(model: type[M], given: Any) -> M:
         raise refused_fields(error) from error
 
 
-def _json(status: int, body: dict[str, Any]) -> Response:
+def _json(status: int, body: JsonObject) -> Response:
     return Response(json.dumps(body), status, media_type="application/json")
 
 
-def _echo(body: bytes, taken: bool, added: dict[str, Any]) -> Response:
+def _echo(body: bytes, taken: bool, added: JsonObject) -> Response:
     """The request as it was sent, with more keys; ``taken``: it may have some of them."""
     if taken:
         return _json(200, {**json.loads(body), **added})
@@ -312,7 +312,7 @@ def _echo(body: bytes, taken: bool, added: dict[str, Any]) -> Response:
     return Response(body.rstrip()[:-1] + b", " + more[1:], 200, media_type="application/json")
 
 
-def _described(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+def _described(model: type[pydantic.BaseModel]) -> JsonObject:
     """The body in /openapi.json, which does not come from a signature as the server reads bodies itself."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
@@ -351,7 +351,7 @@ def create_app(service: Service, start: Callable[[], Any], stop: Callable[[], An
         return await service.answer(request, service.verify)
 
     @app.get("/health")
-    async def health() -> dict[str, Any]:
+    async def health() -> JsonObject:
         return service.health()
 
     @app.get("/metrics")

@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gymdata import genrm
 from gymdata.genrm.aggregate import Adjustments
@@ -23,6 +22,7 @@ from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import Candidate, Comparison, Judged, PairwiseJudge, digest, sizes_of
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
+from gymdata.rollouts.messages import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Outcome:
     judged: list[Judged]
     metrics: dict[str, float]
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[JsonObject]:
         """Judged matches in the published shape."""
         verdicts = [(j.match, j.verdict) for j in self.judged if j.verdict is not None]
         return [
@@ -41,7 +41,7 @@ class Outcome:
             for match, v in verdicts
         ]
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[JsonObject]:
         """The other matches, with status and reason."""
         return [{**j.match._asdict(), "status": j.status, "reason": j.reason} for j in self.judged if j.verdict is None]
 

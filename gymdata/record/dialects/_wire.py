@@ -14,9 +14,8 @@ from typing import Any
 from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
 from gymdata.record.request import ErrorKind, RequestError
-from gymdata.rollouts.messages import Message, field_at, json_text, loads
+from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads
 
-Json = dict[str, Any]
 Body = Mapping[str, Any]
 #: Least and greatest values of the sampling parameters, by vLLM's names.
 _SAMPLING: Mapping[str, tuple[type[int] | type[float], float, float]] = {
@@ -56,8 +55,8 @@ class Fields:
         value: bool | None = self.take(name, bool, "true or false")
         return default if value is None else value
 
-    def section(self, name: str) -> Json:
-        value: Json | None = self.take(name, dict, "an object")
+    def section(self, name: str) -> JsonObject:
+        value: JsonObject | None = self.take(name, dict, "an object")
         return value or {}
 
     def listed(self, name: str) -> list[Any]:
@@ -68,7 +67,7 @@ class Fields:
         value: int | None = self._number(name, int, least, most)
         return value
 
-    def sampling(self, *names: str) -> Json:
+    def sampling(self, *names: str) -> JsonObject:
         """Those of these sampling parameters that have a value."""
         values = {name: self._number(name, *_SAMPLING[name]) for name in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -156,7 +155,7 @@ def _stored(row: Message) -> Message:
     return message
 
 
-def function_tool(name: Any, description: Any, parameters: Any, where: str) -> Json:
+def function_tool(name: Any, description: Any, parameters: Any, where: str) -> JsonObject:
     """A tool's definition as chat templates get it."""
     if not isinstance(name, str) or not name:
         raise RequestError("invalid", f"{where}.name: got {name!r}, expected text", where=f"{where}.name")
@@ -187,7 +186,7 @@ def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mappin
     return str(choice)
 
 
-def response_format(name: Any, schema: Any, where: str) -> Json | None:
+def response_format(name: Any, schema: Any, where: str) -> JsonObject | None:
     """The format of a response; None for text."""
     if name not in (None, *_FORMATS):
         raise RequestError(
@@ -233,22 +232,22 @@ class OpenAI:
 
     count_paths: tuple[str, ...] = ()
 
-    def counted(self, request: object, n_tokens: int) -> Json:  # noqa: ARG002 - the port's signature
+    def counted(self, request: object, n_tokens: int) -> JsonObject:  # noqa: ARG002 - the port's signature
         return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
     def error(
         self, status: int, kind: ErrorKind, message: str, retry_after: float | None = None, where: str | None = None
-    ) -> tuple[int, dict[str, str], Json]:
+    ) -> tuple[int, dict[str, str], JsonObject]:
         type_, code = _OPENAI[kind]
         error = {"message": message, "type": type_, "param": where, "code": code}
         return status, retry_header(retry_after), {"error": error}
 
-    def error_of(self, error: RequestError) -> Json:
+    def error_of(self, error: RequestError) -> JsonObject:
         """The body of an error, for a stream."""
         return self.error(error.status, error.kind, error.message, error.retry_after, error.where)[2]
 
 
-def logprob_items(token: Any) -> Json:
+def logprob_items(token: Any) -> JsonObject:
     """A token with its log-probability and alternatives, as chat completions and responses have them."""
     top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, _, value in token.top]
     return {

@@ -9,7 +9,6 @@ from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
     Fields,
-    Json,
     OpenAI,
     arguments_text,
     frame,
@@ -21,7 +20,7 @@ from gymdata.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
-from gymdata.rollouts.messages import field_at
+from gymdata.rollouts.messages import JsonObject, field_at
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -85,7 +84,7 @@ class ChatCompletions(OpenAI):
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> Json:
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         first = completions[0]
         return {
             "id": f"chatcmpl-{first.id}",
@@ -121,7 +120,7 @@ class _Chunks:
         #: The number of calls that each completion has so far.
         self._calls: dict[int, int] = {}
 
-    def chunk(self, source: CompletionDelta | AgentCompletion, choices: list[Json]) -> Json:
+    def chunk(self, source: CompletionDelta | AgentCompletion, choices: list[JsonObject]) -> JsonObject:
         return {
             "id": f"chatcmpl-{source.id}",
             "object": "chat.completion.chunk",
@@ -131,8 +130,8 @@ class _Chunks:
             **({"usage": None} if self._request.stream_usage else {}),
         }
 
-    def of(self, delta: CompletionDelta) -> list[Json]:
-        parts: list[Json] = []
+    def of(self, delta: CompletionDelta) -> list[JsonObject]:
+        parts: list[JsonObject] = []
         if delta.index not in self._calls:
             self._calls[delta.index] = 0
             parts.append({"role": "assistant", "content": ""})
@@ -143,7 +142,7 @@ class _Chunks:
         for call in delta.tool_calls:
             parts.append({"tool_calls": [{"index": self._calls[delta.index], **_call(call)}]})
             self._calls[delta.index] += 1
-        choices: list[Json] = [
+        choices: list[JsonObject] = [
             {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
         ]
         chunks = [self.chunk(delta, [choice]) for choice in choices]
@@ -155,7 +154,7 @@ class _Chunks:
         return chunks
 
 
-def usage(completions: Sequence[AgentCompletion]) -> Json:
+def usage(completions: Sequence[AgentCompletion]) -> JsonObject:
     """The tokens of a request: its prompt, and all its completions."""
     prompt, generated = completions[0].n_prompt_tokens, sum(c.n_generated_tokens for c in completions)
     return {
@@ -175,7 +174,7 @@ def _message(message: Any) -> Any:
     return message | {"content": one_text(message.get("content"))}
 
 
-def _tool(tool: Any, where: str) -> Json:
+def _tool(tool: Any, where: str) -> JsonObject:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
@@ -183,7 +182,7 @@ def _tool(tool: Any, where: str) -> Json:
     return function_tool(function.get("name"), function.get("description"), function.get("parameters"), where)
 
 
-def _call(call: Body) -> Json:
+def _call(call: Body) -> JsonObject:
     return {
         "id": call["id"],
         "type": "function",
@@ -191,7 +190,7 @@ def _call(call: Body) -> Json:
     }
 
 
-def _choice_of(request: AgentRequest, completion: AgentCompletion) -> Json:
+def _choice_of(request: AgentRequest, completion: AgentCompletion) -> JsonObject:
     calls = [_call(call) for call in completion.tool_calls]
     message = {"role": "assistant", "content": completion.content or (None if calls else ""), "refusal": None}
     if completion.reasoning:

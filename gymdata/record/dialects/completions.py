@@ -7,9 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from gymdata.record.dialects import dialect
-from gymdata.record.dialects._wire import Body, Fields, Json, OpenAI, frame
+from gymdata.record.dialects._wire import Body, Fields, OpenAI, frame
 from gymdata.record.dialects.chat import SAMPLING, usage
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
+from gymdata.rollouts.messages import JsonObject
 
 _REFUSED = ("suffix", "echo", "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "ignore_eos")
 
@@ -47,7 +48,7 @@ class Completions(OpenAI):
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> Json:
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         choices = [_choice(request, completion, completion.text) for completion in completions]
         return _body(request, completions[0], choices) | {"usage": usage(completions)}
 
@@ -82,7 +83,7 @@ def _prompt(prompt: Any) -> str | list[int]:
     raise RequestError("invalid", f"prompt: got {prompt!r:.80}, expected text or token ids", where="prompt")
 
 
-def _body(request: AgentRequest, source: CompletionDelta | AgentCompletion, choices: list[Json]) -> Json:
+def _body(request: AgentRequest, source: CompletionDelta | AgentCompletion, choices: list[JsonObject]) -> JsonObject:
     return {
         "id": f"cmpl-{source.id}",
         "object": "text_completion",
@@ -92,7 +93,7 @@ def _body(request: AgentRequest, source: CompletionDelta | AgentCompletion, choi
     }
 
 
-def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> Json:
+def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> JsonObject:
     logprobs = None
     if request.logprobs is not None and completion.logprobs is not None:
         tokens = [token.token for token in completion.logprobs]

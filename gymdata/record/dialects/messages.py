@@ -10,7 +10,6 @@ from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
     Fields,
-    Json,
     arguments_text,
     frame,
     function_tool,
@@ -22,7 +21,7 @@ from gymdata.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
-from gymdata.rollouts.messages import loads, object_of
+from gymdata.rollouts.messages import JsonObject, loads, object_of
 
 #: ``context_management``: the answer says that no edit was applied.
 _WITHOUT_EFFECT = (
@@ -97,9 +96,9 @@ class Messages:
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> Json:
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         completion = completions[0]
-        content: list[Json] = []
+        content: list[JsonObject] = []
         if completion.reasoning:
             content.append({"type": "thinking", "thinking": completion.reasoning, "signature": completion.id})
         if completion.content:
@@ -130,7 +129,7 @@ class Messages:
         except RequestError as error:
             yield frame(self.error(error.status, error.kind, error.message)[2], "error")
 
-    def counted(self, request: AgentRequest, n_tokens: int) -> Json:
+    def counted(self, request: AgentRequest, n_tokens: int) -> JsonObject:
         original = {"context_management": {"original_input_tokens": n_tokens}}
         return {"input_tokens": n_tokens, **(original if request.body.get("context_management") else {})}
 
@@ -141,7 +140,7 @@ class Messages:
         message: str,
         retry_after: float | None = None,
         where: str | None = None,  # noqa: ARG002 - the port's signature: the message names the place
-    ) -> tuple[int, dict[str, str], Json]:
+    ) -> tuple[int, dict[str, str], JsonObject]:
         type_ = "overloaded_error" if status in (503, 529) else _ERRORS[kind]
         body = {"type": "error", "error": {"type": type_, "message": message}}
         return status, retry_header(retry_after), body
@@ -170,11 +169,11 @@ class _Blocks:
         if delta.end is not None:
             yield from self._close(delta.id)
 
-    def _start(self, block: Json) -> Iterator[bytes]:
+    def _start(self, block: JsonObject) -> Iterator[bytes]:
         self._index, self._open = self._index + 1, block["type"]
         yield _frame("content_block_start", index=self._index, content_block=block)
 
-    def _delta(self, delta: Json) -> bytes:
+    def _delta(self, delta: JsonObject) -> bytes:
         return _frame("content_block_delta", index=self._index, delta=delta)
 
     def _close(self, signature: str) -> Iterator[bytes]:
@@ -189,10 +188,10 @@ def _frame(event: str, **fields: Any) -> bytes:
     return frame({"type": event, **fields}, event)
 
 
-def _chat(messages: Sequence[Json], system: Any) -> list[Json]:
+def _chat(messages: Sequence[JsonObject], system: Any) -> list[JsonObject]:
     if isinstance(system, list):
         system = [block for block in system if not str(block.get("text")).startswith(_BILLING)]
-    turns: list[Json] = []
+    turns: list[JsonObject] = []
     for message in messages:
         role, content = message["role"], message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -206,7 +205,7 @@ def _chat(messages: Sequence[Json], system: Any) -> list[Json]:
     return of_anthropic([turn if turn["role"] == "assistant" else _lines(turn) for turn in turns], system)
 
 
-def _lines(message: Json) -> Json:
+def _lines(message: JsonObject) -> JsonObject:
     """The message with its texts as one, a line each."""
     blocks = [
         block | {"content": one_text(block["content"])}
@@ -217,7 +216,7 @@ def _lines(message: Json) -> Json:
     return message | {"content": one_text(blocks)}
 
 
-def _tools(given: Sequence[Any]) -> list[Json]:
+def _tools(given: Sequence[Any]) -> list[JsonObject]:
     """The client's tools. Those of Anthropic's servers are left out beside others, for a model is free not to call them."""
     tools = []
     hosted = None
@@ -251,7 +250,7 @@ def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
     return _CHOICES[kind]
 
 
-def _message(request: AgentRequest, id_: str) -> Json:
+def _message(request: AgentRequest, id_: str) -> JsonObject:
     return {
         "id": f"msg_{id_}",
         "type": "message",
@@ -263,7 +262,7 @@ def _message(request: AgentRequest, id_: str) -> Json:
     }
 
 
-def _end(completion: AgentCompletion) -> Json:
+def _end(completion: AgentCompletion) -> JsonObject:
     reason = "end_turn"
     if completion.finish_reason == "length":
         reason = "max_tokens"
@@ -277,7 +276,7 @@ def _end(completion: AgentCompletion) -> Json:
     }
 
 
-def _usage(n_prompt_tokens: int, completion: AgentCompletion | None = None) -> Json:
+def _usage(n_prompt_tokens: int, completion: AgentCompletion | None = None) -> JsonObject:
     cached = completion.n_cached_tokens if completion else 0
     return {
         "input_tokens": n_prompt_tokens - cached,
@@ -287,9 +286,9 @@ def _usage(n_prompt_tokens: int, completion: AgentCompletion | None = None) -> J
     }
 
 
-def _call(call: Body) -> Json:
+def _call(call: Body) -> JsonObject:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
 
 
-def _edits(request: AgentRequest) -> Json:
+def _edits(request: AgentRequest) -> JsonObject:
     return {"context_management": {"applied_edits": []}} if request.body.get("context_management") else {}

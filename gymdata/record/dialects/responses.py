@@ -11,7 +11,6 @@ from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
     Fields,
-    Json,
     OpenAI,
     arguments_text,
     frame,
@@ -23,7 +22,7 @@ from gymdata.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
-from gymdata.rollouts.messages import object_of
+from gymdata.rollouts.messages import JsonObject, object_of
 
 _WITHOUT_EFFECT = (
     *("user", "service_tier", "safety_identifier", "client_metadata", "max_tool_calls", "stream_options"),
@@ -93,7 +92,7 @@ class Responses(OpenAI):
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> Json:
+    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         end = completions[0]
         parts = (end.content, end.reasoning or "", end.tool_calls)
         delta = CompletionDelta(end.id, end.created, end.n_prompt_tokens, 0, *parts, end)
@@ -104,7 +103,7 @@ class Responses(OpenAI):
     async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
         items, numbers, first = _Items(request), itertools.count(), None
 
-        def framed(event: Json) -> bytes:
+        def framed(event: JsonObject) -> bytes:
             return frame({**event, "sequence_number": next(numbers)}, event["type"])
 
         try:
@@ -141,12 +140,12 @@ class _Items:
             if space["type"] == "namespace"
             for tool in space["tools"]
         }
-        self._output: list[Json] = []
+        self._output: list[JsonObject] = []
         #: The open item of text, which is the last of the output.
-        self._open: Json | None = None
+        self._open: JsonObject | None = None
         self._text = ""
 
-    def of(self, delta: CompletionDelta) -> Iterator[Json]:
+    def of(self, delta: CompletionDelta) -> Iterator[JsonObject]:
         """The events of ``delta``, without their numbers."""
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.content)):
             if text:
@@ -161,7 +160,7 @@ class _Items:
                 yield from self._start("message", delta.id)
             yield from self._close("incomplete" if end.finish_reason == "length" else "completed", end)
 
-    def response(self, source: CompletionDelta) -> Json:
+    def response(self, source: CompletionDelta) -> JsonObject:
         """The response as it is now; with its end it is complete."""
         end = source.end
         cut = end is not None and end.finish_reason == "length"
@@ -187,11 +186,11 @@ class _Items:
             **self._request.body,
         }
 
-    def _start(self, kind: str, response_id: str) -> Iterator[Json]:
+    def _start(self, kind: str, response_id: str) -> Iterator[JsonObject]:
         if self._open is not None and self._open["type"] == kind:
             return
         yield from self._close("completed")
-        more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        more: JsonObject = {"role": "assistant"} if kind == "message" else {"summary": []}
         self._open = {
             "id": self._item_id(kind, response_id),
             "type": kind,
@@ -203,7 +202,7 @@ class _Items:
         yield self._item_event("added", self._open)
         yield self._part_event("added", "")
 
-    def _close(self, status: str, end: AgentCompletion | None = None) -> Iterator[Json]:
+    def _close(self, status: str, end: AgentCompletion | None = None) -> Iterator[JsonObject]:
         if (item := self._open) is None:
             return
         yield self._event("done", text=self._text)
@@ -215,7 +214,7 @@ class _Items:
         yield self._item_event("done", item)
         self._open, self._text = None, ""
 
-    def _call(self, call: Body, response_id: str) -> Iterator[Json]:
+    def _call(self, call: Body, response_id: str) -> Iterator[JsonObject]:
         name, arguments = call["function"]["name"], arguments_text(call)
         space = {"namespace": self._namespaces[name]} if name in self._namespaces else {}
         id_ = self._item_id("function_call", response_id)
@@ -232,41 +231,41 @@ class _Items:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         return f"{prefix}_{response_id}_{len(self._output)}"
 
-    def _event(self, event: str, **fields: str) -> Json:
+    def _event(self, event: str, **fields: str) -> JsonObject:
         """An event of the open item's text."""
         assert self._open is not None
         kind = _PARTS[self._open["type"]]
-        more: Json = {"logprobs": []} if kind == "output_text" else {}
+        more: JsonObject = {"logprobs": []} if kind == "output_text" else {}
         place = {"item_id": self._open["id"], "output_index": len(self._output) - 1, "content_index": 0}
         return {"type": f"response.{kind}.{event}", **place, **fields, **more}
 
-    def _part_event(self, event: str, text: str) -> Json:
+    def _part_event(self, event: str, text: str) -> JsonObject:
         place = self._event(event)
         kind = _PARTS["message" if "logprobs" in place else "reasoning"]
-        more: Json = {"annotations": [], "logprobs": place.pop("logprobs")} if "logprobs" in place else {}
+        more: JsonObject = {"annotations": [], "logprobs": place.pop("logprobs")} if "logprobs" in place else {}
         part = {"type": kind, "text": text, **more}
         return place | {"type": f"response.content_part.{event}", "part": part}
 
-    def _item_event(self, event: str, item: Json) -> Json:
+    def _item_event(self, event: str, item: JsonObject) -> JsonObject:
         return {"type": f"response.output_item.{event}", "output_index": len(self._output) - 1, "item": dict(item)}
 
 
-def _chat(items: Any, instructions: str | None) -> list[Json]:
+def _chat(items: Any, instructions: str | None) -> list[JsonObject]:
     listed = [{"role": "user", "content": items}] if isinstance(items, str) else [_lines(item) for item in items or ()]
     return [*([{"role": "system", "content": instructions}] if instructions else ()), *of_responses(listed)]
 
 
-def _lines(item: Json) -> Json:
+def _lines(item: JsonObject) -> JsonObject:
     """The item with its texts as one, unless the model wrote it."""
     name = "output" if item.get("type", "").endswith("_output") else "content"
     own = item.get("role") == "assistant" or item.get("type") == "reasoning"
     return item if own or name not in item else item | {name: one_text(item[name])}
 
 
-def _tools(given: Sequence[Any]) -> list[Json]:
+def _tools(given: Sequence[Any]) -> list[JsonObject]:
     """The client's functions, those of namespaces as well. Tools of OpenAI's servers are left out beside others, for a model
     is free not to call them."""
-    tools: list[Json] = []
+    tools: list[JsonObject] = []
     hosted = None
     for n, tool in enumerate(given):
         where = f"tools[{n}]"
@@ -286,7 +285,7 @@ def _tools(given: Sequence[Any]) -> list[Json]:
     return tools
 
 
-def _function(tool: Any, where: str) -> Json:
+def _function(tool: Any, where: str) -> JsonObject:
     if (kind := object_of(tool).get("type")) != "function":
         raise RequestError("unsupported", f"{where}.type: {kind!r} is not supported", where=f"{where}.type")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), where)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -106,9 +107,7 @@ class Codex(Session):
             raise BadItem(
                 "S102", "got a session that was compacted or rolled back, whose messages are not those of its answers"
             )
-        meta: dict[str, Any] = next(
-            (record["payload"] for record in records if record.get("type") == "session_meta"), {}
-        )
+        meta: JsonObject = next((record["payload"] for record in records if record.get("type") == "session_meta"), {})
         base = meta.get("base_instructions") or meta.get("instructions")
         base = base.get("text") if isinstance(base, dict) else base
         items = [record["payload"] for record in records if record.get("type") == "response_item"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -77,7 +78,7 @@ class _Batch(_Logs):
                 why = "several requests have it" if len(requests) > 1 else "no response in these files"
                 yield source, line, BadItem("S103", f"custom_id {value['custom_id']!r}: {why}"), text
 
-    def response(self, item: Mapping[str, Any]) -> Any:
+    def response(self, item: JsonObject) -> Any:
         """The response in a result. Raises BadItem for a request that failed."""
         raise NotImplementedError
 
@@ -107,7 +108,7 @@ class OpenAIBatch(_Batch):
         of_exchange = isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
         return isinstance(row.get("custom_id"), str) and of_exchange
 
-    def response(self, item: Mapping[str, Any]) -> Any:
+    def response(self, item: JsonObject) -> Any:
         from gymdata.interop.importing import BadItem
 
         if item.get("error"):
@@ -133,7 +134,7 @@ class AnthropicBatch(_Batch):
         )
         return isinstance(row.get("custom_id"), str) and of_exchange
 
-    def response(self, item: Mapping[str, Any]) -> Any:
+    def response(self, item: JsonObject) -> Any:
         from gymdata.interop.importing import BadItem
 
         if item["result"].get("type") != "succeeded":
@@ -142,13 +143,13 @@ class AnthropicBatch(_Batch):
         return item["result"]["message"]
 
 
-def _asked(row: Mapping[str, Any]) -> Any:
+def _asked(row: JsonObject) -> Any:
     parameters = row.get("model_parameters")
     own = parameters if isinstance(parameters, dict) else {}
     return row.get("request") or {**own, "messages": row.get("messages")}
 
 
-def _answered(row: Mapping[str, Any]) -> Any:
+def _answered(row: JsonObject) -> Any:
     return row.get("response", row)
 
 
@@ -161,9 +162,9 @@ def _is_response(value: Any) -> bool:
 
 
 def _row(
-    item: Mapping[str, Any],
-    asked: Mapping[str, Any],
-    response: Mapping[str, Any],
+    item: JsonObject,
+    asked: JsonObject,
+    response: JsonObject,
     importing: Importing,
     texts: Iterable[str],
     about: Iterable[str],

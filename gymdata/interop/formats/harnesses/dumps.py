@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -59,7 +60,7 @@ class SkyRLDump(Format):
         return _row(item, ("input_prompt", "output_response"), importing, about=about)
 
 
-def _row(item: dict[str, Any], names: tuple[str, str], importing: Importing, **more: Any) -> TableRow:
+def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more: Any) -> TableRow:
     """The row of a prompt and an output (``names``), both text, with a ``score``."""
     from gymdata.errors import json_kind
     from gymdata.interop.decoded import split

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -72,7 +73,7 @@ class InspectAI(Format):
         )
 
 
-def _message(message: dict[str, Any], attachments: dict[str, str]) -> dict[str, Any]:
+def _message(message: JsonObject, attachments: dict[str, str]) -> dict[str, Any]:
     """A message with its reasoning beside its text; an answer of the sample's input is not trained."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.interop.formats import Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -27,7 +28,7 @@ class Compared(Format):
         row = first_row(value)
         return any(keys <= row.keys() for keys in self.keys)
 
-    def compared(self, item: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any], float, float]:
+    def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
         """(prompt, the two answers, preference, margin) of a row, prompt and answers as texts or messages. The preference is
         above 0 where the second answer is the better one, below 0 where it is the first."""
         raise NotImplementedError
@@ -44,7 +45,7 @@ class Compared(Format):
         return pair_row(item, conversation(prompt, "prompt"), (chosen, rejected), importing, margin)
 
 
-def finite(item: Mapping[str, Any], name: str) -> float:
+def finite(item: JsonObject, name: str) -> float:
     """The number of a column. Raises BadItem for anything else."""
     from gymdata.interop.importing import BadItem
     from gymdata.interop.text_rows import number_of

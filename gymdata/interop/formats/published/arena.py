@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
@@ -51,7 +51,7 @@ class Arena(Format):
         return pair_row(item, prompt, (answers[0], answers[1]), importing, math.nan)
 
 
-def _conversation(item: Mapping[str, Any], side: str) -> Any:
+def _conversation(item: JsonObject, side: str) -> Any:
     """The messages of a side."""
     from gymdata.interop.importing import BadItem
 

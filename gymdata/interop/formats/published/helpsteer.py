@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared, finite
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("helpsteer-preference")
@@ -22,7 +22,7 @@ class HelpSteerPreference(Compared):
         {"context", "response1", "response2", "overall_preference"},
     )
 
-    def compared(self, item: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any], float, float]:
+    def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
         if "overall_preference" in item:
             preference = finite(item, "overall_preference")
             return item["context"], (item["response1"], item["response2"]), preference, abs(preference)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("safe-rlhf")
@@ -19,7 +19,7 @@ class SafeRlhf(Compared):
     marks = (b'"better_response_id"',)
     keys = ({"prompt", "response_0", "response_1", "better_response_id"},)
 
-    def compared(self, item: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any], float, float]:
+    def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
         from gymdata.interop.importing import BadItem
 
         better = item["better_response_id"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared, finite
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("shp")
@@ -18,7 +18,7 @@ class Shp(Compared):
     marks = (b'"human_ref_A"',)
     keys = ({"history", "human_ref_A", "human_ref_B", "labels"},)
 
-    def compared(self, item: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any], float, float]:
+    def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
         from gymdata.interop.importing import BadItem
 
         label = item["labels"]
