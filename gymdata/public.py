@@ -20,6 +20,8 @@ from gymdata.remote.places import is_url
 Paths = str | Path | Iterable[str | Path]
 #: A name and a value of a summary, as people read them.
 Row = tuple[str, object]
+#: A report, the result of a stage, or a part of one, as JSON has it: numbers, and what they are of, by name.
+Figures = dict[str, Any]
 _PATH = "the path of a run folder, a file or a glob"
 
 
@@ -122,7 +124,7 @@ class Report(Protocol):
         """The exit code of the command: 0, or 1 where it is not ``ok``; 130 after an interruption."""
         return EXIT_OK if self.ok else EXIT_FAULTS
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The object that ``--json`` prints."""
         return dataclasses.asdict(cast("Any", self))
 

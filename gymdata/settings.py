@@ -25,6 +25,8 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError, json_kind, option, with_options
 from gymdata.urls import expanded, refuse_userinfo
 
+#: Values of settings by name: of a command, an engine, sampling, a trainer, or a section of a file.
+Settings = dict[str, Any]
 #: Setting → what it requires (or excludes), as text for ``with_options``, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
@@ -75,7 +77,7 @@ class Config(pydantic.BaseModel):
     def load(
         cls,
         file: Path | None = None,
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Settings | None = None,
         sets: Sequence[str] = (),
         flags: Mapping[str, str] | None = None,
     ) -> Self:
@@ -84,7 +86,7 @@ class Config(pydantic.BaseModel):
         ``a.b=1`` in ``sets`` reaches into mappings. ``flags``: what errors call the settings that ``overrides`` gives.
         Raises UsageError for unknown keys, bad values or an unreadable file.
         """
-        values: dict[str, Any] = read_yaml(file) if file is not None else {}
+        values: Settings = read_yaml(file) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
         given: dict[str, str] = {}
         for text in sets:
@@ -137,7 +139,7 @@ class Config(pydantic.BaseModel):
         found._refuse_idle()
         return found
 
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> Settings:
         """The default of every setting that has one, for those in sections too, as ``model_dump`` has the values."""
         return dict(_defaults_of(self))
 
@@ -258,7 +260,7 @@ def _defaults_of(settings: Any) -> Any:
         return {key: _defaults_of(value) for key, value in settings.items()}
     if not isinstance(settings, pydantic.BaseModel):
         return None
-    defaults: dict[str, Any] = {}
+    defaults: Settings = {}
     for name, field in type(settings).model_fields.items():
         default = field.get_default(call_default_factory=True)
         is_section = field.is_required() or isinstance(default, (pydantic.BaseModel, Mapping))
@@ -301,7 +303,7 @@ def _kinds(annotation: Any) -> set[Any]:
 _MAX_DEPTH = 64
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> Settings:
     """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
     import yaml
 
@@ -342,7 +344,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def section_of(values: dict[str, Any], words: Sequence[str], called: str) -> tuple[dict[str, Any], str]:
+def section_of(values: Settings, words: Sequence[str], called: str) -> tuple[Settings, str]:
     """The mapping that has the last of the ``words`` of a dotted key; those on the way are made where they are missing,
     and copied where they are not. Raises UsageError, with the name ``called``, for a key below a single value."""
     *parents, last = words

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
@@ -45,10 +44,10 @@ class AuditReport(Report):
     model: Facts
     rounding: Rounding
     first: list[str] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
-    positions: list[dict[str, Any]] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    worst: list[dict[str, Any]] = field(default_factory=list)
+    summary: Figures = field(default_factory=dict)
+    positions: list[Figures] = field(default_factory=list)
+    turns: list[Figures] = field(default_factory=list)
+    worst: list[Figures] = field(default_factory=list)
     explanation: Explanation | None = None
     notes: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class AuditReport(Report):
         """The saved log-probabilities are the model's."""
         return not self.violations
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {
             "ok": self.ok,
             "path": None if self.path is None else str(self.path),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, Dtype, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, without_userinfo
+from gymdata.settings import Config, Dtype, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, without_userinfo
 from gymdata.urls import ENGINE_KEYS
 
 
@@ -47,7 +47,7 @@ class AuditConfig(Config):
     dtype: Dtype = pydantic.Field("auto", description="dtype of the forward pass.")
     batch_tokens: int = pydantic.Field(16_384, ge=1, description="Tokens per forward pass, padding included.")
 
-    engine: dict[str, Any] = pydantic.Field(
+    engine: Settings = pydantic.Field(
         default_factory=dict, description="Engine arguments of vLLM for --replicas, as they are."
     )
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)

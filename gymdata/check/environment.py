@@ -29,7 +29,7 @@ from gymdata.environments.step import Step
 from gymdata.environments.tool_error import MAX_OUTPUT_BYTES
 from gymdata.errors import OutsideError, UsageError, brief, option, raised
 from gymdata.models._transformers import schema_of
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.user_code import from_here, load_symbol, place_of, raised_at
 
@@ -88,7 +88,7 @@ class EnvironmentCheck(Report):
     def ok(self) -> bool:
         return not any(finding.severity == "error" for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {"ok": self.ok, **asdict(self)}
 
     def rows(self) -> list[Row]:

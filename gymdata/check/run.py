@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.errors import redacted
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.store.paths import Facts
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ModelReport(Report):
             return "template"
         return self.cure.name if self.cure is not None and self.cure.check.generation_mask else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         cure = self.cure
         return {
             "model": self.model,
@@ -99,7 +99,7 @@ class EndpointReport(Report):
     def ok(self) -> bool:
         return all(f.ok or not f.needed for f in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         findings = [asdict(f) for f in self.findings]
         return {"endpoint": self.endpoint, "ok": self.ok, "findings": findings, **self.facts}
 

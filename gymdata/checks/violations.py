@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from gymdata.errors import UsageError, option, printable
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.registry import Registry
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Violation(NamedTuple):
     #: explains.
     evidence: dict[str, Any] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Figures:
         """The row of the violations table, with the file that ``row`` counts in; and of a break the evidence."""
         row = {
             "rollout_id": self.rollout_id,
@@ -319,7 +319,7 @@ class ValidationReport(Report):
         found = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
         return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *found]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The object that ``--json`` prints. Complete, never capped."""
         return {
             "rollouts": self.rollouts,

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.rewards.scheduler import PartTally
+from gymdata.settings import Settings
 from gymdata.stats import known_rewards, mean_ci
 from gymdata.store.paths import Identity
 
@@ -57,7 +58,7 @@ class CollectSummary(Report):
     turns: int
     tokens_generated: int
     tokens_context: int
-    reward: dict[str, Any]
+    reward: Figures
     breaks: int
     parts: dict[str, PartTally]
     reward_faults: int
@@ -156,7 +157,7 @@ class EnvironmentTrial:
     spec: str
     task_id: str
     tools: list[str]
-    user: dict[str, Any] | None
+    user: Figures | None
     rewards_steps: bool
     seconds: float
 
@@ -186,7 +187,7 @@ class CollectPlan(Report):
     folders_removed: list[str]
     identity: Identity
     notes: list[str]
-    config: dict[str, Any]
+    config: Settings
     environments: list[EnvironmentTrial] = field(default_factory=list)
 
     def rows(self) -> list[Row]:
@@ -222,7 +223,7 @@ class CollectPlan(Report):
         return [*tried, *(("environment", spec) for spec in left)] or [("environment", None)]
 
 
-def facts_of(rows: pa.Table) -> dict[str, Any]:
+def facts_of(rows: pa.Table) -> Figures:
     """The fields of a CollectSummary that follow from the rows. ``rows``: a table of ``COLUMNS``."""
     n = rows.num_rows
     truncated = _sum(pc.equal(rows["status"], "truncated"))
@@ -252,7 +253,7 @@ def facts_of(rows: pa.Table) -> dict[str, Any]:
     }
 
 
-def _parts_of(rows: pa.Table) -> dict[str, Any]:
+def _parts_of(rows: pa.Table) -> Figures:
     """``parts`` and ``reward_faults`` of a run. Faults are stored in ``extra``, so that they survive a resume."""
     parts: dict[str, PartTally] = {}
     lists = rows["rewards"].combine_chunks()

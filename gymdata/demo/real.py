@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gymdata.demo.model import MODEL
 from gymdata.demo.steps import Run, Steps, rise, shown_rise
-from gymdata.public import Report, Row, rate_text
+from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.store import read_run_json, scan_lazy
 
 #: Rollouts per training task.
@@ -28,11 +27,11 @@ class RealDemoReport(Report):
 
     output: Path
     model: str
-    policies: dict[str, dict[str, Any]]
+    policies: dict[str, Figures]
     tokens_sampled: int
     breaks: int
     seeds: list[int]
-    steps: list[dict[str, Any]]
+    steps: list[Figures]
     seconds: float
 
     @classmethod
@@ -52,7 +51,7 @@ class RealDemoReport(Report):
         timed = [{"command": command, "seconds": s} for command, s in steps]
         return cls(folder, MODEL, policies, sampled, breaks, [seed], timed, seconds)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {name: value for name, value in asdict(self).items() if name != "output"}
 
     def rows(self) -> list[Row]:

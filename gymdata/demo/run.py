@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pydantic
 
@@ -33,7 +33,7 @@ from gymdata.demo.steps import (
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError, require
 from gymdata.genrm.bias import against_rewards
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in
-from gymdata.public import Report, Row, rate_text
+from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.report.run import report as write_page
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config, OnlyWith
@@ -83,17 +83,17 @@ class DemoReport(Report):
     paired ``difference``, and ``judged``: the same where pairs come from the judge (None without one)."""
 
     output: Path
-    before: dict[str, Any]
-    after: dict[str, Any]
-    difference: dict[str, Any]
+    before: Figures
+    after: Figures
+    difference: Figures
     tokens_sampled: int
     tokens_trained: int
     pairs: int
     breaks: int
-    judged: dict[str, Any] | None
+    judged: Figures | None
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         whole = asdict(self)
         return {k: v for k, v in whole.items() if k != "output" and (k != "judged" or v is not None)}
 
@@ -112,7 +112,7 @@ class DemoReport(Report):
         ]
 
 
-def _shown_judged(judged: Mapping[str, Any]) -> list[Row]:
+def _shown_judged(judged: Figures) -> list[Row]:
     """One round whose pairs come from the judge."""
     accuracy, bias = judged["accuracy"], judged["bias"]
     counts = judged["comparisons"]
@@ -248,7 +248,7 @@ def planned(
     return DemoPlan([shlex.join(step) for step in steps], [str(path) for path in reads], install)
 
 
-def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> dict[str, Any]:
+def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> Figures:
     """The demo's figures, recomputed from sealed runs: held-out rates with Wilson intervals, and their paired difference."""
     import polars as pl
 
@@ -265,7 +265,7 @@ def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> 
     }
 
 
-def summarise_judged(before: Path, after: Path, run: Path) -> dict[str, Any]:
+def summarise_judged(before: Path, after: Path, run: Path) -> Figures:
     """The same for pairs from comparisons, with the judge's accuracy against the rewards, by the better one's
     position, and its bias report."""
     judged, job = run / f"judge-{JUDGE}", run.parent / "judged-policy"

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError, StoreError
-from gymdata.public import Row, rate_text
+from gymdata.public import Figures, Row, rate_text
 from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import scan_lazy
 
@@ -79,7 +78,7 @@ def running(say: Callable[[str], None], seconds: list[tuple[str, float]] | None 
     return run
 
 
-def rise(before: Path, after: Path) -> dict[str, Any]:
+def rise(before: Path, after: Path) -> Figures:
     """The rates of two held-out runs with their Wilson intervals, and the paired difference with its interval."""
     first, last = _correct_by_task(before), _correct_by_task(after)
     tasks = sorted(first.keys() & last.keys())
@@ -87,14 +86,14 @@ def rise(before: Path, after: Path) -> dict[str, Any]:
     return {"before": _rate(first), "after": _rate(last), "difference": {"rate": mean, "ci95": [low, high]}}
 
 
-def shown_rise(after: Mapping[str, Any], difference: Mapping[str, Any], which: str) -> list[Row]:
+def shown_rise(after: Figures, difference: Figures, which: str) -> list[Row]:
     return [
         (f"{which}held-out after", f"{rate_text(after)}, {after['successes']} of {after['n']}"),
         (f"{which}improvement", rate_text(difference).replace(" %", " points", 1)),
     ]
 
 
-def require_rise(figures: Mapping[str, Any], how: str, folder: Path, least: float, least_low: float) -> None:
+def require_rise(figures: Figures, how: str, folder: Path, least: float, least_low: float) -> None:
     """Raises RefusedError unless the rate rose by ``least``, and its interval is above ``least_low``."""
     difference, (low, _) = figures["difference"]["rate"], figures["difference"]["ci95"]
     if difference < least or low <= least_low:
@@ -113,7 +112,7 @@ def _correct_by_task(run: Path) -> dict[str, float]:
     return dict(scan_lazy(run).select("task_id", correct).collect().iter_rows())
 
 
-def _rate(correct: Mapping[str, float]) -> dict[str, Any]:
+def _rate(correct: Mapping[str, float]) -> Figures:
     n, right = len(correct), int(sum(correct.values()))
     low, high = wilson(right, n)
     return {"n": n, "successes": right, "rate": right / n, "ci95": [low, high]}

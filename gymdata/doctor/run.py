@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gymdata
 from gymdata.doctor import packages
 from gymdata.errors import GymdataError
 from gymdata.installed import install_command
 from gymdata.pairs.run import pairs
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote import client
 from gymdata.remote.client import TakenError
 from gymdata.remote.places import Place, default_spool, is_url, place_of
@@ -58,7 +58,7 @@ class DoctorReport(Report):
     def ok(self) -> bool:
         return all(check.state != "fault" for check in self.checks)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         made = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in self.checks]
         return {"ok": self.ok, "checks": made}
 

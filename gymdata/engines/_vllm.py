@@ -36,7 +36,7 @@ from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprin
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, policy_facts
-from gymdata.settings import source_fields
+from gymdata.settings import Settings, source_fields
 from gymdata.store.paths import Facts
 
 OnTokens = Callable[[int, Sequence[int]], None]
@@ -96,7 +96,7 @@ class VllmSampler:
         self,
         model: str,
         *,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Settings | None = None,
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
         log_probs: bool = True,
@@ -450,7 +450,7 @@ def _generation(prompt: list[int], output: Any, sampling: Sampling, log_probs: b
     )
 
 
-def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:
+def refuse_unknown_arguments(given: Settings) -> None:
     """Raises UsageError for engine arguments that vLLM has not, or that are given in another way."""
     for key, instead in _FIXED.items():
         if key in given:
@@ -462,7 +462,7 @@ def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:
         raise UsageError.several(UsageError.unknown_key(key, known, "--set engine") for key in unknown)
 
 
-def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
+def arguments_for(model: str, given: Settings) -> tuple[Settings, Path | None]:
     """(what vLLM needs to sample ``model`` for collecting on this machine, besides ``given``; adapter folder or None). On a
     CPU an adapter is merged with its base, once, in a cache.
 
@@ -477,7 +477,7 @@ def arguments_for(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
         from gymdata.models._saving import merged_in_cache
 
         base, adapter = str(merged_in_cache(model)), None  # vLLM samples a tenth of the tokens with an adapter there
-    wanted: dict[str, Any] = {
+    wanted: Settings = {
         "model": base,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 20,
@@ -516,7 +516,7 @@ def _tracker_stays_quiet() -> Iterator[None]:
         sys.warnoptions.remove(option)
 
 
-def _cpu_args(base: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _cpu_args(base: str, given: Settings) -> Settings:
     """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 

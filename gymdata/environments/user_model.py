@@ -10,12 +10,12 @@ the environment's fault; what is no answer, or an empty one, is such a fault and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from gymdata.environments.port import StepResult, Talk
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.messages import JsonObject, Message, Task, TaskRow
+from gymdata.settings import Settings
 from gymdata.store.paths import Identity
 from gymdata.urls import USER_KEYS, address
 
@@ -50,7 +50,7 @@ class ModelUser:
         prompt: Callable[[TaskRow], str],
         prompt_text: str,
         stop: str,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Settings | None = None,
         seed: int | None = None,
         timeout_s: float = 300.0,
         max_retries: int = 5,

@@ -21,10 +21,11 @@ from gymdata.collect.tasks import IN_MEMORY, Tasks
 from gymdata.errors import DataError, UsageError, option
 from gymdata.eval.settings import EvalConfig
 from gymdata.progress import Progress
-from gymdata.public import Report, Row, path_of, rate_text
+from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.report.compare import Paired
 from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, task_fields
 from gymdata.rewards import Rewards as RewardFunctions
+from gymdata.rollouts.messages import TaskRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import replacing
@@ -49,11 +50,11 @@ class EvalReport(Report):
     rollouts: int
     missing: int
     threshold: float
-    pass_at_k: list[dict[str, Any]]
-    reward: dict[str, Any]
+    pass_at_k: list[Figures]
+    reward: Figures
     truncated: int
-    by_field: dict[str, list[dict[str, Any]]]
-    against: dict[str, Any] | None
+    by_field: dict[str, list[Figures]]
+    against: Figures | None
     interrupted: bool = False
     files: list[Path] = field(default_factory=list)
     collected_code: int = 0
@@ -63,7 +64,7 @@ class EvalReport(Report):
         """That of collecting: 130 interrupted; 1 while rollouts are missing or could not be scored; else 0."""
         return self.collected_code
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         found = asdict(self)
         return {key: found[key] for key in found if key != "collected_code"} | {"files": [str(f) for f in self.files]}
 
@@ -200,15 +201,15 @@ def _write(report: EvalReport, run: Path, summary: CollectSummary) -> EvalReport
 
 
 def _by_field(
-    rewards: Rewards, tasks: Mapping[str, Mapping[str, Any]], names: Sequence[str], threshold: float
-) -> dict[str, list[dict[str, Any]]]:
+    rewards: Rewards, tasks: Mapping[str, TaskRow], names: Sequence[str], threshold: float
+) -> dict[str, list[Figures]]:
     """Field → value → pass@1 and the mean reward of its tasks."""
     there = {name for row in tasks.values() for name in row}
     for name in names:
         if name not in there:
             raise UsageError.unknown_key(name, there, option("by"))
     labels = rewards.names.to_pylist()
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Figures]] = {}
     for name in names or fields_to_split_by(list(tasks.values())):
         codes: dict[str, list[int]] = {}
         for code, task in enumerate(labels):
@@ -224,7 +225,7 @@ def _by_field(
     return found
 
 
-def _against(earlier: Path, run: Path) -> dict[str, Any]:
+def _against(earlier: Path, run: Path) -> Figures:
     paired = Paired.of(earlier, run, None)
     moved = {
         way: [
@@ -237,11 +238,11 @@ def _against(earlier: Path, run: Path) -> dict[str, Any]:
     return {"path": str(earlier), "difference": paired.difference(), **moved}
 
 
-def _percent(one: Mapping[str, Any]) -> str:
+def _percent(one: Figures) -> str:
     return rate_text({"rate": one["value"], "ci95": one["ci95"]})
 
 
-def _cells(one: Mapping[str, Any]) -> tuple[str, str, str]:
+def _cells(one: Figures) -> tuple[str, str, str]:
     """The value, its interval and the tasks of a row of ``pass_at_k``."""
     rate, bounds = one["pass_at_1"] if "pass_at_1" in one else one["value"], one["ci95"]
     interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}" if bounds else "–"

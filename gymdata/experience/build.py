@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import Scorers, score_tokens
 from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
 from gymdata.progress import Progress
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.ragged import offsets_of
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
@@ -58,7 +57,7 @@ class ExperiencesReport(Report):
     kl: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The report without the group ids, which run.json has."""
         dropped = {reason: len(groups) for reason, groups in self.dropped_groups.items()}
         return asdict(self) | {"path": str(self.path), "dropped_groups": dropped}

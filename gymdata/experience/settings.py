@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.credit.estimators import ALL, DEFAULT, SETTINGS, Estimator
 from gymdata.registry import own_fields
-from gymdata.settings import Config, Dtype, Names, OnlyWith, Workers
+from gymdata.settings import Config, Dtype, Names, OnlyWith, Settings, Workers
 
 if TYPE_CHECKING:
     EstimatorName = str
@@ -179,7 +179,7 @@ class ExperienceConfig(_Choice):
     workers: Workers = 1
 
     @property
-    def own_settings(self) -> dict[str, Any]:
+    def own_settings(self) -> Settings:
         """The settings of the estimator."""
         return {name: getattr(self, name) for name in ALL[self.estimator].options}
 

@@ -23,7 +23,7 @@ from gymdata.filter.columns import RolloutColumns, category_name, load_columns
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, paths_of
+from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
@@ -50,7 +50,7 @@ class FilterReport(Report):
     sides: dict[str, dict[str, int]]
     files: dict[str, Path] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
     def rows(self) -> list[Row]:

@@ -7,7 +7,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, EpochRow, HeldOut, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.finetune.selection import Source, select
 from gymdata.finetune.state import State
+from gymdata.public import Figures
 from gymdata.store import hash_file, write_run_json
 from gymdata.store.run_json import plain, replacing, write_json
 from gymdata.user_code import place_of
@@ -31,7 +32,7 @@ _SEEDS_AN_EPOCH = 1000  #: each epoch draws its own samples
 class EpochLoop:
     """Implements ports.Trainer."""
 
-    def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> dict[str, Any]:
+    def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> Figures:
         """Run or resume; returns the content of result.json."""
         adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
         state = State.open(plan.output, plan.identity, plan.loop.run_id, plan.defaults, overwrite=plan.overwrite)
@@ -58,7 +59,7 @@ class _Run:
         self.plan, self.builder, self.adapter, self.watch, self.state = plan, builder, adapter, watch, state
         self.rows: list[EpochRow] = []
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Figures:
         plan = self.plan
         self._describe("running")
         if plan.validated(0):
@@ -78,7 +79,7 @@ class _Run:
         self._publish()
         return result
 
-    def _stage(self, epoch: int, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    def _stage(self, epoch: int, name: str, work: Callable[[], Figures]) -> Figures:
         """The stage's result: from the state when it is done, else by running it."""
         known = self.state.done(epoch, name)
         if known is not None:
@@ -112,10 +113,10 @@ class _Run:
         next_version = int(trained["next_policy_version"])
         if plan.deploy is not None and next_version != version:
             self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
-        kl: dict[str, Any] = {}
+        kl: Figures = {}
         if fresh and plan.measure_kl is not None and plan.trainer.measure_kl:
             kl = self._stage(epoch, "kl", lambda: self._kl(epoch, version))
-        validation: dict[str, Any] | None = None
+        validation: Figures | None = None
         if plan.validated(epoch):
             validation = self._stage(epoch, "validate", lambda: self._validate(epoch, after, next_version))
         elif (known := self.state.done(epoch, "validate")) is not None:
@@ -136,16 +137,14 @@ class _Run:
         self.rows.append(row)
         return after, next_version
 
-    def _sample(
-        self, builder: TrajectoryBuilder, run: Path, policy: Path, version: int, order: Mapping[str, Any]
-    ) -> None:
+    def _sample(self, builder: TrajectoryBuilder, run: Path, policy: Path, version: int, order: Figures) -> None:
         """Rollouts of ``policy``, or of the one that an endpoint serves: without ``deploy`` it keeps the first."""
         plan = self.plan
         sampled = version if not plan.served or plan.deploy is not None else 0
         model = None if plan.served else str(policy)
         builder.collect(CollectOrder(output=run, model=model, policy_version=sampled, **order), self.watch)
 
-    def _collect(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+    def _collect(self, epoch: int, policy: Path, version: int) -> Figures:
         plan, run = self.plan, self.plan.folder(epoch) / "rollouts"
         order = {
             "tasks": plan.tasks,
@@ -157,7 +156,7 @@ class _Run:
         self._sample(self.builder, run, policy, version, order)
         return {"path": str(run), "missing": figures.missing(run)}
 
-    def _check(self, epoch: int) -> dict[str, Any]:
+    def _check(self, epoch: int) -> Figures:
         """Raises for rollouts with faults, which are not trained on. A missing score is no fault: the selection counts
         it."""
         run = self.plan.folder(epoch) / "rollouts"
@@ -168,13 +167,13 @@ class _Run:
             raise RefusedError(f"epoch {epoch}: the rollouts have {errors}", hint=f"gymdata validate {run}")
         return {"warnings": result.get("warnings")}
 
-    def _judge(self, run: Path, judging: Judging) -> dict[str, Any]:
+    def _judge(self, run: Path, judging: Judging) -> Figures:
         file = write_json(run.parent / f"{run.name}.judge.yaml", plain({**judging.settings, "name": judging.name}))
         log = run.parent / "logs" / f"{run.name}.judge.log"
         result = self.plan.commands.run(["judge", str(run), "--config", str(file)], log, self.watch)
         return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
 
-    def _select(self, epoch: int, version: int) -> dict[str, Any]:
+    def _select(self, epoch: int, version: int) -> Figures:
         loop = self.plan.loop
         last = epoch - (epoch - 1) % loop.collect_every
         oldest = max(1, min(last, epoch - loop.reuse_epochs))
@@ -191,7 +190,7 @@ class _Run:
         done = (self.state.done(before, "data") or {} for before in range(epoch - 1, 0, -1))
         return next((float(data["next_kl_coef"]) for data in done if "next_kl_coef" in data), None)
 
-    def _train(self, epoch: int, policy: Path, version: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _train(self, epoch: int, policy: Path, version: int, data: Figures) -> Figures:
         loop = self.plan.loop
         if data.get("skipped"):
             kept = int(policy.parent.name.removeprefix("epoch-")) if version else 0
@@ -229,7 +228,7 @@ class _Run:
         self.plan.deploy(policy, version, self.plan.folder(epoch) / "logs" / "deploy.log", self.watch)
         return {"policy_version": version}
 
-    def _kl(self, epoch: int, version: int) -> dict[str, Any]:
+    def _kl(self, epoch: int, version: int) -> Figures:
         """KL per token of the epoch's policy to the first one; 0 when it is the first."""
         if version == 0:
             return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
@@ -238,7 +237,7 @@ class _Run:
         log, out = folder / "logs" / "kl.log", folder / "kl.json"
         return dict(self.plan.measure_kl(folder / "rollouts", self.plan.start, out, limit, log, self.watch))
 
-    def _validate(self, epoch: int, policy: Path, version: int) -> dict[str, Any]:
+    def _validate(self, epoch: int, policy: Path, version: int) -> Figures:
         plan = self.plan
         assert plan.validation is not None
         run, held_out = plan.folder(epoch) / "validation", plan.validation
@@ -260,10 +259,10 @@ class _Run:
             start = self.state.done(0, "validate")
             self.plan.draw(self.plan.output, self.rows, {"run_id": self.state.run_id, "validation_before": start})
 
-    def _result(self, policy: Path, version: int) -> dict[str, Any]:
+    def _result(self, policy: Path, version: int) -> Figures:
         plan = self.plan
         validations = {e: found for e in range(plan.loop.num_epochs + 1) if (found := self.state.done(e, "validate"))}
-        result: dict[str, Any] = {
+        result: Figures = {
             "status": "completed",
             "run_id": self.state.run_id,
             "algorithm": plan.loop.algorithm,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from gymdata.errors import DataError
+from gymdata.public import Figures
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import mean_ci, paired_difference_ci, wilson
 from gymdata.store import read_run_json, read_table, scan_lazy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def rewards(scores: pa.Table) -> dict[str, Any]:
+def rewards(scores: pa.Table) -> Figures:
     """Mean, bounds and 95 % interval by task of a table with task_id and reward; how many are unscored."""
     known = _known(scores)
     values = known["reward"]
@@ -44,7 +44,7 @@ def missing(run: Path) -> int:
     return max(0, wanted - int(scan_lazy(run).select(pl.len()).collect().item()))
 
 
-def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> dict[str, Any]:
+def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> Figures:
     """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout per task, else
     by bootstrap over tasks."""
     table = read_table(run, ROLLOUTS, ["task_id", "reward"]) if scores is None else scores
@@ -66,7 +66,7 @@ def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> dic
     }
 
 
-def rise(first: Path, last: Path, threshold: float) -> dict[str, Any]:
+def rise(first: Path, last: Path, threshold: float) -> Figures:
     """Held-out rate, last minus first, over the tasks that both have scored, with the paired 95 % interval."""
     before, after = _by_task(first, threshold), _by_task(last, threshold)
     tasks = sorted(before.keys() & after.keys())
@@ -76,7 +76,7 @@ def rise(first: Path, last: Path, threshold: float) -> dict[str, Any]:
     return {"rate": mean, "ci95": _interval(low, high), "n": len(tasks)}
 
 
-def trained(policy: Path) -> dict[str, Any]:
+def trained(policy: Path) -> Figures:
     """A training's figures from its folder: the proof of its tokens, its loss, and how far it began from the
     sampler."""
     facts = read_run_json(policy) if (policy / "run.json").is_file() else {}
@@ -97,7 +97,7 @@ def _loss(metrics: Path) -> float | None:
     losses: list[float] = []
     for line in metrics.read_text().splitlines() if metrics.is_file() else []:
         try:
-            row: Mapping[str, Any] = json.loads(line)
+            row: Figures = json.loads(line)
         except json.JSONDecodeError:
             continue  # a torn last line
         if isinstance(row.get("train_loss"), (int, float)):

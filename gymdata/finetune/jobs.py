@@ -25,6 +25,8 @@ from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideE
 from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
 from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.progress import Progress
+from gymdata.public import Figures
+from gymdata.settings import Settings
 from gymdata.store.reading import child_environment
 from gymdata.store.run_json import plain, write_json
 from gymdata.urls import for_child, placeholder_values
@@ -105,7 +107,7 @@ def complete(what: str, words: Sequence[str], log: Path, progress: Progress) -> 
 class CommandRunner:
     """Runs gymdata's commands (implements ports.Commands)."""
 
-    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
+    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Figures:
         """``gymdata WORDS --json``; what it printed, with ``exit_code`` (0, or 1: faults found).
 
         Raises KeyboardInterrupt after a Ctrl-C, and a GymdataError with the command's exit code when it printed nothing.
@@ -180,7 +182,7 @@ class CollectingBuilder:
             raise GymdataError(text, hint=hint, exit_code=EXIT_FAULTS)
 
 
-def settings_file(path: Path, settings: Mapping[str, Any]) -> Path:
+def settings_file(path: Path, settings: Settings) -> Path:
     """Write a command's settings, as JSON, which YAML reads. Paths and other objects are text; for what is secret in URLs
     there are placeholders, which ``start`` puts into the command's environment."""
     return write_json(path, for_child(plain(settings)))
@@ -280,7 +282,7 @@ class ProcessJobs:
         if facts is not None and facts["state"] == "running":
             write_json(Path(ref), {**facts, "state": "canceled", "message": "canceled"})
 
-    def _settle(self, ref: str, facts: dict[str, Any], code: int) -> JobStatus:
+    def _settle(self, ref: str, facts: Figures, code: int) -> JobStatus:
         if code in (EXIT_INTERRUPTED, -2):
             status = JobStatus("canceled", None, "interrupted")
         elif code != 0:
@@ -324,7 +326,7 @@ class TrlJobs(ProcessJobs):
         if not (begun and same):
             shutil.rmtree(job.output)
 
-    def _settings(self, job: TrainingJob) -> dict[str, Any]:
+    def _settings(self, job: TrainingJob) -> Settings:
         return {"seed": job.seed, **self._config.settings, **getattr(self._config, job.algorithm)}
 
 
@@ -380,7 +382,7 @@ class _Counter:
     def message(self, text: str) -> None: ...
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Figures | None:
     """A JSON object; None when it is missing or incomplete."""
     try:
         facts = json.loads(path.read_text())

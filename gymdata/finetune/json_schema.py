@@ -7,6 +7,7 @@ from typing import Any
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.finetune.settings import IGNORED_KEYS, KINDS, FinetuneConfig, OfCommand
 from gymdata.pairs.settings import PairsConfig
+from gymdata.settings import Settings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -14,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def schema() -> dict[str, object]:
     """The schema of a whole file. Parts of shipped kinds have their keys; others may have any."""
     made = FinetuneConfig.model_json_schema(by_alias=True)
-    definitions: dict[str, Any] = made["$defs"]
+    definitions: Settings = made["$defs"]
     definitions.pop("Part", None)
     for section, kinds in KINDS.items():
         shipped = [
@@ -27,7 +28,7 @@ def schema() -> dict[str, object]:
             for name, kind in kinds.items()
         ]
         described = {"description": "An entry point's name, or path.py:Class; the other keys go to it."}
-        type_of: dict[str, Any] = {"not": {"enum": list(kinds)}}
+        type_of: Settings = {"not": {"enum": list(kinds)}}
         if section == "eval.evaluators":
             described, type_of = {}, {"pattern": r"\.py:\w+$"}
             entry = definitions["EvalSection"]["properties"]["evaluators"]
@@ -44,7 +45,7 @@ def schema() -> dict[str, object]:
     return {"$schema": DIALECT, **made, "title": "gymdata finetune"}
 
 
-def _properties(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _properties(kind: Any, definitions: Settings) -> Settings:
     own = _of(kind, definitions)
     if issubclass(kind, OfCommand):
         own |= {key: value for key, value in _of(kind.command, definitions).items() if key in kind.known()}
@@ -55,8 +56,8 @@ def _properties(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _of(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _of(model: Any, definitions: Settings) -> Settings:
     made = model.model_json_schema(by_alias=True)
     definitions.update(made.get("$defs", {}))
-    properties: dict[str, Any] = made["properties"]
+    properties: Settings = made["properties"]
     return properties

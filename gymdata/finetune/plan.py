@@ -7,7 +7,7 @@ reported, and is not trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,8 @@ from gymdata.curriculum import CurriculumConfig
 from gymdata.finetune.port import Commands, EpochRow, TrajectoryBuilder
 from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
+from gymdata.public import Figures
+from gymdata.settings import Settings
 from gymdata.store import hash_file
 from gymdata.store.paths import Identity, RunFacts
 from gymdata.store.run_json import plain, write_json
@@ -26,8 +28,8 @@ NO_VARIANCE = "no selected group has rewards that differ"
 
 
 def make_data(
-    plan: Plan, folder: Path, kind: str, chosen: Mapping[str, Any], progress: Progress, kl_coef: float | None = None
-) -> dict[str, Any]:
+    plan: Plan, folder: Path, kind: str, chosen: Settings, progress: Progress, kl_coef: float | None = None
+) -> Figures:
     """``path`` of the data and its counts, or ``skipped`` with the reason. ``kl_coef``: as the epochs before have left it,
     in the place of that of the settings."""
     rollouts = folder / "selected" / "rollouts.parquet"
@@ -67,7 +69,7 @@ def make_data(
 
 def _experiences(
     plan: Plan, folder: Path, rollouts: Path, kl_coef: float | None, progress: Progress
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Figures]:
     settings = dict(plan.trainer.experience)
     if kl_coef is not None:
         settings["kl_coef"] = kl_coef
@@ -85,8 +87,8 @@ def _experiences(
 
 
 def _run(
-    plan: Plan, folder: Path, command: str, source: Path, output: Path, settings: Mapping[str, Any], progress: Progress
-) -> Mapping[str, Any]:
+    plan: Plan, folder: Path, command: str, source: Path, output: Path, settings: Settings, progress: Progress
+) -> Figures:
     file = write_json(folder / f"{command}.yaml", plain(settings))
     words = [command, str(source), "-o", str(output), "--config", str(file), "--overwrite"]
     return plan.commands.run(words, folder / "logs" / f"{command}.log", progress)
@@ -116,7 +118,7 @@ class Judging:
     """A generative judge in the place of rewards: the name of its scores, and settings of ``gymdata judge``."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Validation:
 
     tasks: str
     builder: TrajectoryBuilder
-    settings: Mapping[str, Any]
+    settings: Settings
     interval: int
     threshold: float
     reward: tuple[str, ...]
@@ -151,13 +153,13 @@ class Plan:
     validation: Validation | None
     commands: Commands
     #: (rollouts, first policy, file to write, how many, log, progress): see gymdata.train.trainers.kl_to_reference.
-    measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Mapping[str, Any]] | None
+    measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Figures] | None
     #: Writes curve.png and report.html of the rows so far.
-    draw: Callable[[Path, list[EpochRow], Mapping[str, Any]], None] | None
+    draw: Callable[[Path, list[EpochRow], Figures], None] | None
     #: Makes the endpoint serve a model as a version: (model, version, log, progress).
     deploy: Callable[[Path, int, Path, Progress], None] | None = None
     identity: Identity = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Settings = field(default_factory=dict)
     facts: RunFacts = field(default_factory=dict)
     overwrite: bool = False
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
 from gymdata.progress import Progress
+from gymdata.public import Figures
+from gymdata.settings import Settings
 
 #: The life of a training job. ``completed`` is reported only when the model is there to be read.
 JobState = Literal["pending", "running", "completed", "failed", "canceled"]
@@ -64,7 +66,7 @@ class EpochRow(TypedDict, total=False):
     groups: int
     groups_selected: int
     groups_left_out: dict[str, int]
-    curriculum: dict[str, Any]
+    curriculum: Figures
     #: Why nothing was trained.
     skipped: str
     trained_tokens: int | None
@@ -112,7 +114,7 @@ class CollectOrder:
     run_id: str
     seed: int
     reward: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 class TrajectoryBuilder(Protocol):
@@ -128,7 +130,7 @@ class TrajectoryBuilder(Protocol):
 class Trainer(Protocol):
     """The loop over epochs. ``plan`` is a ``gymdata.finetune.plan.Plan``."""
 
-    def run(self, plan: Any, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Any) -> Mapping[str, Any]:
+    def run(self, plan: Any, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Any) -> Figures:
         """Run or resume the plan; returns the final result. Raises what ended it early."""
         ...
 
@@ -136,7 +138,7 @@ class Trainer(Protocol):
 class Commands(Protocol):
     """Runs commands of gymdata, each as a process of its own that ends when this one does."""
 
-    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Mapping[str, Any]:
+    def run(self, words: Sequence[str], log: Path, progress: Progress) -> Figures:
         """``gymdata WORDS --json``; what it printed. Its stderr goes to ``log``. Raises a GymdataError that has its
         exit code and its last lines of output."""
         ...

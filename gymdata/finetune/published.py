@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.finetune.settings import IGNORED_KEYS, KINDS, override
+from gymdata.settings import Settings
 
 #: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
 _ART = {
@@ -45,10 +46,10 @@ _OF_CANDIDATES = (
 )
 _NOT_USED = "the service that it describes is not used"
 #: Translates a part of the toolkit: (its keys, the whole document, a note for each key that is left out).
-_Reader = Callable[["Document", str, dict[str, Any]], dict[str, Any]]
+_Reader = Callable[["Document", str, Settings], Settings]
 
 
-def translated(values: Mapping[str, Any], beside: Path, *, served: bool = False) -> Document:
+def translated(values: Settings, beside: Path, *, served: bool = False) -> Document:
     """The file's ``values`` with the toolkit's parts replaced; what has none, and no sections of a workflow, is as it was.
     Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given
     for the policy."""
@@ -75,14 +76,14 @@ class Document:
     """A document in the words of this harness. ``notes``: a line for each key that is left out; ``refused``: what
     cannot be carried over as it is, and what to do."""
 
-    values: dict[str, Any]
+    values: Settings
     beside: Path
     notes: list[str] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     #: Whether the policy is served by a backend of the toolkit.
     art: bool = False
 
-    def section(self, name: str) -> dict[str, Any]:
+    def section(self, name: str) -> Settings:
         """A section of parts; empty if it is missing or not a mapping."""
         section = self.values.get(name)
         return section if isinstance(section, dict) else {}
@@ -127,7 +128,7 @@ class Document:
                 del llms[name]
                 self.leave(f"llms.{name}", "it is not the policy")
         for name, llm in llms.items():
-            if not isinstance(llm, Mapping) or not (llm.get("_type") == "nim" or (self.art and self._local(llm))):
+            if not isinstance(llm, dict) or not (llm.get("_type") == "nim" or (self.art and self._local(llm))):
                 continue
             kept = {key: value for key, value in llm.items() if key not in ("_type", "model", "base_url", "api_key")}
             llms[name] = {**kept, "_type": "vllm"}
@@ -137,7 +138,7 @@ class Document:
                 if key in llm:
                     self.leave(f"llms.{name}.{key}", "the policy is sampled in this machine")
 
-    def _local(self, llm: Mapping[str, Any]) -> bool:
+    def _local(self, llm: Settings) -> bool:
         folder = llm.get("model") or llm.get("model_name")
         if not isinstance(folder, str) or self.section("finetuning").get("deploy"):
             return False
@@ -157,14 +158,14 @@ class Document:
         self.values["eval"]["general"] = kept
 
 
-def _art_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _art_builder(document: Document, path: str, keys: Settings) -> Settings:
     if (keys := {"num_generations": 2, **keys})["num_generations"] == 1:
         why = f"{path}.num_generations: one rollout per task has no other to be compared with, so nothing is learned"
         document.refused.append((why, override(f"{path}.num_generations", "8")))
     return {**keys, "_type": "collect"}
 
 
-def _dpo_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _dpo_builder(document: Document, path: str, keys: Settings) -> Settings:
     """Pairs come of several rollouts per task, not of candidates within one: settings of how pairs are chosen are
     kept."""
     pairs = {ours: keys.pop(theirs) for theirs, ours in _PAIRS.items() if keys.get(theirs) is not None}
@@ -180,7 +181,7 @@ def _dpo_builder(document: Document, path: str, keys: dict[str, Any]) -> dict[st
     return {**keys, "_type": "collect"}
 
 
-def _art_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _art_adapter(document: Document, path: str, keys: Settings) -> Settings:
     document.art = True
     backend = keys.pop("backend", None)
     for key in sorted(backend) if isinstance(backend, Mapping) else []:
@@ -194,7 +195,7 @@ def _art_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[st
     return {**keys, "_type": "trl", "rl": {**settings, **(keys.get("rl") or {})}}
 
 
-def _customizer_adapter(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+def _customizer_adapter(document: Document, path: str, keys: Settings) -> Settings:
     given = keys.pop("hyperparameters", None) or {}
     algorithm = given.get("training_type", "dpo")
     settings = {ours: given[theirs] for theirs, ours in _CUSTOMIZER.items() if theirs in given}
@@ -213,8 +214,8 @@ def _customizer_adapter(document: Document, path: str, keys: dict[str, Any]) -> 
     return {**kept, "_type": "trl", algorithm: {**settings, **(kept.get(algorithm) or {})}}
 
 
-def _trainer(document: Document, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
+def _trainer(document: Document, path: str, keys: Settings) -> Settings:
+    kept: Settings = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
     for key in keys:
         document.leave(f"{path}.{key}", "the loop collects, trains and waits in every epoch")
     return {**kept, "_type": "epochs"}

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ from gymdata.finetune.settings import (
     override,
 )
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of, rate_text
-from gymdata.settings import read_yaml
+from gymdata.public import Figures, Report, Row, path_of, rate_text
+from gymdata.settings import Settings, read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import replacing
@@ -54,21 +54,21 @@ class FinetuneReport(Report):
     """The result of a finetuning run: ``result`` is the content of result.json. Other fields are None when a user's own
     loop does not report them; ``validation``: the ``first`` and ``last`` held-out rate and their ``difference``."""
 
-    result: dict[str, Any]
+    result: Figures
     epochs: int | None = None
     algorithm: str | None = None
     policy: str | None = None
     trained_tokens: int | None = None
     reward_first: float | None = None
     reward_last: float | None = None
-    validation: dict[str, Any] | None = None
+    validation: Figures | None = None
 
     @classmethod
-    def of(cls, result: Mapping[str, Any]) -> FinetuneReport:
+    def of(cls, result: Figures) -> FinetuneReport:
         names = ("epochs", "algorithm", "policy", "trained_tokens", "reward_first", "reward_last", "validation")
         return cls(dict(result), **{name: result.get(name) for name in names})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return self.result
 
     def rows(self) -> list[Row]:
@@ -350,10 +350,10 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
     return (), Judging(name, settings)
 
 
-def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> dict[str, Any]:
+def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> Settings:
     """Collect settings that other sections hold."""
     sampling = {k: v for k in ("temperature", "top_p", "max_tokens") if (v := getattr(llm, k)) is not None}
-    base: dict[str, Any] = dict(sampling)
+    base: Settings = dict(sampling)
     dataset = config.eval.general.dataset
     if isinstance(dataset, DatasetSection) and (columns := dataset.columns()):
         base["map"] = columns
@@ -435,9 +435,7 @@ def _hashes(tasks: str) -> list[str]:
     return [hash_file(file) for file in task_files(tasks)]
 
 
-def _served_by(
-    read: Callable[..., FinetuneConfig], overrides: Overrides, endpoint: str | None
-) -> dict[str, Any] | None:
+def _served_by(read: Callable[..., FinetuneConfig], overrides: Overrides, endpoint: str | None) -> Settings | None:
     """``--endpoint``: the trained policy's section, served by that vLLM under the name it has there."""
     if endpoint is None:
         return None
@@ -456,13 +454,13 @@ def _served_by(
     return {"llms": {name: served}}
 
 
-def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Mapping[str, Any]:
+def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Figures:
     from gymdata.finetune.jobs import complete
 
     module = "gymdata.train.trainers.kl_to_reference"
     words = [sys.executable, "-m", module, *map(str, (rollouts, start, out, limit))]
     complete("scoring with the first policy", words, log, progress)
-    divergence: dict[str, Any] = json.loads(out.read_text())
+    divergence: Figures = json.loads(out.read_text())
     return divergence
 
 
@@ -477,7 +475,7 @@ def _deploy(words: Sequence[str]) -> Any:
 
 
 def _draw(tensorboard: bool) -> Any:
-    def draw(folder: Path, rows: list[EpochRow], facts: Mapping[str, Any]) -> None:
+    def draw(folder: Path, rows: list[EpochRow], facts: Figures) -> None:
         from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
         from gymdata.report.run import report
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.curriculum import CurriculumConfig, group_statistics, select_groups
 from gymdata.errors import RefusedError, counted
+from gymdata.public import Figures
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
 from gymdata.store.lineage import parent_of
@@ -47,7 +47,7 @@ def _values_of(rollout_ids: pa.Array | pa.ChunkedArray, judged: pa.Table) -> pa.
 
 def select(
     sources: Sequence[Source], folder: Path, epoch: int, version: int, max_lag: int, curriculum: CurriculumConfig
-) -> dict[str, Any]:
+) -> Figures:
     """Choose, copy the chosen rollouts to ``folder``/selected and write ``folder``/selection.json; returns its counts.
 
     ``version``: of the policy that will be trained. Raises RefusedError (R501) when no rollout has a score.

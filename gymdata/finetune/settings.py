@@ -14,7 +14,7 @@ from gymdata.errors import COMMAND_LINE, UsageError, counted
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
-from gymdata.settings import Config, without_userinfo
+from gymdata.settings import Config, Settings, without_userinfo
 from gymdata.urls import ENGINE_KEYS
 
 _PARTS = pydantic.ConfigDict(frozen=True, extra="allow", protected_namespaces=(), populate_by_name=True)
@@ -31,7 +31,7 @@ class Part(pydantic.BaseModel):
     model_config = _PARTS
     type_: str = pydantic.Field(alias="_type")
 
-    def keys(self) -> dict[str, Any]:
+    def keys(self) -> Settings:
         """Everything but the kind."""
         return dict(self.__pydantic_extra__ or {})
 
@@ -114,7 +114,7 @@ class OfCommand(Config):
     model_config = pydantic.ConfigDict(**{**Config.model_config, "extra": "allow"})
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Keys of the command."""
         return self.__pydantic_extra__ or {}
 
@@ -176,11 +176,11 @@ class TrlAdapter(Config):
     """``_type: trl``: ``gymdata train-sft``, ``-dpo``, ``-kto`` or ``-rl`` in a process of its own, as ``algorithm`` says.
     ``sft``, ``dpo``, ``kto``, ``rl``: keys of that command's --config; ``settings``: of all of them."""
 
-    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
-    sft: dict[str, Any] = pydantic.Field(default_factory=dict)
-    dpo: dict[str, Any] = pydantic.Field(default_factory=dict)
-    kto: dict[str, Any] = pydantic.Field(default_factory=dict)
-    rl: dict[str, Any] = pydantic.Field(default_factory=dict)
+    settings: Settings = pydantic.Field(default_factory=dict)
+    sft: Settings = pydantic.Field(default_factory=dict)
+    dpo: Settings = pydantic.Field(default_factory=dict)
+    kto: Settings = pydantic.Field(default_factory=dict)
+    rl: Settings = pydantic.Field(default_factory=dict)
 
 
 class CommandAdapter(Config):
@@ -202,8 +202,8 @@ class EpochsTrainer(Config):
     a ``kl_target`` each epoch begins with the coefficient that the one before has left. ``measure_kl``: score rollouts of
     later epochs with the first policy, at most this many."""
 
-    pairs: dict[str, Any] = pydantic.Field(default_factory=dict)
-    experience: dict[str, Any] = pydantic.Field(default_factory=dict)
+    pairs: Settings = pydantic.Field(default_factory=dict)
+    experience: Settings = pydantic.Field(default_factory=dict)
     measure_kl: int = pydantic.Field(512, ge=0)
 
     @pydantic.model_validator(mode="after")
@@ -250,7 +250,7 @@ class ValidationSection(Config):
     interval: int = pydantic.Field(5, ge=1)
     limit: int | None = pydantic.Field(None, ge=1)
     threshold: float = 0.5
-    settings: dict[str, Any] = pydantic.Field(default_factory=dict)
+    settings: Settings = pydantic.Field(default_factory=dict)
     config: str | None = None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import orjson
 
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.progress import LOG_FILES, leave_log, log_to
+from gymdata.public import Figures
+from gymdata.settings import Settings
 from gymdata.store.lock import Lock, made_folder
 from gymdata.store.paths import RUN_JSON, Identity, RunFacts
 from gymdata.store.run_json import differences, now, plain, write_json
@@ -33,13 +34,7 @@ class State:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        identity: Identity,
-        run_id: str | None,
-        defaults: Mapping[str, Any],
-        *,
-        overwrite: bool = False,
+        cls, folder: Path, identity: Identity, run_id: str | None, defaults: Settings, *, overwrite: bool = False
     ) -> State:
         """Start or resume. Raises StoreError when the folder belongs to something else, is in use, or was begun with
         other settings."""
@@ -89,7 +84,7 @@ class State:
     def run_id(self) -> str:
         return str(self._facts["run_id"])
 
-    def done(self, epoch: int, stage: str) -> dict[str, Any] | None:
+    def done(self, epoch: int, stage: str) -> Figures | None:
         """The result of a finished stage; None when it is pending."""
         entry = self._facts["epochs"].get(str(epoch), {}).get(stage, {})
         return dict(entry.get("result", {})) if entry.get("state") == "completed" else None
@@ -109,7 +104,7 @@ class State:
     def noted(self, epoch: int, stage: str, name: str) -> Any:
         return self._facts["epochs"].get(str(epoch), {}).get(stage, {}).get(name)
 
-    def finish(self, epoch: int, stage: str, result: Mapping[str, Any]) -> None:
+    def finish(self, epoch: int, stage: str, result: Figures) -> None:
         self._entry(epoch, stage).update(state="completed", ended=now(), result=plain(result))
         self._facts.pop("running", None)
         self._write()
@@ -133,8 +128,8 @@ class State:
         leave_log(self.folder)
         self._held.release()
 
-    def _entry(self, epoch: int, stage: str) -> dict[str, Any]:
-        entry: dict[str, Any] = self._facts["epochs"].setdefault(str(epoch), {}).setdefault(stage, {})
+    def _entry(self, epoch: int, stage: str) -> Figures:
+        entry: Figures = self._facts["epochs"].setdefault(str(epoch), {}).setdefault(stage, {})
         return entry
 
     def _write(self) -> None:

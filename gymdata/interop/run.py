@@ -21,7 +21,7 @@ from gymdata.interop.formats import Format, detect, format_named
 from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, Keys, Rejected, Shape, reason_of
-from gymdata.public import Report, Row, path_of, paths_of
+from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings
@@ -73,7 +73,7 @@ class ImportSummary(Report):
         """False when a row was rejected or there was none at all."""
         return not self.rejected and self.rows_in > 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
 
     def rows(self) -> list[Row]:
@@ -113,7 +113,7 @@ class ExportSummary(Report):
         """False when the format could hold no row: a script must not continue with an empty file."""
         return self.rows_out > 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {"rows" if name == "rows_out" else name: value for name, value in asdict(self).items()}
 
     def rows(self) -> list[Row]:
@@ -289,7 +289,7 @@ def _import_pairs(
     out.finish({**facts, "counts": _counts(summary), "documents": found.shapes})
 
 
-def _counts(summary: ImportSummary) -> dict[str, Any]:
+def _counts(summary: ImportSummary) -> Figures:
     return {name: value for name, value in summary.to_dict().items() if name not in ("run", "files", "format")}
 
 

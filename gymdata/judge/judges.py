@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from gymdata.errors import UsageError
 from gymdata.judge.port import Judge
 from gymdata.judge.settings import GenrmConfig
+from gymdata.settings import Settings
 
 
 def load_judge(config: GenrmConfig) -> Judge:
@@ -40,7 +40,7 @@ def load_judge(config: GenrmConfig) -> Judge:
     from gymdata.judge._vllm import EngineJudge, ReplicaJudge
 
     assert config.genrm is not None
-    settings: dict[str, Any] = {
+    settings: Settings = {
         "form": form,
         "temperature": config.temperature,
         "top_p": config.top_p,

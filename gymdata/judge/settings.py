@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, without_userinfo
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, without_userinfo
 from gymdata.urls import JUDGE_KEYS
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
@@ -70,7 +70,7 @@ class GenrmConfig(Config):
     )
     retries: int = pydantic.Field(5, ge=0, description="Retries after a transient failure.")
     retry_pause: float = pydantic.Field(0.5, ge=0.0, description="Seconds before the first of these retries.")
-    engine: dict[str, Any] = pydantic.Field(
+    engine: Settings = pydantic.Field(
         default_factory=dict, description="vLLM engine arguments of --genrm, passed through."
     )
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)

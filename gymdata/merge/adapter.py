@@ -7,11 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import UsageError, require
 from gymdata.models.model_identity import policy_facts, stored_dtype
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.store import StageOutput
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import RUN_JSON, placed_output
@@ -31,7 +30,7 @@ class MergedAdapter(Report):
     policy_hash: str
     existing: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {**asdict(self), "path": str(self.path)}
 
     def rows(self) -> list[Row]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, paths_of
+from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.remote.upload import refuse_open
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, scan_batches
@@ -61,7 +61,7 @@ class MergeReport(Report):
     failures: list[str]
     file: Path | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return asdict(self) | {"file": str(self.file) if self.file is not None else None}
 
     def rows(self) -> list[Row]:

@@ -20,7 +20,7 @@ from gymdata.errors import RefusedError, UsageError, counted, option
 from gymdata.mix.near_duplicates import near_duplicates
 from gymdata.mix.settings import MixConfig
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import joined_contents, split_messages, split_tasks
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.store import StageOutput, scan_batches
@@ -58,7 +58,7 @@ class MixReport(Report):
     sides: dict[str, int]
     files: dict[str, Path] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return asdict(self) | {"files": {side: str(path) for side, path in self.files.items()}}
 
     def rows(self) -> list[Row]:

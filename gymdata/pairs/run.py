@@ -25,7 +25,7 @@ from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
 from gymdata.pairs.candidates import Candidates, PairBatches, read_rollouts
 from gymdata.pairs.settings import PairsConfig
-from gymdata.public import Report, Row, paths_of
+from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, unscored_hint
@@ -111,7 +111,7 @@ class PairsReport(Report):
         sides = "".join(f", {counted[side]}={n} rows" for side, n in self.sides.items())
         return f"{Report.__repr__(self)[:-1]}{sides})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The report without the tables; ``pairs`` counts both sides."""
         files = {side: str(path) for side, path in self.files.items()}
         more = {"comparisons": self.comparisons} if self.comparisons else {}

@@ -12,12 +12,12 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError
+from gymdata.public import Figures
 from gymdata.record.sessions import Event, Session
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
@@ -88,7 +88,7 @@ class SessionLog:
         return self._folder / f"{name}.journal"
 
 
-def facts_of(session: Session) -> dict[str, Any]:
+def facts_of(session: Session) -> Figures:
     """What GET /rollouts/KEY tells of an open session."""
     return {
         "key": session.key,

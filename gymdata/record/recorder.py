@@ -41,6 +41,7 @@ from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view
 from gymdata.rollouts.logprobs import truncations
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, Task, TaskRow, Tools
 from gymdata.rollouts.turns import expand_prompts
+from gymdata.settings import Settings
 from gymdata.store import Run
 from gymdata.store.paths import Facts
 
@@ -60,7 +61,7 @@ class Recorder:
         died: Callable[[BaseException], None] = lambda _: None,
         *,
         assigned: Mapping[str, tuple[Task, int]] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: Settings | None = None,
     ) -> None:
         assert parts.sampler is not None
         assert parts.chat is not None
@@ -250,9 +251,9 @@ class Recorder:
                 where="tool_choice",
             )
 
-    def _chosen(self, request: AgentRequest) -> dict[str, Any]:
+    def _chosen(self, request: AgentRequest) -> Settings:
         """What the client, or --force, chooses besides the run's own settings, by vLLM's names."""
-        chosen: dict[str, Any] = {k: v for k, v in request.sampling.items() if v is not None and k != "seed"}
+        chosen: Settings = {k: v for k, v in request.sampling.items() if v is not None and k != "seed"}
         if request.stop:
             chosen["stop"] = list(request.stop)
         if request.logprobs:
@@ -264,7 +265,7 @@ class Recorder:
         return {k: v for k, v in chosen.items() if self._base.get(k) != v}
 
     async def _sample(
-        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Mapping[str, Any]
+        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings
     ) -> list[Generation]:
         turn = len(session.steps) + session.in_flight - 1
         place = f"turn {len(session.steps)}"
@@ -317,10 +318,10 @@ class Recorder:
         plan: Plan,
         answer: Answer,
         generations: Sequence[Generation],
-        chosen: Mapping[str, Any],
-        clamped: Mapping[str, Any] | None,
+        chosen: Settings,
+        clamped: Settings | None,
     ) -> list[AgentCompletion]:
-        temperature = float(chosen.get("temperature", self._base["temperature"]))
+        temperature = float({**self._base, **chosen}["temperature"])
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,7 +21,7 @@ class RecordSummary(Report):
     truncated: int
     turns: int
     tokens_generated: int
-    reward: dict[str, Any]
+    reward: Figures
     new_rollouts: int
     failures: int
     open: int

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
 from gymdata.collect.settings import CollectConfig, ForcedSampling, forced
 from gymdata.errors import UsageError
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config, ServerUrls, without_userinfo
+from gymdata.settings import Config, ServerUrls, Settings, without_userinfo
 from gymdata.urls import ENGINE_KEYS, LOOPBACK
 
 #: Settings that ``record`` shares with ``collect``, by their names there.
@@ -49,7 +49,7 @@ class RecordConfig(Config):
     policy_version: int = pydantic.Field(
         0, ge=0, description="Policy version; increase it when the served model changes."
     )
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
+    engine: Settings = pydantic.Field(default_factory=dict, description="Engine arguments of vLLM, as they are.")
 
     host: str = pydantic.Field("127.0.0.1", description="Address to serve on; others than loopback need --token.")
     port: int = pydantic.Field(8100, ge=0, le=65535, description="Port to serve on; 0 takes a free one.")
@@ -69,7 +69,7 @@ class RecordConfig(Config):
     temperature: float = pydantic.Field(
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature of requests that name none."
     )
-    sampling: dict[str, Any] = pydantic.Field(
+    sampling: Settings = pydantic.Field(
         default_factory=dict, description="Other sampling parameters of vLLM for requests that do not name them."
     )
     force: ForcedSampling
@@ -117,6 +117,6 @@ class RecordConfig(Config):
         """The settings of the engine, tokenizer and rewards."""
         return CollectConfig.of({"tasks": "-", **{name: getattr(self, name) for name in _SHARED}}, "settings")
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Settings:
         names = ("max_turns", "max_tokens_total", "max_context", "timeout")
         return {name: getattr(self, name) for name in names}

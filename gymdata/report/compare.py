@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError
+from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, with_score
@@ -52,7 +53,7 @@ class Paired:
         ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
         return cls(tables, sides, before, after, ways)
 
-    def difference(self) -> dict[str, Any]:
+    def difference(self) -> Figures:
         """Mean of second minus first over the tasks of both, with its paired 95 % interval."""
         a, b = ([side[t] for t in self.ways] for side in (self.before, self.after))
         mean, low, high = paired_difference_ci(a, b)
@@ -68,7 +69,7 @@ class Paired:
         }
 
 
-def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[str, Any]:
+def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures:
     """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
     task that both have scored."""
     paired = Paired.of(one, other, score)
@@ -78,9 +79,9 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[st
     examples = _examples((one, other), tables, score, before, after, ways)
     # Counts by the values of each task field that has few.
     fields_of = {name: task for name, task in task_fields(tables[1]).items() if name in ways}
-    by_field: dict[str, list[dict[str, Any]]] = {}
+    by_field: dict[str, list[Figures]] = {}
     for field in fields_to_split_by(list(fields_of.values())):
-        counts: dict[Any, dict[str, Any]] = {}
+        counts: dict[Any, Figures] = {}
         for name, task in fields_of.items():
             value = task.get(field)
             counts.setdefault(repr(value), {"value": value, "up": 0, "down": 0, "same": 0})[ways[name]] += 1
@@ -88,7 +89,7 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> dict[st
     return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
 
 
-def example(shown: ShownRollout, score: str | None, value: float | None) -> dict[str, Any]:
+def example(shown: ShownRollout, score: str | None, value: float | None) -> Figures:
     """A rollout as ``show --json`` has it, with the value of the score that is reported on."""
     return (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
 
@@ -100,11 +101,11 @@ def _examples(
     before: Mapping[str, float],
     after: Mapping[str, float],
     ways: Mapping[str, str],
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Figures]]:
     """The tasks that moved most, in each direction, with the first rollout of each run."""
     from gymdata.show.run import show
 
-    def first(path: str | Path, table: pa.Table, task: str) -> dict[str, Any]:
+    def first(path: str | Path, table: pa.Table, task: str) -> Figures:
         shown = show(path, task=task, limit=1).rollouts[0]
         if score is None:
             return shown.to_dict()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.public import Figures
 from gymdata.rollouts.messages import TaskRow, loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
@@ -66,7 +67,7 @@ class Rewards:
         means = np.bincount(codes, weights=self.value) / np.bincount(codes)
         return dict(zip(self.names.take(pa.array(scored)).to_pylist(), means.tolist(), strict=True))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Figures:
         """Mean with its 95 % interval: Wilson's for zeros and ones with one rollout per task, else a bootstrap over
         tasks."""
         n, tasks = len(self.value), len(np.unique(self.task))
@@ -106,7 +107,7 @@ def share(count: int, n: int) -> dict[str, object]:
     return {"count": count, "n": n, "rate": count / n if n else None, "ci95": interval(*wilson(count, n))}
 
 
-def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any]]:
+def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[Figures]:
     """Counts by equal steps. Few values at equal distances have an entry each, with ``low`` = ``high``; else ``high``
     belongs to the last bin only."""
     values = np.asarray(values, np.float64)
@@ -124,12 +125,12 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[dict[str, Any
     return _bins(edges, counts)
 
 
-def _bins(edges: npt.NDArray[Any], counts: npt.NDArray[Any]) -> list[dict[str, Any]]:
+def _bins(edges: npt.NDArray[Any], counts: npt.NDArray[Any]) -> list[Figures]:
     ends = zip(edges[:-1], edges[1:], counts, strict=True)
     return [{"low": float(low), "high": float(high), "count": int(n)} for low, high, n in ends]
 
 
-def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, Any]:
+def figures(path: str | Path, threshold: float, score: str | None) -> Figures:
     """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``. ``score``: what counts as
     the reward; None for the total reward."""
     columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
@@ -183,7 +184,7 @@ def figures(path: str | Path, threshold: float, score: str | None) -> dict[str, 
     }
 
 
-def _parts(table: pa.Table) -> dict[str, Any]:
+def _parts(table: pa.Table) -> Figures:
     lists = table["rewards"].combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], table["rewards"].type)
@@ -199,7 +200,7 @@ def _parts(table: pa.Table) -> dict[str, Any]:
     return found
 
 
-def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
+def pass_at_k(rewards: Rewards, threshold: float) -> list[Figures]:
     """pass@k for 1, 2, 4, … up to the most rollouts that a task has, with 95 % intervals by task."""
     if not len(rewards.value):
         return []
@@ -225,7 +226,7 @@ def pass_at_k(rewards: Rewards, threshold: float) -> list[dict[str, Any]]:
     return found
 
 
-def _of_turns(path: str | Path) -> dict[str, Any]:
+def _of_turns(path: str | Path) -> Figures:
     """The figures from turns and messages, in one pass."""
     finish, results, errors = Counter[str](), Counter[str](), Counter[str]()
     edges = np.linspace(_LEAST_LOGPROB, 0.0, _BINS + 1)
@@ -266,12 +267,12 @@ def _of_turns(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _over_time(table: pa.Table, path: Path) -> dict[str, Any]:
+def _over_time(table: pa.Table, path: Path) -> Figures:
     """Rollouts and tokens by when they ended, and what failed."""
     failures = list(read_failures(path)) if path.is_dir() else []
     kinds = Counter(str(record.get("kind")) for record in failures)
     began = table["started_at"].cast(pa.int64()).to_numpy()
-    found: list[dict[str, Any]] = []
+    found: list[Figures] = []
     if len(np.unique(began)) > 1:
         # Seconds since the start: since 1970 they would have lost what is below a microsecond.
         start = int(began.min())

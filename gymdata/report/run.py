@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, counted, shown
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
@@ -34,7 +34,7 @@ __all__ = ["ReportPage", "report"]
 #: Largest pass@k in the headline; larger ones are in the table.
 _LARGEST_K = 64
 #: Figures of a path without rollouts.
-_NO_ROLLOUTS: dict[str, Any] = {"score": None, "rewards": None, "pass_at_k": [], "validation": None}
+_NO_ROLLOUTS: Figures = {"score": None, "rewards": None, "pass_at_k": [], "validation": None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class ReportPage(Report):
     also ``difference`` and ``flips``, of more ``compared`` (each against the first); of several ``settings`` (those that
     differ), and under ``runs`` the figures of each. ``path``: the page, where one was written; ``charts``: pictures."""
 
-    figures: dict[str, Any]
+    figures: Figures
     path: Path | None = None
     charts: list[Path] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class ReportPage(Report):
         """The result in a sentence."""
         return str(self.figures["headline"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The figures; ``path`` of the page."""
         return {**self.figures, "path": None if self.path is None else str(self.path)}
 
@@ -113,12 +113,12 @@ def report(
     return ReportPage(found, target, charts)
 
 
-def _lists(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _lists(runs: Sequence[Figures]) -> Figures:
     """What ``--json`` has once for each run."""
     return {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
 
 
-def _several(paths: Sequence[Path], runs: Sequence[dict[str, Any]], score: str | None) -> dict[str, Any]:
+def _several(paths: Sequence[Path], runs: Sequence[Figures], score: str | None) -> Figures:
     """Every run against the first: by rewards where all have them, else by the curves of their trainings."""
     rewarded = all(run["rewards"] for run in runs)
     if not rewarded and not all(run["training"] for run in runs):
@@ -158,7 +158,7 @@ def _by(score: str | None) -> str:
     return "" if score in (None, TOTAL) else f", score {score}"
 
 
-def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
+def _figures(path: Path, threshold: float, score: str | None) -> Figures:
     found = find_run_json(path)
     facts = read_run_json(found) if found is not None else {}
     stages = stage_figures(path)
@@ -188,7 +188,7 @@ def _figures(path: Path, threshold: float, score: str | None) -> dict[str, Any]:
     return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": end}
 
 
-def _what(facts: RunFacts) -> dict[str, Any]:
+def _what(facts: RunFacts) -> Figures:
     """Facts of the run: model, data, command, versions and time."""
     attempts = facts.get("attempts") or []
     command = facts.get("command") or ""
@@ -224,7 +224,7 @@ def span(ends: Sequence[float] | None, scale: float = 1.0, digits: int = 1) -> s
     return "" if not ends else " (" + "–".join(f"{scale * end:.{digits}f}" for end in ends) + ")"
 
 
-def compared_headline(compared: Mapping[str, Any]) -> str:
+def compared_headline(compared: Figures) -> str:
     """``48.3 % → 71.7 %, +23.3 points (10.0–36.7), 600 tasks``; means of rewards where these are not 0 and 1."""
     d = compared["difference"]
     if d["binary"]:
@@ -241,7 +241,7 @@ def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:
     return span(ends, scale, digits)
 
 
-def _headline(found: Mapping[str, Any]) -> str:
+def _headline(found: Figures) -> str:
     measured = (found["end"] or {}).get("validation") or {}
     first, last, d = (measured.get(key) or {} for key in ("first", "last", "difference"))
     if d.get("rate") is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from gymdata.public import Figures
 from gymdata.report.charts import Chart, lines, rates
 from gymdata.report.compare import Paired
+from gymdata.settings import Settings
 from gymdata.store import find_run_json, read_run_json
 from gymdata.store.run_json import differences
 
@@ -24,10 +26,10 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return [f"{path} ({number})" for number, path in enumerate(paths, 1)]  # one of them twice
 
 
-def compared(paths: Sequence[Path], score: str | None) -> list[dict[str, Any]]:
+def compared(paths: Sequence[Path], score: str | None) -> list[Figures]:
     """Each run against the first, on the tasks that both have scored: ``name``, ``path``, ``mean`` over those tasks, and, of
     all but the first, ``difference`` and ``flips``. Raises DataError where two have no scored task in common."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Figures] = []
     for number, (name, path) in enumerate(zip(names_of(paths), paths, strict=True)):
         paired = Paired.of(paths[0], path, score)
         ways = list(paired.ways.values())
@@ -49,18 +51,18 @@ def settings_that_differ(paths: Sequence[Path]) -> dict[str, list[Any]]:
     return {key: [config.get(key) for config in configs] for key in sorted(keys)}
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _mapping(value: Any) -> Settings:
+    return value if isinstance(value, dict) else {}
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(settings: Settings, prefix: str = "") -> Settings:
+    flat: Settings = {}
     for key, value in settings.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return flat
 
 
-def charts_of_several(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def charts_of_several(names: Sequence[str], runs: Sequence[Figures]) -> list[Chart]:
     """Mean rewards with their intervals, and each curve of the trainings with a line for every run."""
     scored = {name: run["rewards"] for name, run in zip(names, runs, strict=True) if run["rewards"]}
     charts = [rates("compared", "Mean reward", scored)] if len(scored) > 1 else []
@@ -72,7 +74,7 @@ def charts_of_several(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -
     return charts
 
 
-def headline(rows: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], *, binary: bool) -> str:
+def headline(rows: Sequence[Figures], runs: Sequence[Figures], *, binary: bool) -> str:
     """The best run against the first; of trainings, how many there are."""
     if not rows:
         return f"{len(runs)} trainings of {', '.join(sorted({run['training'][0]['stage'] for run in runs}))}"

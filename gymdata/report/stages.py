@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.public import Figures
 from gymdata.report.rollouts import histogram, share
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, SCORES, Table, check_version
@@ -27,7 +28,7 @@ CURVES = (
 )
 
 
-def figures(path: Path) -> dict[str, Any]:
+def figures(path: Path) -> Figures:
     """``pairs``, ``scores``, ``judge``, ``experiences``, ``training``, ``epochs`` and ``lineage`` of a folder and the stage
     folders in it."""
     folders = [path, *sorted(p.parent for p in path.glob("*/run.json"))] if path.is_dir() else []
@@ -56,7 +57,7 @@ def figures(path: Path) -> dict[str, Any]:
     }
 
 
-def _pairs(path: Path) -> Iterator[dict[str, Any]]:
+def _pairs(path: Path) -> Iterator[Figures]:
     for source in _sources(path, PAIRS):
         table = read_table(source.path, PAIRS, ["task_id", "margin", "source", "score", "chosen_mask", "rejected_mask"])
         margin = table["margin"].to_numpy()
@@ -74,7 +75,7 @@ def _pairs(path: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def _scores(path: Path) -> Iterator[dict[str, Any]]:
+def _scores(path: Path) -> Iterator[Figures]:
     """A summary of each re-scoring or judging, by the name of the score."""
     for source in _sources(path, SCORES):
         table = read_table(source.path, SCORES, ["name", "value", "status"])
@@ -93,7 +94,7 @@ def _scores(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def _experiences(path: Path) -> Iterator[dict[str, Any]]:
+def _experiences(path: Path) -> Iterator[Figures]:
     """Sequences, trained tokens, and the mean advantage of a sequence's trained tokens. A sequence without one counts
     among the sequences only."""
     for source in _sources(path, EXPERIENCES):
@@ -144,14 +145,14 @@ def stage_table(path: Path) -> str | None:
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
 
 
-def _judge(folder: Path, facts: RunFacts) -> dict[str, Any]:
+def _judge(folder: Path, facts: RunFacts) -> Figures:
     counts = facts.get("counts") or {}
     rates = {k: v for k, v in (facts.get("bias") or {}).items() if isinstance(v, dict) and "rate" in v}
     bias = {k: v | {"ci95": None if None in (v.get("ci95") or [None]) else v["ci95"]} for k, v in rates.items()}
     return {"path": str(folder), "judge": facts.get("judge"), "comparisons": counts.get("comparisons"), "bias": bias}
 
 
-def _training(folder: Path, facts: RunFacts) -> dict[str, Any]:
+def _training(folder: Path, facts: RunFacts) -> Figures:
     rows = read_metrics(folder / METRICS)
     proof = facts.get("trained_tokens") or {}
     means = facts.get("training") or {}
@@ -169,7 +170,7 @@ def _training(folder: Path, facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def curve(rows: Sequence[Mapping[str, Any]], x: str, name: str) -> list[list[float]]:
+def curve(rows: Sequence[Figures], x: str, name: str) -> list[list[float]]:
     """The points of a number (see ``value_at``) over ``x``; what was not measured is left out."""
     values = [(row[x], value_at(row, name)) for row in rows]
     return [
@@ -179,7 +180,7 @@ def curve(rows: Sequence[Mapping[str, Any]], x: str, name: str) -> list[list[flo
     ]
 
 
-def value_at(row: Mapping[str, Any], name: str) -> Any:
+def value_at(row: Figures, name: str) -> Any:
     """A value of a row, or, where no key has its name, the one inside others at a dotted path; None without one."""
     value: Any = row
     for word in [name] if name in row else name.split("."):

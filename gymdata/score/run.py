@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, option
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote.reading import located
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction
@@ -69,7 +69,7 @@ class ScoreSummary(Report):
     mean: float | None
     ci95: list[float] | None
     parts: dict[str, PartTally]
-    flips: dict[str, Any]
+    flips: Figures
     rules: dict[str, int]
 
     @property
@@ -85,7 +85,7 @@ class ScoreSummary(Report):
         shown = Report.__repr__(self)
         return f"{shown[:-1]}, failures={self.failures!r})" if self.failures else shown
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {**asdict(self), "flips": {**self.flips, "flipped": list(self.flips["flipped"])}}
 
     def rows(self) -> list[Row]:

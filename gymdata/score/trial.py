@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from gymdata.collect.task_files import rows_of, task_files
 from gymdata.collect.tasks import TaskFile
 from gymdata.errors import DataError, UsageError
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards, load_rewards
 from gymdata.rewards.port import View
 from gymdata.rewards.scheduler import VIEWED, PartTally, RewardScheduler, Weighted, saved_view, tallies, total, view_of
@@ -83,7 +82,7 @@ class RewardCheck(Report):
         compared = [value for value in others if value is not None]
         return None if reference is None or not compared else reference > max(compared)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {"ok": self.ok, **asdict(self)}
 
     def rows(self) -> list[Row]:

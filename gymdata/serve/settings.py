@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.settings import Config, Settings
 
 
 class ServerConfig(Config):
@@ -26,4 +26,4 @@ class ServerConfig(Config):
     tool_parser: str = pydantic.Field(
         "auto", description="vLLM's tool call parser: auto (by the chat template), none, or its name."
     )
-    engine: dict[str, Any] = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")
+    engine: Settings = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")

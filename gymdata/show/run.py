@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, UsageError
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import Message, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.show.rollout import parsed, violations
@@ -39,7 +39,7 @@ class ShownRollout:
     violations: list[Violation] = field(default_factory=list)
     score: tuple[str, float] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The object of ``--json``: the row, and ``violations``."""
         chosen_by = {} if self.score is None else {"score": dict(zip(("name", "value"), self.score, strict=True))}
         return {**self.row, **chosen_by, "violations": [v.as_dict() for v in self.violations]}
@@ -54,7 +54,7 @@ class ShownPair:
     fork_message: int
     fork_token: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The object of ``--json``."""
         return {**self.row, "fork_message": self.fork_message, "fork_token": self.fork_token}
 
@@ -70,7 +70,7 @@ class Shown(Report):
     by_default: bool
     reading: Reading | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         """The object of ``--json``."""
         if self.pair is not None:
             return {"pair": self.pair.to_dict(), "total": self.total}

@@ -13,14 +13,13 @@ import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, Unfinished
 from gymdata.ls.run import below, output_of, unfinished_output
-from gymdata.public import Report, Row, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote.places import mirrored
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.journal import read_failures
@@ -103,7 +102,7 @@ class StatusReport(Report):
         """Every output is complete or is being written."""
         return all(run.is_running or run.state == "complete" for run in self.runs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return asdict(self)
 
     def rows(self) -> list[Row]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gymdata.errors import DataError
+from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, interval
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import mean_ci, paired_difference_ci
@@ -30,7 +30,7 @@ class Combination:
     rate: float | None
     ci95: list[float] | None
     by_seed: dict[str, float]
-    difference: dict[str, Any] | None
+    difference: Figures | None
     seconds: float
     is_baseline: bool
 

@@ -30,7 +30,7 @@ from gymdata.errors import (
 from gymdata.finetune.jobs import failed as failure
 from gymdata.finetune.jobs import gymdata_words, start, wait
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Report, Row, rate_text
+from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.store import find_run_json, write_run_json
 from gymdata.store.lock import Lock, is_held
 from gymdata.store.paths import RUN_JSON, local_output
@@ -173,7 +173,7 @@ def _lock(cell: Cell, overwrite: bool) -> Lock:
     return lock
 
 
-def _record(cell: Cell) -> dict[str, Any]:
+def _record(cell: Cell) -> Figures:
     """cell.json: ``commands`` that are done, each with its ``seconds``."""
     file = cell.folder / _CELL
     if not file.is_file():

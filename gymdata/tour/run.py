@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, StoreError
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.store.paths import RUN_JSON, local_output, read_facts
 from gymdata.store.run_json import replacing, temporary_of
 
@@ -66,7 +65,7 @@ class TourReport(Report):
     def exit_code(self) -> int:
         return EXIT_OK if self.ok else max(step.exit_code for step in self.steps)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         steps = [{**asdict(step), "command": shlex.join(step.command)} for step in self.steps]
         return {"output": str(self.output), "rollouts": self.rollouts, "view": shlex.join(self.view), "steps": steps}
 

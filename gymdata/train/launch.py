@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from gymdata import errors
 from gymdata.progress import Progress
-from gymdata.settings import read_yaml
+from gymdata.settings import Settings, read_yaml
 from gymdata.store.reading import child_environment
 from gymdata.train.token_checksum import TokenFacts
 from gymdata.train.trainer_settings import reported_to
@@ -138,7 +138,7 @@ def machine_rank(config: TrainConfig) -> int:
     return int(given)
 
 
-def _reporting(settings: Mapping[str, Any], logs: Path) -> dict[str, str]:
+def _reporting(settings: Settings, logs: Path) -> dict[str, str]:
     """Environment variables of the reporting services: their files go beside the model, unless set otherwise.
     TensorBoard's default is beside the checkpoints, with which its events would be removed."""
     wanted = {

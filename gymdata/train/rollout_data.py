@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
-from gymdata.rollouts.sequences import RolloutSequences, alternatives, require_agents, stitch
+from gymdata.rollouts.sequences import alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import labels, unscored_hint
 from gymdata.train.sequence_data import TrainingExperiences, trained_rows
@@ -193,7 +193,14 @@ def made_sequences(
         }
         temperature = pa.array(np.ones(n, np.float32))
         if alternatives_per_token:
-            lists |= _top_lists(turns, sequences, alternatives_per_token)
+            # Of the trained tokens; those that are not there are −1 and −inf.
+            k, (ids, logprobs) = alternatives_per_token, alternatives(turns, sequences.sampled)
+            row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+            offsets = k * offsets_of(sequences.loss_mask.sums(sequences.is_trained))
+            for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
+                top = np.full((len(ids), k), filler, flat.dtype)
+                top[row, place] = flat
+                lists[name] = Ragged((top if sequences.source is None else top[sequences.source]).ravel(), offsets)
             temperature = batch.column("temperature").take(of)
         columns = {
             "rollout_id": batch.column("rollout_id").take(of),
@@ -224,19 +231,6 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
         there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
         raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
     return mine
-
-
-def _top_lists(turns: pa.ListArray, found: RolloutSequences, k: int) -> dict[str, Ragged]:
-    """The alternatives of the trained tokens, ``k`` a token, those that are not there as −1 and −inf."""
-    ids, logprobs = alternatives(turns, found.sampled)
-    row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
-    offsets = k * offsets_of(found.loss_mask.sums(found.is_trained))
-    made = {}
-    for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
-        table = np.full((len(ids), k), filler, flat.dtype)
-        table[row, place] = flat
-        made[name] = Ragged((table if found.source is None else table[found.source]).ravel(), offsets)
-    return made
 
 
 #: Columns of rollouts that labelled training reads.

@@ -10,7 +10,7 @@ import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,10 +18,11 @@ from typing import Any, Literal, cast
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
-from gymdata.public import Report, Row, path_of, rate_text
+from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
+from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage, parent_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
@@ -53,7 +54,7 @@ SUCCESS = "SUCCESS"
 JOB = "job"
 CHECKPOINTS = "checkpoints"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
-Runner = Callable[[Path, Progress], Mapping[str, Any]]
+Runner = Callable[[Path, Progress], Figures]
 #: A loss that rose by this factor has diverged, as have weights that changed by its square (adapters begin near 0), and a
 #: policy with this KL per token to the sampler.
 DIVERGED, FAR_KL = 10, 10
@@ -75,14 +76,14 @@ class TrainReport(Report):
     status: str
     output: Path
     counts: dict[str, int]
-    trained_tokens: dict[str, Any]
-    run_json: dict[str, Any]
+    trained_tokens: Figures
+    run_json: Figures
     steps: int | None = None
     learned: bool | None = None
-    heldout: dict[str, Any] | None = None
-    ratio: dict[str, Any] | None = None
-    training: dict[str, Any] | None = None
-    annotations: dict[str, Any] | None = None
+    heldout: Figures | None = None
+    ratio: Figures | None = None
+    training: Figures | None = None
+    annotations: Figures | None = None
 
     @classmethod
     def of(cls, facts: RunFacts) -> TrainReport:
@@ -108,7 +109,7 @@ class TrainReport(Report):
         shown = [f"{FIGURES[name][0]} {last[name]:.2g}" for name in ("kl", "loss", "grad_norm") if name in last]
         return ", ".join([*shown, f"weights changed by {change:.2g} times their size"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return self.run_json
 
     def rows(self) -> list[Row]:
@@ -184,7 +185,7 @@ def _public(source: str, kind: type[TrainConfig], text: str) -> Callable[..., Tr
     def function(*given: Any, **named: Any) -> TrainReport:
         return _trained(kind, *([named.pop(source)] if source in named else given), **named)
 
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, Settings] = {
         "source": {"name": source},
         "config": {"annotation": f"{kind.__name__} | str | Path | None"},
     }
@@ -312,9 +313,9 @@ class _Training:
     run_job: Runner
     progress: Progress
     job: Job = field(default_factory=Job)
-    begun: dict[str, Any] = field(default_factory=dict)
+    begun: Figures = field(default_factory=dict)
 
-    def run(self, command: list[str], *, overwrite: bool, dry_run: bool) -> dict[str, Any]:
+    def run(self, command: list[str], *, overwrite: bool, dry_run: bool) -> Figures:
         """Start, resume or find it finished; returns run.json's content (of a dry run: what it would begin)."""
         self.describe(command, dry_run=dry_run)
         out, job, defaults = self.out, self.job, self.config.defaults()
@@ -421,7 +422,7 @@ class _Training:
         counts = {**data.counts, "trained_tokens": expected.count}
         self.begun |= {"counts": counts, "length_limit": data.cost.as_json()}
 
-    def to_the_end(self) -> dict[str, Any]:
+    def to_the_end(self) -> Figures:
         """Run the job; returns run.json's content."""
         out, job = self.out, self.job
         announced = self.run_job((out / JOB / "job.json").resolve(), self.progress)
@@ -434,7 +435,7 @@ class _Training:
         _drop_what_resumes(out, job)
         return facts
 
-    def in_temporary(self, *, worker: bool) -> dict[str, Any]:
+    def in_temporary(self, *, worker: bool) -> Figures:
         """A dry run, which is everything up to the first step, or this machine's processes (``worker``) of a training that
         the first machine reports: in a folder that is gone afterwards."""
         if worker:
@@ -473,9 +474,7 @@ def _is_training(out: Path) -> bool:
     return (out / JOB / "job.json").is_file() or (out / RUN_JSON).is_file()
 
 
-def _state(
-    out: Path, job: Job, defaults: Mapping[str, Any], *, overwrite: bool
-) -> Literal["nothing", "resumable", "finished"]:
+def _state(out: Path, job: Job, defaults: Settings, *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
     """The existing state of this training in ``out``. Raises StoreError when it holds another one.
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
@@ -509,7 +508,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def _announced(announced: Mapping[str, Any]) -> dict[str, Any]:
+def _announced(announced: Figures) -> Figures:
     """Measurements of a trainer before its first step, other than the proof."""
     return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 

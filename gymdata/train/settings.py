@@ -22,7 +22,7 @@ from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
-from gymdata.settings import Config, Names, OnlyWith
+from gymdata.settings import Config, Names, OnlyWith, Settings
 from gymdata.store import read_table
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
@@ -98,7 +98,7 @@ class TrainConfig(Config):
         "auto",
         description="Compute shared prefixes once per batch, and group rollouts of a task (auto: on CPUs, in random order).",
     )
-    trainer: dict[str, Any] = pydantic.Field(
+    trainer: Settings = pydantic.Field(
         default_factory=dict,
         description="Settings of the library's trainer, which may also be keys of the file itself.",
     )

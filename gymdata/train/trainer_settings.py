@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.settings import Fields, as_set, place_of, source_fields
+from gymdata.settings import Fields, Settings, as_set, place_of, source_fields
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
 #: Keys that gymdata sets, or that would silently lose tokens → what to do instead.
@@ -121,14 +121,14 @@ def sort_settings(
     classes: Mapping[str, Fields],
     own: Iterable[str] = (),
     called: Callable[[str], str] = _of_settings,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Settings]:
     """``values`` by class: name of class → its keyword arguments. The first class that has a key gets it.
 
     ``classes``: the fields of each and their types, as ``fields_of``. ``own``: gymdata's keys, offered as nearest names too.
     ``called``: what errors call a key. Raises UsageError for unknown or reserved keys, wrong types and numbers that mean
     nothing, all at once.
     """
-    sorted_values: dict[str, dict[str, Any]] = {name: {} for name in classes}
+    sorted_values: dict[str, Settings] = {name: {} for name in classes}
     known: set[str] = set().union(*classes.values(), own) - RESERVED.keys()
     faults: list[UsageError] = []
     for key, value in values.items():

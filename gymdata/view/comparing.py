@@ -23,7 +23,7 @@ from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.stages import Rows, facts_of
-from gymdata.view.text import visible
+from gymdata.view.text import Values, visible
 
 PAGE = 50
 _MOST_CARDS = 64
@@ -47,7 +47,7 @@ def completion(messages: Sequence[Message]) -> int:
     return next((n for n, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
 
 
-def group_cards(table: pa.Table) -> dict[str, Any]:
+def group_cards(table: pa.Table) -> Values:
     """The rollouts of a group: their common prompt, their completions, and how often each final answer came."""
     rows = sorted(table.to_pylist(), key=lambda row: (row["rollout_index"], row["rollout_id"]))
     prompts = [row["messages"][: completion(row["messages"])] for row in rows]
@@ -108,10 +108,10 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, objec
     }
 
 
-def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> dict[str, Any]:
+def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
     """Both sides of a pair from where they part: tokens where there are ids, and their messages."""
     ids = {side: row[f"{side}_ids"] for side in ("chosen", "rejected")}
-    sides: dict[str, Any] = {"tokens": None, "fork": None, "shared": None}
+    sides: Values = {"tokens": None, "fork": None, "shared": None}
     if ids["chosen"] and ids["rejected"]:
         a, b = ids["chosen"], ids["rejected"]
         fork = common_length(a, b)
@@ -139,7 +139,7 @@ def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> dict[str, Any]:
 
 def _marked(
     ids: Sequence[int], mask: Sequence[int], differs: Sequence[bool], vocabulary: Vocabulary | None
-) -> list[dict[str, Any]]:
+) -> list[Values]:
     special = vocabulary.special if vocabulary is not None else frozenset()
     return [
         {
@@ -193,9 +193,9 @@ class Verdicts:
         self.all_rewards = rewards
         self.pairs = a, b, flipped, one_tie
 
-    def figures(self) -> list[dict[str, Any]]:
+    def figures(self) -> list[Values]:
         """Rates of the judge with their intervals."""
-        found: dict[str, Any] = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
+        found: Values = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
         written = [(facts_of(file).get("bias") or {}).get("longer_wins") for file in self.rows.files]
         if len(written) == 1 and isinstance(written[0], dict):
             # Lengths of answers depend on what the judge was shown, which its run knows.
@@ -239,7 +239,7 @@ class Verdicts:
             kept &= pc.match_substring(self.rows.keys["task_id"], task).to_numpy(zero_copy_only=False)
         return np.flatnonzero(kept)
 
-    def listed(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def listed(self, numbers: Sequence[int]) -> list[Values]:
         """Comparisons for a table."""
         rows = self.rows.keys.take(pa.array(numbers, pa.int64())).to_pylist()
         against = (("reversed", self.reversed), ("tied", self.tied), ("unequal", self.unequal))

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gymdata.errors import GymdataError, counted
 from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, read_facts
 from gymdata.store.stage_output import STAGES, kind_of_stage
+from gymdata.view.text import Values
 
 #: Columns of the graph, left to right.
 KINDS = ("sources", "rollouts", "checks", "data", "models")
@@ -40,7 +40,7 @@ class Node:
         return shlex.join(map(str, self.facts.get("command") or []))
 
 
-def graph(paths: Sequence[Path]) -> dict[str, Any]:
+def graph(paths: Sequence[Path]) -> Values:
     """Nodes with their places, edges as paths of an SVG, and the size of the picture."""
     nodes: dict[str, Node] = {}
     for path in paths:

@@ -32,9 +32,10 @@ from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.settings import ViewConfig
+from gymdata.view.text import Values
 from gymdata.view.why import counts_over_run, seen_in_training, why
 
-Page = tuple[str, dict[str, Any]]
+Page = tuple[str, Values]
 _TABLE = [
     *("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards"),
     *("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"),
@@ -115,7 +116,7 @@ class Pages:
 
         return answer
 
-    def around(self, request: Request, *, bare: bool = False) -> dict[str, Any]:
+    def around(self, request: Request, *, bare: bool = False) -> Values:
         """Values of every page: navigation, the state of the data, the color scheme."""
         snapshot = self.index.snapshot()
         theme = request.cookies.get("theme", "")
@@ -133,7 +134,7 @@ class Pages:
             "gymdata_version": __version__,
         }
 
-    def state(self, _: Request) -> dict[str, Any]:
+    def state(self, _: Request) -> Values:
         """Polled by pages: whether something has changed."""
         snapshot = self.index.snapshot()
         return {"version": self.version(snapshot), "growing": snapshot.growing, "rollouts": len(snapshot)}
@@ -176,7 +177,7 @@ class Pages:
             names |= {run: name if name and once[name] == 1 else str(called[run]) for run, name in short.items()}
         return names
 
-    def _by_row(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> dict[str, Any]:
+    def _by_row(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
         pages = max(1, -(-len(selection.rows) // PAGE_ROWS))
         page = min(query.page, pages)
         rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
@@ -186,7 +187,7 @@ class Pages:
             row["line"] = lines[number]
         return {"rows": listed, "page": page, "pages": pages, "scale": _scale(snapshot)}
 
-    def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> dict[str, Any]:
+    def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
         names = snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
         codes = names.indices.to_numpy(zero_copy_only=False)
         pages = max(1, -(-len(names.dictionary) // PAGE_GROUPS))
@@ -194,7 +195,7 @@ class Pages:
         first, last = (page - 1) * PAGE_GROUPS, page * PAGE_GROUPS
         here = np.flatnonzero((codes >= first) & (codes < last))
         listed = _rows_of(snapshot, selection.rows[here], found)
-        groups: dict[int, list[dict[str, Any]]] = {}
+        groups: dict[int, list[Values]] = {}
         for code, row in zip(codes[here].tolist(), listed, strict=True):
             groups.setdefault(code, []).append(row)
         shown = []
@@ -274,11 +275,11 @@ class Pages:
             evidence.fault = str(error)
         return evidence
 
-    def tokens(self, request: Request) -> dict[str, Any]:
+    def tokens(self, request: Request) -> Values:
         row = self.index.row(*self.row_of(request))
         return Tokens(row, self.stages).data(self.vocabulary(row))
 
-    def token(self, request: Request) -> dict[str, Any]:
+    def token(self, request: Request) -> Values:
         """The alternatives of one sampled token."""
         row = self.index.row(*self.row_of(request))
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
@@ -286,7 +287,7 @@ class Pages:
         listed = tokens.alternatives(turn, k)
         return {"alternatives": [{**one, "text": text_of(vocabulary, one["id"])} for one in listed]}
 
-    def why(self, request: Request) -> dict[str, Any]:
+    def why(self, request: Request) -> Values:
         """Why one sampled token is trained."""
         snapshot, number = self.row_of(request)
         row = self.index.row(snapshot, number)
@@ -332,7 +333,7 @@ class Pages:
             raise Missing(f"there is no group {given!r} among the {len(snapshot):,} rollouts here")
         return "group.html", self.group_values(snapshot, mates) | {"scale": _scale(snapshot)}
 
-    def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> dict[str, Any]:
+    def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
         """The values of the page of a group's rollouts."""
         columns = [*_TABLE, "messages"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
@@ -362,7 +363,7 @@ class Pages:
         neighbours = [None if n is None else rows.keys["pair_id"][n].as_py() for n in near]
         return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours, "number": file}
 
-    def pair_values(self, rows: Rows, number: int) -> dict[str, Any]:
+    def pair_values(self, rows: Rows, number: int) -> Values:
         row = rows.row(number)
         snapshot = self.index.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
@@ -370,7 +371,7 @@ class Pages:
         source = {"run_id": row["run_id"], "policy": ""}
         if here[0] is not None:
             source["policy"] = snapshot.table["policy"][here[0]].as_py()
-        listed: list[dict[str, Any]] = []
+        listed: list[Values] = []
         if (made := self.stages.rows("comparisons")) and len(made):
             verdicts = self.verdicts(made, snapshot)
             second = made.keys["rollout_j"]
@@ -443,7 +444,7 @@ class Pages:
 
     def sql(self, request: Request) -> Page:
         text = request.query_params.get("q", "").strip()
-        values: dict[str, Any] = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
+        values: Values = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
         values |= {"rows_shown": self.config.sql_rows, "token": self._token, "own": self._is_own(request)}
         try:
             values["views"] = self._views()
@@ -494,7 +495,7 @@ class Pages:
             "curves": training.curves(files[number]) if files else None,
         }
 
-    def curves(self, request: Request) -> dict[str, Any]:
+    def curves(self, request: Request) -> Values:
         files = training.find_metrics(self.index.paths)
         if not files:
             raise Missing("there is no metrics.jsonl in the given folders")

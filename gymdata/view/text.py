@@ -7,6 +7,9 @@ from typing import Any
 
 from gymdata.errors import printable
 
+#: What a page, or a part of it, is rendered from.
+Values = dict[str, Any]
+
 
 def number(value: Any) -> str:
     """A number to four digits; a dash for None."""

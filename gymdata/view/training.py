@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gymdata.public import Figures
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
 from gymdata.view.evidence.stages import facts_of
@@ -38,7 +39,7 @@ def find_metrics(paths: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
-def described(file: Path) -> dict[str, Any]:
+def described(file: Path) -> Figures:
     """A summary of a training: its folder, kind, settings in a line, and progress."""
     facts = facts_of(file.parent)
     config = facts.get("config") or {}
@@ -56,11 +57,11 @@ def described(file: Path) -> dict[str, Any]:
     }
 
 
-def curves(file: Path) -> dict[str, Any]:
+def curves(file: Path) -> Figures:
     """``steps`` and panels of series: name → one value per step, None where it was not logged."""
-    by_step: dict[float, dict[str, Any]] = {}
+    by_step: dict[float, Figures] = {}
     for number, row in enumerate(map(_flat, read_metrics(file)), 1):
-        step = row.get("step", row.get("epoch", number))
+        step = next((row[name] for name in ("step", "epoch") if name in row), number)
         if _is_number(step):
             by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
     steps = sorted(by_step)
@@ -75,9 +76,9 @@ def curves(file: Path) -> dict[str, Any]:
     return {"steps": steps, "panels": panels}
 
 
-def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(row: Figures, before: str = "") -> Figures:
     """Nested values by path: finetune writes objects of its epochs."""
-    found: dict[str, Any] = {}
+    found: Figures = {}
     for key, value in row.items():
         found |= _flat(value, f"{before}{key}/") if isinstance(value, dict) else {before + key: value}
     return found

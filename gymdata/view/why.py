@@ -28,6 +28,7 @@ from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens, finite
 from gymdata.view.evidence.stages import Stages, facts_of
+from gymdata.view.text import Values
 
 _BINS = 2_000
 #: Steps of trainings that are listed for a token.
@@ -36,7 +37,7 @@ _STEPS = 60
 _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
 
-def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> Values:
     """Everything that determines the weight of sampled token ``k`` of ``turn`` in training."""
     reference = tokens.reference[turn]
     return {
@@ -54,7 +55,7 @@ def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) 
     }
 
 
-def loss_panels() -> list[dict[str, Any]]:
+def loss_panels() -> list[Values]:
     """The losses that say how they limit a ratio, each with a slider for its bounds, from its defaults on."""
     panels = []
     for loss in LOSSES.values():
@@ -82,7 +83,7 @@ _BOUNDS: Mapping[str, tuple[str, str, float, float]] = {
 }
 
 
-def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
+def _mask(tokens: Tokens, turn: int, k: int) -> Values:
     sampled = f"the policy sampled it in turn {turn}, so it is in exactly one training sequence"
     if tokens.turns[turn].get("rendered"):
         sampled = f"rendered from the text of turn {turn}, not sampled (T213): trained only with --allow-rendered"
@@ -99,7 +100,7 @@ def _mask(tokens: Tokens, turn: int, k: int) -> dict[str, Any]:
     return {"value": 1, "source": None, "reason": sampled}
 
 
-def _credit(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> dict[str, Any]:
+def _credit(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> Values:
     """The rewards of the group and the advantages that the estimator gives."""
     facts = facts_of(Path(tokens.experience)) if tokens.experience else {}
     config = facts.get("config") or {}
@@ -146,7 +147,7 @@ _SHAPING = (
 )
 
 
-def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict[str, Any]:
+def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> Values:
     """The values of a token at training steps (``train-* --annotate``), the last 60 at most; ``more``: the number of
     earlier ones."""
     rows = stages.rows("annotations")
@@ -173,7 +174,7 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> dict
     return {"steps": shown, "more": len(of_turn) - len(shown)}
 
 
-def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:
+def _sequence(tokens: Tokens, turn: int) -> Values | None:
     """The trained tokens of the sequence that trains this turn, and the mean of their log-ratios: what GSPO clips."""
     for number, sequence in enumerate(sequences(tokens.turns)):
         mine = [t for t, own in zip(sequence.turns, sequence.trained, strict=True) if own]
@@ -189,7 +190,7 @@ def _sequence(tokens: Tokens, turn: int) -> dict[str, Any] | None:
     return None
 
 
-def ratios(audit: Path, experience: Path) -> dict[str, Any]:
+def ratios(audit: Path, experience: Path) -> Values:
     """How the ratios of a run are distributed, apart for advantages below, at and above 0: counts of tokens in equal bins
     of the log-ratio from −width to width, of each token and of whole sequences (their mean, counted by their tokens).
 
@@ -199,7 +200,7 @@ def ratios(audit: Path, experience: Path) -> dict[str, Any]:
 
 
 @lru_cache(4)
-def _ratios(state: tuple[tuple[str, int, int], ...]) -> dict[str, Any]:
+def _ratios(state: tuple[tuple[str, int, int], ...]) -> Values:
     audited = read_table(state[0][0], AUDIT, ["rollout_id", "ref_logprobs"])
     made = read_table(state[1][0], EXPERIENCES, ["rollout_id", "loss_mask", "logprobs", "advantages"])
     names = pc.value_counts(made["rollout_id"].combine_chunks())
@@ -256,7 +257,7 @@ def _flat(lists: Any) -> Any:
     return pc.list_flatten(lists).to_numpy(zero_copy_only=False)
 
 
-def counts_over_run(tokens: Tokens) -> dict[str, Any] | None:
+def counts_over_run(tokens: Tokens) -> Values | None:
     """``ratios`` of the files that the token's own numbers come from; None when only one of them exists."""
     if tokens.audit is None or tokens.experience is None:
         return None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gymdata.check.conformance import cases as _cases  # noqa: F401 - the cases register themselves
 from gymdata.check.conformance import session_cases as _session_cases  # noqa: F401 - the same
@@ -14,7 +14,7 @@ from gymdata.check.conformance.engine import ScriptedEngine
 from gymdata.check.conformance.evidence import CaseFailure
 from gymdata.check.conformance.probe import CASES, Case, Probe
 from gymdata.errors import OutsideError, redacted
-from gymdata.public import Report, Row
+from gymdata.public import Figures, Report, Row
 from gymdata.urls import address
 from gymdata.workers.signals import run_async
 
@@ -47,7 +47,7 @@ class RecorderReport(Report):
         results = {case.result for case in self.cases}
         return "failed" not in results and "passed" in results
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Figures:
         return {"recorder": self.recorder, "ok": self.ok, "cases": [asdict(case) for case in self.cases]}
 
     def rows(self) -> list[Row]:

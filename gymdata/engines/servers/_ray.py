@@ -33,6 +33,7 @@ from gymdata.engines.servers.replicas import LOCAL, Needs, Node, check_room, che
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, reported
 from gymdata.models.model_identity import base_of
 from gymdata.rollouts.messages import JsonObject
+from gymdata.settings import Settings
 from gymdata.store.paths import Facts
 
 #: Answers are small and go straight to the caller: what Ray keeps of them needs little room.
@@ -327,7 +328,7 @@ def _join(address: str) -> bool:
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet: Settings = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (LOCAL, "auto"):
         address = checked_address(os.environ.get("RAY_ADDRESS") or address)
     if address == LOCAL:
@@ -383,9 +384,9 @@ def _handler_stays() -> Iterator[None]:
 def replicated(
     count: int,
     address: str | None,
-    resources: Mapping[str, Any],
+    resources: Settings,
     model: str,
-    engine_args: Mapping[str, Any],
+    engine_args: Settings,
     *,
     policy_hash: str,
     retries: int,
@@ -411,7 +412,7 @@ def replicated(
 
 
 def engine_maker(
-    model: str, engine_args: Mapping[str, Any], needs: Needs, kind: Callable[..., Member] | None = None, **settings: Any
+    model: str, engine_args: Settings, needs: Needs, kind: Callable[..., Member] | None = None, **settings: Any
 ) -> Callable[[], Member]:
     """Makes vLLM in an actor. A local folder is named by its whole path: the actor may be in another folder."""
     place = str(Path(model).absolute()) if Path(model).exists() else model

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config
+from gymdata.settings import Config, Settings
 
 #: Ray on this machine, which is started where none runs in this process.
 LOCAL = "local"
@@ -64,7 +64,7 @@ class Needs:
     parts: int
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], engine: Mapping[str, Any]) -> Needs:
+    def of(cls, given: Settings, engine: Settings) -> Needs:
         """From ``--set replica.KEY=VALUE`` and the arguments of the engine. Raises UsageError for what does not fit."""
         names = {key: f"{_FLAG}.{key}" for key in given}
         own = _Resources.of({key: value for key, value in given.items() if value is not None}, _FLAG, names)

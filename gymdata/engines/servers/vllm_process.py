@@ -17,10 +17,10 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gymdata.engines.parent_death import ENGINE_OF, dies_with
 from gymdata.errors import OutsideError
+from gymdata.settings import Settings
 
 #: ``vllm serve`` of the CPU build looks for metadata of another package and crashes; the module is the same server.
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -33,7 +33,7 @@ _QUIET = {
 }
 
 
-def words_of(arguments: Mapping[str, Any]) -> list[str]:
+def words_of(arguments: Settings) -> list[str]:
     """Engine arguments as the server's flags: ``max_model_len=8`` is ``--max-model-len 8``, False is ``--no-…``."""
     words: list[str] = []
     for key, value in arguments.items():

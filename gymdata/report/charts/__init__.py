@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from gymdata.public import Figures as Figures
 from gymdata.registry import Registry
 
-Figures = Mapping[str, Any]
 Points = Sequence[Sequence[float]]
 Draw = Callable[[Figures], Iterable["Chart"]]
 
@@ -67,9 +66,7 @@ def lines(name: str, title: str, series: Mapping[str, Points], x: str) -> Chart:
     return Chart(name, title, "lines", x, series={key: points for key, points in series.items() if points})
 
 
-def rates(
-    name: str, title: str, values: Mapping[str, Mapping[str, Any]], bounds: tuple[float, float] | None = None
-) -> Chart:
+def rates(name: str, title: str, values: Mapping[str, Figures], bounds: tuple[float, float] | None = None) -> Chart:
     """Rates or means with their intervals (``rate``, ``mean`` or ``value``, and ``ci95``)."""
     rows = []
     for key, row in values.items():

@@ -59,7 +59,19 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         smoothed = ["sigmoid with label_smoothing"] if args.label_smoothing and "sigmoid" in args.loss_type else []
         self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own and not smoothed)
         if not self.uniform:
-            _refuse_unweighable(args, [*self.own, *smoothed])
+            own, odd = [*self.own, *smoothed], [kind for kind in args.loss_type if kind not in WEIGHABLE]
+            if odd or args.ld_alpha is not None or args.use_weighting or args.f_divergence_type != "reverse_kl":
+                what = f"loss_type {', '.join(odd)}" if odd else "ld_alpha, use_weighting and f_divergence_type"
+                able = f"(loss types that can: {', '.join(WEIGHABLE)})"
+                if own:
+                    raise UsageError(
+                        f"loss_type {', '.join(own)} cannot be combined with {what} {able}",
+                        hint="choose loss types of these, and leave the other settings out",
+                    )
+                raise UsageError(
+                    f"the pairs carry weights or margins, which {what} cannot use {able}",
+                    hint="choose one of these, or train every pair alike: --set pair_weights=false, margin_scale 0",
+                )
         with skip_weights_hash(dpo_trainer):
             super().__init__(
                 args=args,
@@ -205,18 +217,3 @@ def reward_distance(target: torch.Tensor, scores: torch.Tensor, kind: str) -> to
     ours, theirs = (F.logsigmoid(torch.stack([each, -each])) for each in (scores, target))
     first, second = (ours, theirs) if kind == "fwd_kl" else (theirs, ours)
     return (torch.exp(first) * (first - second)).sum(dim=0)
-
-
-def _refuse_unweighable(args: DPOConfig, own: Sequence[str]) -> None:
-    odd = [kind for kind in args.loss_type if kind not in WEIGHABLE]
-    if odd or args.ld_alpha is not None or args.use_weighting or args.f_divergence_type != "reverse_kl":
-        what = f"loss_type {', '.join(odd)}" if odd else "ld_alpha, use_weighting and f_divergence_type"
-        if own:
-            raise UsageError(
-                f"loss_type {', '.join(own)} cannot be combined with {what} (loss types that can: {', '.join(WEIGHABLE)})",
-                hint="choose loss types of these, and leave the other settings out",
-            )
-        raise UsageError(
-            f"the pairs carry weights or margins, which {what} cannot use (loss types that can: {', '.join(WEIGHABLE)})",
-            hint="choose one of these, or train every pair alike: --set pair_weights=false, margin_scale 0",
-        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from gymdata.public import Figures
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import replacing
 from gymdata.train.annotations import AnnotationWriter
@@ -69,7 +70,7 @@ class Recorder(TrainerCallback):
         if state.is_world_process_zero:
             self._report(args, state)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Figures | None = None, **_: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
         passed = time.monotonic() - self._began
@@ -113,12 +114,12 @@ class AnnotationsCallback(TrainerCallback):
         self._writer.flush()
 
 
-def figures_of(row: dict[str, Any]) -> dict[str, float]:
+def figures_of(row: Figures) -> dict[str, float]:
     """The finite numbers of a row of metrics.jsonl that are shown, by the names that they are shown under."""
     return {name: row[key] for key, name in FIGURES.items() if isinstance(row.get(key), (int, float))}
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[Figures]) -> Figures:
     """``first`` and ``last``: each figure's mean over the first and the last tenth (at least one) of the logged steps;
     ``tokens_per_s``: tokens without padding, since the training was begun or resumed."""
     logged = [row for row in rows if "loss" in row]
@@ -126,7 +127,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     n = -(-len(logged) // 10)
 
-    def means(part: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def means(part: Sequence[Figures]) -> dict[str, float]:
         found = [figures_of(row) for row in part]
         values = {name: [f[name] for f in found if name in f] for name in dict.fromkeys(FIGURES.values())}
         return {name: sum(some) / len(some) for name, some in values.items() if some}
@@ -186,5 +187,5 @@ def draw_curve(folder: Path) -> None:
     plt.close(figure)
 
 
-def _held_out(row: dict[str, Any]) -> bool:
+def _held_out(row: Figures) -> bool:
     return any(name.startswith("heldout/") for name in row)

@@ -23,6 +23,7 @@ from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.stages import Stages, facts_of
+from gymdata.view.text import Values
 
 Array = npt.NDArray[Any]
 _DIGITS = 5
@@ -131,7 +132,7 @@ class Tokens:
         reading = Reading(vocabulary.decode, vocabulary.special) if vocabulary is not None else None
         return relations(self.turns, lambda: reading)
 
-    def data(self, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    def data(self, vocabulary: Vocabulary | None) -> Values:
         """The data of the page's token view: turns, and the text of each id that occurs."""
         turns, used = [], set[int]()
         for number, turn in enumerate(self.turns):
@@ -192,16 +193,16 @@ class Tokens:
             ratio: Array = np.exp(reference.astype(np.float64) - self.turns[turn]["generation_log_probs"])
         return ratio
 
-    def alternatives(self, turn: int, k: int) -> list[dict[str, Any]]:
+    def alternatives(self, turn: int, k: int) -> list[Values]:
         """The alternatives of a sampled token, the likeliest first."""
         listed = (self.turns[turn].get("top_log_probs") or [])[k : k + 1]
         return sorted(listed[0], key=lambda one: -one["log_prob"]) if listed else []
 
 
-def ranks(turn: Mapping[str, Any]) -> list[int] | None:
+def ranks(turn: Values) -> list[int] | None:
     """The place of each sampled token among the recorded alternatives, 1 for the likeliest, one more than their number
     for a token that is not among them; None without recorded alternatives."""
-    listed: Sequence[Sequence[Mapping[str, Any]]] | None = turn.get("top_log_probs")
+    listed: Sequence[Sequence[Values]] | None = turn.get("top_log_probs")
     if not listed:
         return None
     sampled = zip(turn["generation_log_probs"].tolist(), turn["generation_token_ids"].tolist(), listed, strict=False)
@@ -220,7 +221,7 @@ def text_of(vocabulary: Vocabulary | None, token: int) -> str:
     return printable(vocabulary.text(token)) if vocabulary is not None else str(token)
 
 
-def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None) -> dict[str, Any]:
+def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None) -> Values:
     """The values of the page of a break: what was there, the prompt that came instead, and where they differ."""
     turn = tokens.turns[relation.turn]
     parent = int(turn["parent"])
@@ -246,7 +247,7 @@ def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None
 
 def _side(
     ids: Array, spans: Sequence[Mapping[str, int]], vocabulary: Vocabulary | None, sampled_from: int
-) -> list[dict[str, Any]]:
+) -> list[Values]:
     """Tokens of one side of a break around its differing spans; long agreement between two spans is left out. Those from
     ``sampled_from`` on were sampled."""
     marked, shown = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.bool_)
@@ -255,7 +256,7 @@ def _side(
         shown[max(0, span["start"] - _AROUND) : span["end"] + _AROUND] = True
         shown[span["start"] + _MOST_SHOWN : span["end"]] = False
     special = vocabulary.special if vocabulary is not None else frozenset()
-    out: list[dict[str, Any]] = []
+    out: list[Values] = []
     # Not more than a page can hold; what is left out is counted at its place.
     listed, end = np.flatnonzero(shown)[: 4 * _MOST_SHOWN].tolist(), 0
     for at in listed:
