@@ -13,7 +13,7 @@ from .flags import Json, Output, Overwrite
 _Path = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder, file or glob of rollouts, pairs or other tables.")
 ]
-_Redact = Annotated[bool, typer.Option("--redact", help="Write a copy of the rollouts without what is found to -o.")]
+_Redact = Annotated[bool, typer.Option("--redact", help="Write a copy of the rows without what is found to -o.")]
 _Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", help="Tokenizer folder of the policy (default: the run's own).")
 ]

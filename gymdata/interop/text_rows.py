@@ -216,6 +216,8 @@ def rollout_row(
         raise BadItem("S103", "no message of the assistant")
     labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
     reward = next(iter(labels.values()), None) if reward is None else reward
+    if group is not None and not isinstance(group, str):
+        raise BadItem("S102", f"the task: got {group!r:.100}, expected text")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"

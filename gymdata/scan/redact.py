@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gymdata.checks.breaks import Reading
-from gymdata.rollouts.messages import RolloutRow
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.messages import RolloutRow, TableRow
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import Ids, Turn, TurnEncoder, call_of, expand_prompts
 from gymdata.scan.files import rewritten
 from gymdata.scan.patterns import LITERAL, Find, Found, apart, without
@@ -73,6 +73,29 @@ class Redaction:
                     yield build(made, ROLLOUTS, ROLLOUTS.schema.names, "redacted rollouts", [1])
             if start < len(batch):
                 yield batch.slice(start)
+
+    def pair_batches(self, source: str | Path) -> Iterator[pa.RecordBatch]:
+        """The pairs under ``source``, those without a finding as they are. Pairs with token ids are made of rollouts, which
+        are what is to be redacted: one with a finding is left out."""
+        for batch in scan_batches(source, PAIRS, None, _BATCH_ROWS):
+            kept = list[TableRow]()
+            for row in map(dict, to_rows(batch)):
+                ids = [row[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
+                texts = {key: value for key, value in row.items() if not isinstance(value, np.ndarray)}
+                decoded = [self.reading.decode(list(map(int, one))) for one in ids] if self.reading is not None else []
+                if not (values := self._values([texts, decoded])):
+                    kept.append(row)
+                    continue
+                made = {**row, **self.clean(texts, values)}
+                if any(map(len, ids)) or any(made[key] != row[key] for key in ("pair_id", "run_id", "task_id")):
+                    why = "a finding in a pair with token IDs" if any(map(len, ids)) else "an ID holds a finding"
+                    self.left_out.setdefault(why, []).append(self.clean(row["pair_id"]))
+                    continue
+                self.redacted += 1
+                kept.append(made)
+            if kept:
+                lines = [decode(encode(row)) for row in kept]
+                yield build(lines, PAIRS, batch.schema.names, "redacted pairs", list(range(len(lines))))
 
     def clean(self, value: Any, values: Values | None = None) -> Any:
         """A JSON value without findings, nor any of ``values``."""

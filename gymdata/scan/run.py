@@ -10,26 +10,27 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scan.files import all_rows, rewritten
 from gymdata.scan.patterns import Find, finder, without
 from gymdata.store import StageOutput, files_of, find_run_json, read_run_json
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
+from gymdata.store.tables import holds_pairs
 
-_NAME = "rollouts.parquet"
 #: Keys of run.json that later commands read.
 _KEPT = ("identity", "engine", "policy", "model", "chat", "rewards", "reward")
 #: Counts of the copy, with their names in the summary.
 _COUNTS = {
-    "redacted": "rollouts redacted",
+    "redacted": "{table} redacted",
     "tokens_replaced": "tokens replaced",
     "tokens_untrained": "tokens no longer trained",
 }
@@ -66,6 +67,7 @@ class ScanReport(Report):
     tokens_untrained: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
     file: str | None = None
+    table: str = ROLLOUTS.name
 
     @property
     def ok(self) -> bool:
@@ -78,7 +80,7 @@ class ScanReport(Report):
         summary: list[Row] = [("rows scanned", self.rows_scanned), ("result", found), *self.by_kind.items()]
         if self.file is None:
             return summary
-        summary += [(what, getattr(self, name)) for name, what in _COUNTS.items()]
+        summary += [(what.format(table=self.table), getattr(self, name)) for name, what in _COUNTS.items()]
         for why, ids in self.left_out.items():
             summary.append((f"left out: {why}", f"{len(ids):,} ({', '.join(ids[:3])}{' …' * (len(ids) > 3)})"))
         return [*summary, ("written to", self.file)]
@@ -97,7 +99,8 @@ def scan(
     """Look for keys, tokens, e-mail addresses and home folders in every text under ``path`` (run folder, file or glob):
     messages, tool calls, tasks, tools and environment facts of rollouts, other tables, run.json and logs.
 
-    ``redact``: write the rollouts without them to ``output``, a folder (``rollouts.parquet``) or a .parquet/.jsonl file.
+    ``redact``: write the rollouts (or pairs) without them to ``output``, a folder (``rollouts.parquet``, ``pairs.parquet``)
+    or a .parquet/.jsonl file.
     ``tokenizer``: that of the policy, where run.json names none that is here.
     Raises MissingExtraError without the extra ``scan``, DataError where there is nothing, or a file cannot be read, and as
     ``filter`` for the output.
@@ -117,16 +120,27 @@ def scan(
     from gymdata.models._transformers import reader_of
     from gymdata.scan.redact import Redaction
 
-    target, run_json = output_file(output, _NAME), find_run_json(source)
-    if any(target.resolve() == read.path.resolve() for read in files_of(source)):
+    table = PAIRS if holds_pairs(source) else ROLLOUTS
+    report.table, name = table.name, f"{table.name}.parquet"
+    target, run_json = output_file(output, name), find_run_json(source)
+    if any(target.resolve() == read.path.resolve() for read in files_of(source, table)):
         raise UsageError(f"-o {target}: is the file that is scanned", hint="give another name")
     facts = read_run_json(run_json) if run_json is not None else {}
     reader = reader_of(tokenizer, facts)
     redaction = Redaction(find, reader() if reader is not None else None)
-    with StageOutput(described_by(target, _NAME), "redact", [target.name], overwrite=overwrite) as out:
+    with StageOutput(described_by(target, name), "redact", [target.name], overwrite=overwrite) as out:
         config = redaction.clean({"path": str(Path(source).resolve())})
-        out.refuse_other("config", config, "redacted rollouts")
-        out.batches(target.name, redaction.batches(source), ROLLOUTS, ROLLOUTS.arrow)
+        out.refuse_other("config", config, f"redacted {table.name}")
+        batches, schema = redaction.batches(source), ROLLOUTS.arrow
+        if table is PAIRS:
+            import pyarrow as pa
+
+            of_pairs = redaction.pair_batches(source)
+            first = next(of_pairs, None)
+            columns = PAIRS.required() if first is None else first.schema.names
+            schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
+            batches = chain([] if first is None else [first], of_pairs)
+        out.batches(target.name, batches, table, schema)
         counts = {name: getattr(redaction, name) for name in (*_COUNTS, "left_out")}
         kept = {key: facts[key] for key in _KEPT if key in facts}
         more = {"command": list(command), "parents": [parent_of(source)], "neutral_token": redaction.neutral}

@@ -13,6 +13,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import UsageError
+from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, sequences
 from gymdata.store import read_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -179,3 +180,24 @@ def test_redact_and_an_output_belong_together(tmp_path: Path, capsys: pytest.Cap
         gymdata.scan(run / "rollouts/part-00000.parquet", run / "rollouts/part-00000.parquet", redact=True)
     assert main(["scan", str(run), "--redact", "-o", str(tmp_path / "out")]) == 0
     assert main(["scan", str(tmp_path / "out")]) == 0
+
+
+def test_pairs_of_text_are_redacted_and_those_with_ids_left_out(tmp_path: Path) -> None:
+    """A finding in a preference is replaced in its texts; a pair with token ids is named instead."""
+    secret, _ = next(iter(KINDS.values()))
+    rows = [
+        {"prompt": f"My key is {secret}?", "chosen": "No.", "rejected": f"It is {secret}"},
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gymdata.import_rollouts(tmp_path / "a.jsonl", tmp_path / "run")
+    report = gymdata.scan(tmp_path / "run", tmp_path / "out", redact=True)
+    assert (report.redacted, report.left_out) == (1, {})
+    assert gymdata.scan(tmp_path / "out").findings == []
+    made = read_table(tmp_path / "out", PAIRS).to_pylist()
+    assert [row["chosen"][0]["content"] for row in made] == ["No.", "a"]
+    assert "[redacted:" in made[0]["prompt"][0]["content"]
+    gymdata.tokenize(tmp_path / "run", tmp_path / "tokens", tokenizer=str(POLICY))
+    report = gymdata.scan(tmp_path / "tokens", tmp_path / "again", redact=True, tokenizer=POLICY)
+    assert [len(ids) for ids in report.left_out.values()] == [1]
+    assert read_table(tmp_path / "again", PAIRS).num_rows == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
@@ -21,15 +22,21 @@ class _Nested(Format):
     """Trajectories in collections and lists, which an export of all of them writes as they were."""
 
     marks = (b'"episode"', b'"trajectories"')
-    general = True  # other projects call their lists trajectories, too
     suffixes = (".json", ".jsonl")
     #: The column by which trajectories are put into inner lists.
     group = "group_id"
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.trajectories.nat import holds_pairs, is_nested
+        from gymdata.interop.trajectories.nat import holds_pairs, is_nested, places
 
-        return is_nested(value) and holds_pairs(value) == (self.table == "pairs")
+        if not is_nested(value) or holds_pairs(value) != (self.table == "pairs"):
+            return False
+        # Other projects call their lists trajectories, too.
+        first = [trajectory for _, trajectory in islice(places(value), 20) if isinstance(trajectory, dict)]
+        if not first:
+            groups = value.get("trajectories") if isinstance(value, dict) else value
+            return isinstance(groups, list) and all(isinstance(group, list) for group in groups)
+        return any("episode" in trajectory for trajectory in first)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         from gymdata.interop.trajectories.nat import places
