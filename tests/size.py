@@ -52,7 +52,7 @@ BUDGETS: dict[str, int] = {
     "serve": 177,
     "show": 836,
     "status": 263,
-    "store": 4_778,
+    "store": 4_780,
     "sweep": 458,
     "tokenize": 450,
     "tour": 199,
@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 83_821, 595
+TOTAL, FILE_LINES = 83_823, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 498, 282, 14
 
 

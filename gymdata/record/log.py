@@ -73,7 +73,7 @@ class SessionLog:
         """The session's row is written."""
         journal = self._journals.pop(session.key, None)
         if journal is not None:
-            journal.close()
+            journal.close(keep=False)
         self._path(session).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -177,9 +177,11 @@ class Journal:
                 raise StoreError.from_os(self.path, error, journaled=self.rows > 0) from error
             self._synced = size
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
+        """Close it; unless it is to be removed, bring it to the disk first."""
         try:
-            self.sync()
+            if keep:
+                self.sync()
         finally:
             with self._closing:
                 if self._fd >= 0:

@@ -90,7 +90,9 @@ def test_what_an_agent_does_trains_a_better_policy(name: str, policy: str, tmp_p
     assert validate(tmp_path / "run").ok
     gymdata("experience", tmp_path / "run", "-o", tmp_path / "experience")
     trained = tmp_path / "policy"
-    gymdata("train-rl", tmp_path / "experience", "-m", policy, "-o", trained, "-c", SAMPLES / "rl.yaml", "--seed", 5)
+    gymdata(
+        "train-rl", tmp_path / "experience", "-m", policy, "-o", trained, "--config", SAMPLES / "rl.yaml", "--seed", 5
+    )
     rates = []
     for model, run in ((policy, tmp_path / "before"), (trained, tmp_path / "after")):
         gymdata("collect", heldout, "-m", model, "-o", run, "-r", 1, *solving, "--temperature", 0)
