@@ -116,9 +116,9 @@ def check(model: str, *, chat_template: str | None = None) -> ModelReport:
     from gymdata.chat.template import TransformersChat, known_template
 
     chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
-    known = known_template(chat.tokenizer.chat_template)
-    found = check_template(_rendering(chat))
-    return ModelReport(model, known.name if known else None, found, _cure(chat), chat.facts())
+    template_name = known_template(chat.tokenizer.chat_template)
+    report = check_template(_rendering(chat))
+    return ModelReport(model, template_name.name if template_name else None, report, _cure(chat), chat.facts())
 
 
 def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
@@ -139,15 +139,15 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
 
     A patch is used when the template breaks re-rendered turns and its shipped twin breaks none.
     """
-    found = check_template(_rendering(chat))
-    if found.ok:
+    report = check_template(_rendering(chat))
+    if report.ok:
         return chat, []
-    what = ", ".join(found.strips) or "earlier turns"
+    what = ", ".join(report.strips) or "earlier turns"
     cure = _cure(chat)
     if cure is not None and cure.check.ok:
         note = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
         return chat.with_template(cure.template, tool_parser=tool_parser), [note]
-    if found.bridges:
+    if report.bridges:
         return chat, [f"the chat template rewrites {what}: train from the saved ids, not from rendered messages"]
     return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]
 

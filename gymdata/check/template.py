@@ -165,41 +165,41 @@ def probes() -> list[Probe]:
 def check_template(rendering: Rendering) -> TemplateCheck:
     """Render every probe as a conversation that grows, and compare each rendering with the one before it."""
     ends = [(i, rendering.decode([i])) for i in rendering.end_of_turn_ids]
-    found = TemplateCheck(ends, generation_mask=rendering.marks_generations())
+    report = TemplateCheck(ends, generation_mask=rendering.marks_generations())
     written = dict.fromkeys(("system", "tools", "reasoning"), False)
     for probe in probes():
         try:
             steps = _steps(rendering, probe)
         except DataError as error:
-            found.refused[probe.name] = str(error.message)
+            report.refused[probe.name] = str(error.message)
             continue
         if "tools" in probe.needs and not all(
             call["function"]["name"] in step.closed[len(step.prompt) - 1 :]
             for step in steps
             for call in step.completion.get("tool_calls", ())
         ):
-            found.refused[probe.name] = "the template leaves out tool calls"
+            report.refused[probe.name] = "the template leaves out tool calls"
             continue
         for step in steps:
-            _compare(rendering, found, probe, step)
+            _compare(rendering, report, probe, step)
         last = max(i for i, m in enumerate(probe.messages) if m["role"] == "assistant")
         try:
             rendering.bridge(probe.messages[: last + 1], probe.messages[last + 1 :], probe.tools)
         except (DataError, RefusedError) as error:
-            found.no_bridge[probe.name] = str(error.message)
-        _presence(probe, steps, written, found)
-    found.ignores = [part for part, seen in written.items() if not seen and part not in found.strips]
+            report.no_bridge[probe.name] = str(error.message)
+        _presence(probe, steps, written, report)
+    report.ignores = [part for part, seen in written.items() if not seen and part not in report.strips]
     draw = random.Random(_SEED)
     plain = list(rendering.plain_ids)
     stable = 0
     for _ in range(_ROUND_TRIPS if plain else 0):
         ids = draw.choices(plain, k=_ROUND_TRIP_LENGTH)
         stable += rendering.encode(rendering.decode(ids)) == ids
-    found.random_ids_stable = stable / _ROUND_TRIPS
+    report.random_ids_stable = stable / _ROUND_TRIPS
     text = 'It is 12, less 2: 10.\n{"a": 12, "b": [2, null]}  two  spaces'
     ids = rendering.encode(text)
-    found.text_stable = rendering.encode(rendering.decode(ids)) == ids
-    return found
+    report.text_stable = rendering.encode(rendering.decode(ids)) == ids
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,8 @@ def _steps(rendering: Rendering, probe: Probe) -> list[_Step]:
 def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
     pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, step.closed), step.following)]
     if _can_generate(step.prompt, step.completion):
-        kept = step.closed.startswith(step.before.rstrip())
-        where: Where = "generation prompt" if kept else "earlier messages"
+        prefix_kept = step.closed.startswith(step.before.rstrip())
+        where: Where = "generation prompt" if prefix_kept else "earlier messages"
         pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
     if _thinks_aloud(step.completion) and _REASON not in step.closed:
         # It is left out at once, so no later rendering differs from an earlier one.
@@ -309,11 +309,11 @@ def _assistant(content: str, reasoning: str | None = None) -> Message:
 
 
 def _called(*calls: tuple[str, str]) -> Message:
-    made = [
+    tool_calls = [
         {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": {"a": 7, "b": 5}}}
         for name, i in calls
     ]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 def _result(name: str, call: str, content: str) -> Message:

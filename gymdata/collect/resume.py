@@ -116,8 +116,8 @@ class AttemptTracker:
         edited: list[str] = []
         pending = exhausted = 0
         for task in tasks:
-            known = self._sample.get(task.task_id)
-            if known is not None and self._key.rollout_id(task, known[0]) != known[1]:
+            sampled = self._sample.get(task.task_id)
+            if sampled is not None and self._key.rollout_id(task, sampled[0]) != sampled[1]:
                 edited.append(task.task_id)
                 continue
             for index in range(self._num_rollouts):

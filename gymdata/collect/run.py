@@ -238,9 +238,9 @@ def _collect(
         behavior=behavior_of(run.folder) if done.rollouts else {},
         slowed_by=done.slowed_by,
     )
-    known = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
+    sampled_counts = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     left = {"pending": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
-    run.note(counts={**known, **left})
+    run.note(counts={**sampled_counts, **left})
     return summary
 
 

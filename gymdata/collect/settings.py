@@ -427,8 +427,8 @@ class CollectConfig(Config):
 
 
 def _split(spec: str) -> tuple[str | None, str]:
-    found = _NAMED.fullmatch(spec)
-    return (found[1], found[2]) if found else (None, spec)
+    match = _NAMED.fullmatch(spec)
+    return (match[1], match[2]) if match else (None, spec)
 
 
 def forced(pairs: Sequence[str]) -> Settings:

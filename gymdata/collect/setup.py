@@ -224,19 +224,19 @@ def _engine_context(config: CollectConfig, model: Facts) -> int | None:
     file = folder / "config.json"
     facts = json.loads(file.read_text()) if file.is_file() else {}
     facts = facts.get("text_config") or facts
-    own, wanted = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
+    own, max_length = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
     if not isinstance(own, int) or facts.get("rope_scaling") or config.engine.get("hf_overrides"):
         own = None
-    if not isinstance(wanted, int) or wanted < 1:  # "auto" and texts such as 8k are vLLM's to read
+    if not isinstance(max_length, int) or max_length < 1:  # "auto" and texts such as 8k are vLLM's to read
         return own
-    if own is not None and wanted > own and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
+    if own is not None and max_length > own and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         raise UsageError.bad_value(
             "--set engine.max_model_len",
-            wanted,
+            max_length,
             f"at most {own:,}, the context of {folder}",
             hint="lower it, or leave it out",
         )
-    return wanted
+    return max_length
 
 
 def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
@@ -293,9 +293,9 @@ class Parts:
 
     @property
     def place(self) -> Environment | Workflow | Agent:
-        place = self.workflow or self.agent or self.environment
-        assert place is not None
-        return place
+        part = self.workflow or self.agent or self.environment
+        assert part is not None
+        return part
 
 
 @dataclass(slots=True)
@@ -370,9 +370,9 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
 def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, list[str]]:
     """The model's name at the first server that answers, and where its tokenizer is: what was given, else what that server
     says of itself, which is then announced."""
-    known = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
-    if config.model is not None and known is not None:
-        return config.model, known, []
+    tokenizer = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
+    if config.model is not None and tokenizer is not None:
+        return config.model, tokenizer, []
     server, listed = servers[0], []
     for url in servers:
         try:

@@ -49,12 +49,12 @@ def task_files(path: Path | str) -> list[Path]:
     text = str(located(text))
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
-    found = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
-    if not found or not found[0].exists():
+    paths = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
+    if not paths or not paths[0].exists():
         raise DataError.missing_path(path, f"a task file or glob: {KINDS}")
-    for given in found:
+    for given in paths:
         DataError.refuse_pipe(given)
-    return [file for given in found for file in (_saved(given) if given.is_dir() else [given])]
+    return [file for given in paths for file in (_saved(given) if given.is_dir() else [given])]
 
 
 def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
@@ -144,8 +144,8 @@ def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     with duckdb.connect(":memory:", config={"threads": 1}) as database:
         number = 0
         try:
-            found = database.execute(query, [glob.escape(str(file)), _LONGEST])
-            while texts := found.fetchmany(_ROWS):
+            rows = database.execute(query, [glob.escape(str(file)), _LONGEST])
+            while texts := rows.fetchmany(_ROWS):
                 for (text,) in texts:
                     number += 1
                     # The texts are the file's own: values are not changed by the types of a column.

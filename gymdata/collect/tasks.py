@@ -243,7 +243,13 @@ def parse_task(row: TaskRow, *, prompt_elsewhere: bool = False, shape: TaskShape
 def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: bool) -> Task:
     row, tools = shaped.row, None
     if shaped.column == SOURCES[2]:
-        row = _for_server(row, shaped, shape)
+        # A NeMo Gym row with the system message, which its server gets, too.
+        params = row[SOURCES[2]]
+        if shape.template is not None:
+            expected = "a prompt that --prompt-template can replace"
+            raise FieldError(SOURCES[2], "a prompt in the server's own form", expected)
+        if shaped.system is not None and isinstance(params, dict) and not params.get("instructions"):
+            row = {**row, SOURCES[2]: {**params, "instructions": shaped.system}}
         messages, tools = _from_responses(row[SOURCES[2]], prompt_elsewhere)
     else:
         messages = _messages(shaped.value, shaped.column, allow_text=shaped.column not in ("messages", *CONVERSATIONS))
@@ -267,16 +273,6 @@ def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: b
     else:
         raise FieldError("task_id", short(given), "a non-empty string or an integer")
     return Task(task_id, messages, tools, row, content)
-
-
-def _for_server(row: TaskRow, shaped: Shaped, shape: TaskShape) -> TaskRow:
-    """A NeMo Gym row with the system message, which its server gets, too."""
-    params = row[SOURCES[2]]
-    if shape.template is not None:
-        raise FieldError(SOURCES[2], "a prompt in the server's own form", "a prompt that --prompt-template can replace")
-    if shaped.system is None or not isinstance(params, dict) or params.get("instructions"):
-        return row
-    return {**row, SOURCES[2]: {**params, "instructions": shaped.system}}
 
 
 def _without_answer(row: TaskRow, messages: list[Message], where: str) -> tuple[TaskRow, list[Message]]:
@@ -309,8 +305,8 @@ def _with_reasoning(items: list[Any], where: str) -> Iterator[Message]:
     thoughts: list[str] = []
     for i, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "reasoning":
-            given = item.get("summary") or item.get("content") or ""
-            thoughts.append(_text(given, f"{where}[{i}].{'summary' if item.get('summary') else 'content'}"))
+            parts = item.get("summary") or item.get("content") or ""
+            thoughts.append(_text(parts, f"{where}[{i}].{'summary' if item.get('summary') else 'content'}"))
             continue
         message = _message(item, f"{where}[{i}]")
         reasoning = "\n".join(filter(None, thoughts))
@@ -388,9 +384,9 @@ def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], 
     where = "responses_create_params"
     if not isinstance(value, dict):
         raise FieldError(where, short(value), "an object with input and optional tools")
-    given = value.get("input")
-    empty = prompt_elsewhere and (given is None or given in ([], ""))
-    messages = [] if empty else _messages(given, f"{where}.input", allow_text=True)
+    items = value.get("input")
+    empty = prompt_elsewhere and (items is None or items in ([], ""))
+    messages = [] if empty else _messages(items, f"{where}.input", allow_text=True)
     if messages:
         _without_answer({}, messages, f"{where}.input")
     if value.get("instructions"):

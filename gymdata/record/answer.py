@@ -79,27 +79,27 @@ class Answer:
         calls = message.pop("tool_calls", None) or []
         if request.prompt is None and stop is not None and stop in (message.get("content") or ""):
             message["content"] = message["content"].partition(stop)[0]
-        made = []
+        numbered = []
         for number, call in enumerate(calls):
             # The same call twice in a conversation has two ids.
             seed = orjson.dumps([session.rollout_id, len(session.steps), index, number])
-            made.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
-        if made and not request.parallel_tool_calls:
-            made, left_out = made[:1], made[1:]
+            numbered.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
+        if numbered and not request.parallel_tool_calls:
+            numbered, left_out = numbered[:1], numbered[1:]
             if left_out:
                 message["calls_left_out"] = left_out
-        if made:
-            message["tool_calls"] = made
+        if numbered:
+            message["tool_calls"] = numbered
         elif request.tools and spells_call(message):
             message["unparsed_call"] = True
-        finish = "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
+        finish = "tool_calls" if numbered and generation.finish_reason == "stop" else generation.finish_reason
         completion = AgentCompletion(
             id=self.id,
             created=self.created,
             text=text,
             content=message.get("content") or "",
             reasoning=message.get("reasoning"),
-            tool_calls=made,
+            tool_calls=numbered,
             finish_reason="length" if finish == "length" else "tool_calls" if finish == "tool_calls" else "stop",
             n_prompt_tokens=len(self.prompt),
             n_generated_tokens=len(ids),

@@ -103,18 +103,18 @@ def tools_digest(tools: Tools) -> bytes:
 
 
 def _canonical(message: Message, calls: Calls) -> list[object]:
-    made = []
+    called = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
         calls.add(str(call.get("id")))
-        made.append([function["name"], orjson.dumps(function.get("arguments"), option=orjson.OPT_SORT_KEYS).decode()])
+        called.append([function["name"], orjson.dumps(function.get("arguments"), option=orjson.OPT_SORT_KEYS).decode()])
     content = _plain(message.get("content"))
     if message["role"] == "assistant":
         content = _SPACE.sub(" ", content)
     return [
         message["role"],
         content,
-        made,
+        called,
         calls.number(message["tool_call_id"]) if message.get("tool_call_id") else None,
     ]
 

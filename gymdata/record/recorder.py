@@ -114,9 +114,9 @@ class Recorder:
             text = f"session {key} is not one of this run's" if key else "the request names no session"
             raise RequestError("not_found", f"{text}: send it to OPENAI_BASE_URL or ANTHROPIC_BASE_URL as they are set")
         if key is None:
-            found = self._by_conversation(request)
-            if found is not None:
-                return found
+            session = self._by_conversation(request)
+            if session is not None:
+                return session
         elif key in self.sessions:
             return self.sessions[key]
         name = key or f"conversation-{secrets.token_hex(8)}"
@@ -164,12 +164,12 @@ class Recorder:
         if request.prompt is not None:
             return None
         chain = list(digests(request.messages, tools_digest(request.tools)))
-        found = []
+        candidates = []
         for session in unnamed:
             if (match := session.continued(request.messages, chain)) is not None:
                 turn, at = match
-                found.append((at, turn in session.last_turns(), session.last_at, session))
-        return max(found, key=lambda one: one[:3])[3] if found else None
+                candidates.append((at, turn in session.last_turns(), session.last_at, session))
+        return max(candidates, key=lambda one: one[:3])[3] if candidates else None
 
     # --- a request --------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Recorder:
         self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings
     ) -> list[Generation]:
         turn = len(session.steps) + session.in_flight - 1
-        place = f"turn {len(session.steps)}"
+        turn_name = f"turn {len(session.steps)}"
         seed = request.sampling.get("seed")
         if not isinstance(seed, int):
             task, index = self._member(session.key)
@@ -302,7 +302,7 @@ class Recorder:
         except OutsideError as error:
             if self.assigned is not None and error.status != 400:
                 self.upstream[session.key] = error
-            self._fail(session, "engine", place, error.message)
+            self._fail(session, "engine", turn_name, error.message)
             self.counts["upstream_failures_total"] += 1
             if error.fatal:
                 self._died(error)
@@ -484,11 +484,11 @@ class Recorder:
         row: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
         content = hashlib.blake2b(to_json(row).encode(), digest_size=16).hexdigest()
         group_id = self.key.group_id(Task(task_id, [], None, {}, content))
-        known = self._group_of.get(task_id, group_id)
-        if known != group_id and ending.task is not None:
+        group = self._group_of.get(task_id, group_id)
+        if group != group_id and ending.task is not None:
             text = f"task {task_id} was another one in an earlier rollout of this run"
             raise RequestError("invalid", f"{text}: give this one a task_id of its own", where="task", status=409)
-        return task_id, self._of_task[task_id], known, row
+        return task_id, self._of_task[task_id], group, row
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long."""
@@ -511,7 +511,7 @@ class Recorder:
 
     def _fail(self, session: Session, kind: str, place: str, message: str, task_id: str | None = None) -> None:
         task, index = self._member(session.key)
-        told = kind in ("agent", "environment")
+        reported = kind in ("agent", "environment")
         self.run.fail(
             {
                 "kind": kind,
@@ -526,8 +526,10 @@ class Recorder:
                 "task_id": task_id or task.task_id,
                 "rollout_index": index,
                 "at": datetime.now(UTC).isoformat(),
-                "turns": turns_as_json(session.encoder.turns) if told else [],
-                "messages": [table_message(m, t) for m, t in session.numbered(len(session.steps) - 1)] if told else [],
+                "turns": turns_as_json(session.encoder.turns) if reported else [],
+                "messages": [table_message(m, t) for m, t in session.numbered(len(session.steps) - 1)]
+                if reported
+                else [],
                 "duration_s": session.last_at - session.started_at,
             }
         )

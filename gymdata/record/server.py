@@ -99,11 +99,11 @@ class Service:
 
     def _key(self, request: Request) -> str | None:
         """The session that the request names. Raises RequestError for a wrong token or an invalid name."""
-        given = request.headers.get("x-api-key") or request.headers.get("authorization", "")
-        given = given.removeprefix("Bearer ").strip()
-        named, token = None, given
-        if given.startswith(_API_KEY):
-            named, _, token = given.removeprefix(_API_KEY).partition(":")
+        header = request.headers.get("x-api-key") or request.headers.get("authorization", "")
+        header = header.removeprefix("Bearer ").strip()
+        named, token = None, header
+        if header.startswith(_API_KEY):
+            named, _, token = header.removeprefix(_API_KEY).partition(":")
         if self.config.token is not None and not hmac.compare_digest(token.encode(), self.config.token.encode()):
             raise RequestError(
                 "authentication", "the API key is not this recorder's token: send TOKEN, or gymdata-KEY:TOKEN"

@@ -111,8 +111,8 @@ class Session:
         start = tools_digest(request.tools)
         chain = list(digests(messages, start))
         refusal = None
-        if found := self.continued(messages, chain):
-            turn, at = found
+        if continued := self.continued(messages, chain):
+            turn, at = continued
             recorded = self.messages_of(turn)
             new = with_recorded_ids(messages[at:], messages[:at], recorded)
             if not new:
@@ -262,14 +262,14 @@ class Session:
     def _plan_text(self, prompt: str | Sequence[int], chat: Chat) -> Plan:
         """A text, or ids, without messages: it goes on where it begins with all of what was read and sampled."""
         for turn in reversed(range(len(self.steps))):
-            held = self.held(turn).tolist()
+            held_ids = self.held(turn).tolist()
             if isinstance(prompt, str):
-                text = chat.decode(held)
+                text = chat.decode(held_ids)
                 if prompt.startswith(text) and len(prompt) > len(text):
                     rest = prompt[len(text) :]
-                    return Plan([*held, *chat.encode(rest)], turn, [{"role": "user", "content": rest}])
-            elif len(prompt) > len(held) and list(prompt[: len(held)]) == held:
-                rest = chat.decode(prompt[len(held) :])
+                    return Plan([*held_ids, *chat.encode(rest)], turn, [{"role": "user", "content": rest}])
+            elif len(prompt) > len(held_ids) and list(prompt[: len(held_ids)]) == held_ids:
+                rest = chat.decode(prompt[len(held_ids) :])
                 return Plan(list(prompt), turn, [{"role": "user", "content": rest}])
         ids = chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
         text = prompt if isinstance(prompt, str) else chat.decode(ids)
@@ -278,10 +278,10 @@ class Session:
     def _edited(self, messages: Sequence[Message], tools: Tools) -> tuple[int | None, str | None]:
         """The conversation that the messages are another version of, and what was changed; (None, None) for messages that
         repeat nothing that was sampled."""
-        said = [self._said[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._said]
-        if not said:
+        numbers = [self._said[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._said]
+        if not numbers:
             return None, None
-        thread = self.steps[said[-1]].thread
+        thread = self.steps[numbers[-1]].thread
         before = self.threads[thread]
         other_tools = tools_digest(before.tools) != tools_digest(tools)
         first = self.steps[before.first_turn].new

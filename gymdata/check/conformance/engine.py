@@ -191,7 +191,7 @@ class ScriptedEngine:
         if most < 1 or self.failing is not None:
             self.failed.append(prompt)
             return self.failing or 400
-        made = []
+        draws = []
         for _ in range(int(parameters.get("n") or 1)):
             scripted = self.script.popleft() if self.script else None
             letters = self.tokens.encode("abcdefgh")
@@ -203,16 +203,16 @@ class ScriptedEngine:
             numbers = [0.0 if sure else _log_prob(prompt, ids[: k + 1]) for k in range(len(ids))]
             draw = Draw(prompt, ids, numbers, "stop" if ended else "length")
             self.draws.append(draw)
-            made.append((draw, stop))
-        return made
+            draws.append((draw, stop))
+        return draws
 
     def _stopped(self, ids: list[int], stop: Any) -> tuple[list[int], str | None]:
         """``ids`` up to the first text that stops them."""
         texts = [stop] if isinstance(stop, str) else stop or []
         for end in range(1, len(ids) + 1):
             written = self.tokens.decode(ids[:end])
-            if (found := next((text for text in texts if text in written), None)) is not None:
-                return ids[:end], found
+            if (stop_text := next((text for text in texts if text in written), None)) is not None:
+                return ids[:end], stop_text
         return ids, None
 
 

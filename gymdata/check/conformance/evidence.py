@@ -119,8 +119,8 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
         return "its generated ids are all 0"
     if turn.prompt in failed:
         return "the engine failed this request, and it is recorded as a turn"
-    whole = [*turn.prompt, *turn.ids]
-    if (moved := next((d for d in draws if d.whole == whole), None)) is not None:
+    conversation = [*turn.prompt, *turn.ids]
+    if (moved := next((d for d in draws if d.whole == conversation), None)) is not None:
         off = len(turn.prompt) - len(moved.prompt)
         counts = f"{len(turn.ids)} generated tokens, sampled {len(moved.ids)}"
         return f"the border between prompt and generation is shifted by {off}: {counts}"

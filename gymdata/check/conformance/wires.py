@@ -76,8 +76,8 @@ class Chat(Wire):
                 out["tool_calls"] = [{"id": i, "type": "function", "function": function} for i, function in functions]
                 out["content"] = content or None
             sent.append(out | ({"tool_call_id": message["call_id"]} if "call_id" in message else {}))
-        given = [{"type": "function", "function": tool} for tool in tools or ()]
-        return {"model": "scripted", "messages": sent, **({"tools": given} if given else {}), **more}
+        sent_tools = [{"type": "function", "function": tool} for tool in tools or ()]
+        return {"model": "scripted", "messages": sent, **({"tools": sent_tools} if sent_tools else {}), **more}
 
     def read(self, body: JsonObject) -> Reply:
         choice, usage = body["choices"][0], body.get("usage") or {}
@@ -131,9 +131,9 @@ class Responses(Wire):
             else:
                 text = [{"type": "input_text", "text": content}] if as_parts else content
                 items.append({"type": "message", "role": role, "content": text})
-        given = [{"type": "function", **tool} for tool in tools or ()]
+        sent_tools = [{"type": "function", **tool} for tool in tools or ()]
         more = {{"max_tokens": "max_output_tokens"}.get(name, name): value for name, value in more.items()}
-        return {"model": "scripted", "input": items, **({"tools": given} if given else {}), **more}
+        return {"model": "scripted", "input": items, **({"tools": sent_tools} if sent_tools else {}), **more}
 
     def read(self, body: JsonObject) -> Reply:
         reply, usage = Reply(body=body), body.get("usage") or {}
@@ -192,7 +192,7 @@ class Messages(Wire):
             else:
                 sent.append({"role": role, "content": text if as_parts else content})
         system = [m["content"] for m in messages if m["role"] == "system"]
-        given = [
+        sent_tools = [
             {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in tools or ()
         ]
         named = {"system": system[0]} if system else {}
@@ -201,7 +201,7 @@ class Messages(Wire):
             "max_tokens": 256,
             "messages": sent,
             **named,
-            **({"tools": given} if given else {}),
+            **({"tools": sent_tools} if sent_tools else {}),
             **more,
         }
 

@@ -144,8 +144,8 @@ def stored_messages(read: Callable[[], Sequence[Body]]) -> list[Message]:
 
 
 def _stored(row: Message) -> Message:
-    kept = ("role", "content", "reasoning", "tool_call_id", "name")
-    message = {name: row[name] for name in kept if row[name] is not None} | {"content": row["content"] or ""}
+    fields = ("role", "content", "reasoning", "tool_call_id", "name")
+    message = {name: row[name] for name in fields if row[name] is not None} | {"content": row["content"] or ""}
     if calls := loads(row["tool_calls"]):
         for call in calls:
             arguments = call["function"]["arguments"]

@@ -53,8 +53,8 @@ class Responses(OpenAI):
         fields.refuse("truncation", unless=("disabled",))
         items = fields.take("input", (str, list), "text or items")
         instructions = fields.text("instructions")
-        given = fields.listed("tools")
-        tools = _tools(given)
+        listed_tools = fields.listed("tools")
+        tools = _tools(listed_tools)
         top, include = fields.integer("top_logprobs", 0, 20), fields.listed("include")
         text = Fields(fields.section("text"), "text.")
         text.without_effect("verbosity")
@@ -85,7 +85,7 @@ class Responses(OpenAI):
                 "temperature": body.get("temperature"),
                 "text": {"format": format or {"type": "text"}},
                 "tool_choice": body.get("tool_choice") or "auto",
-                "tools": [tool for tool in given if tool["type"] not in _HOSTED],
+                "tools": [tool for tool in listed_tools if tool["type"] not in _HOSTED],
                 "top_p": body.get("top_p"),
             },
         )
@@ -221,9 +221,9 @@ class _Items:
         item = {"id": id_, "type": "function_call", "call_id": call["id"], "name": name, **space}
         self._output.append(item)
         yield self._item_event("added", item | {"status": "in_progress", "arguments": ""})
-        place = {"item_id": id_, "output_index": len(self._output) - 1}
-        yield {"type": "response.function_call_arguments.delta", **place, "delta": arguments}
-        yield {"type": "response.function_call_arguments.done", **place, "name": name, "arguments": arguments}
+        position = {"item_id": id_, "output_index": len(self._output) - 1}
+        yield {"type": "response.function_call_arguments.delta", **position, "delta": arguments}
+        yield {"type": "response.function_call_arguments.done", **position, "name": name, "arguments": arguments}
         item |= {"status": "completed", "arguments": arguments}
         yield self._item_event("done", item)
 
@@ -236,15 +236,15 @@ class _Items:
         assert self._open is not None
         kind = _PARTS[self._open["type"]]
         more: JsonObject = {"logprobs": []} if kind == "output_text" else {}
-        place = {"item_id": self._open["id"], "output_index": len(self._output) - 1, "content_index": 0}
-        return {"type": f"response.{kind}.{event}", **place, **fields, **more}
+        position = {"item_id": self._open["id"], "output_index": len(self._output) - 1, "content_index": 0}
+        return {"type": f"response.{kind}.{event}", **position, **fields, **more}
 
     def _part_event(self, event: str, text: str) -> JsonObject:
-        place = self._event(event)
-        kind = _PARTS["message" if "logprobs" in place else "reasoning"]
-        more: JsonObject = {"annotations": [], "logprobs": place.pop("logprobs")} if "logprobs" in place else {}
+        position = self._event(event)
+        kind = _PARTS["message" if "logprobs" in position else "reasoning"]
+        more: JsonObject = {"annotations": [], "logprobs": position.pop("logprobs")} if "logprobs" in position else {}
         part = {"type": kind, "text": text, **more}
-        return place | {"type": f"response.content_part.{event}", "part": part}
+        return position | {"type": f"response.content_part.{event}", "part": part}
 
     def _item_event(self, event: str, item: JsonObject) -> JsonObject:
         return {"type": f"response.output_item.{event}", "output_index": len(self._output) - 1, "item": dict(item)}
