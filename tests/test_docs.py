@@ -230,7 +230,7 @@ def test_docs_prints_a_topic_as_it_is_when_piped(words: list[str], capsys: pytes
     """By file name or title; the marks of the tests are left out."""
     assert main(["docs", *words]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# Your data\n\nTask files for `collect`")
+    assert shown.startswith("# Your data\n\nAnswers and preferences as text")
     assert "<!--" not in shown
 
 

@@ -21,7 +21,7 @@ from gymdata.store.paths import Source, resolve
 _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
-_OURS = OWN | {"turns", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
+_OURS = OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
 #: Faulty lines that are named each.
 _FEW = 3
 
