@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "check": 2_505,
     "checks": 2_627,
     "cli": 3_825,
-    "collect": 3_749,
+    "collect": 3_752,
     "credit": 1_328,
     "demo": 622,
     "doctor": 331,
@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 83_821, 595
+TOTAL, FILE_LINES = 83_824, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 497, 282, 14
 
 

@@ -126,6 +126,9 @@ class TaskShape:
             if column is not None:
                 read_as.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
         value = row[column] if column is not None else None
+        for kind in ("image", "video", "audio"):
+            if row.get(media := f"{kind}s") and f"<{kind}>" in str(value):
+                raise FieldError(media, short(row[media]), f"text only: <{kind}> of a prompt is not given to a policy")
         if column == "instruction" and isinstance(value, str) and _is_text(row.get("input")):
             value = f"{value}\n\n{row['input']}"
             read_as[-1] += " + input"

@@ -261,6 +261,15 @@ def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
     assert summary.rejected == 1
 
 
+def test_a_prompt_with_an_image_is_no_task_of_text(tmp_path: Path) -> None:
+    """The placeholder of an image would be text, and the image lost without a word."""
+    spoken = [{"from": "human", "value": "<image>What is it?"}, {"from": "gpt", "value": "A cat"}]
+    with pytest.raises(DataError, match="field 'images'"):
+        list(TaskFile(write(tmp_path / "a.jsonl", {"conversations": spoken, "images": ["a.jpg"]})))
+    # Columns of that name are a task's own where the prompt does not mean them.
+    assert list(TaskFile(write(tmp_path / "b.jsonl", {"prompt": "Run it.", "images": ["python:3.11"]})))
+
+
 def test_a_file_with_answers_is_no_file_of_tasks(tmp_path: Path) -> None:
     """collect says what such a file is, and guesses no column for its prompt."""
     with pytest.raises(DataError, match="contains battles of Chatbot Arena as text, expected tasks"):
