@@ -260,9 +260,8 @@ def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFi
     assert main(["docs", "merge-adapter"]) == 0
     assert capsys.readouterr().out == read_page("train-and-watch").text
     assert main(["docs", "train-rl"]) == 2
-    assert "gymdata train-rl --help, or gymdata docs your-environment or batch-rl or scale" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    pages = "record-your-agent or your-environment or batch-rl or scale"
+    assert f"gymdata train-rl --help, or gymdata docs {pages}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_docs_answers_an_unknown_topic_with_what_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
