@@ -260,7 +260,7 @@ def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFi
     assert main(["docs", "merge-adapter"]) == 0
     assert capsys.readouterr().out == read_page("train-and-watch").text
     assert main(["docs", "train-rl"]) == 2
-    pages = "record-your-agent or your-environment or batch-rl or scale"
+    pages = "your-environment or record-your-agent or batch-rl or scale"
     assert f"gymdata train-rl --help, or gymdata docs {pages}" in " ".join(capsys.readouterr().err.split())
 
 
