@@ -53,7 +53,7 @@ def check(
         raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
     model = settings.model if named is None else named
     if settings.reward or settings.data is not None:
-        from gymdata.score.trial import TRIED, check_reward
+        from gymdata.score.trial import check_reward
 
         if not settings.reward or settings.data is None:
             raise UsageError(
@@ -63,9 +63,8 @@ def check(
         if model is not None or settings.endpoint is not None or settings.chat_template is not None:
             raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
         with Watch("check") as watch:
-            limit = settings.limit or TRIED
             trial = check_reward(
-                settings.data, settings.reward, limit=limit, timeout=settings.reward_timeout, progress=watch
+                settings.data, settings.reward, limit=settings.limit, timeout=settings.reward_timeout, progress=watch
             )
         return finish(trial, lambda: _show_reward(trial), json=json)
     if model is not None and model.startswith(("http://", "https://")):
@@ -101,7 +100,7 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
     report = check_environment(
         str(settings.env),
         settings.data,
-        limit=settings.limit or 3,
+        limit=settings.limit if "limit" in settings.model_fields_set else 3,
         timeout=settings.tool_timeout,
         arguments=settings.env_args or None,
         human=_ask if settings.play else None,

@@ -42,8 +42,8 @@ class CheckConfig(Config):
     env_args: dict[str, Any] = pydantic.Field(default_factory=dict, description="Arguments of the environment's class.")
     play: bool = pydantic.Field(False, description="Play --env by hand: a line is a message, or TOOL {JSON} a call.")
     tool_timeout: float = pydantic.Field(1.0, gt=0.0, description="Seconds per call of the environment's code.")
-    limit: int | None = pydantic.Field(
-        None, ge=1, description="Use the first N rollouts or tasks (default: 20 for --reward, 3 for --env)."
+    limit: int = pydantic.Field(
+        20, ge=1, description="Rollouts to try --reward on, or tasks of --env (there 3 unless given), the first N."
     )
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
 

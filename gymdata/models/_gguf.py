@@ -15,8 +15,9 @@ def write_from_gguf(file: Path, out: Path) -> None:
     """Write the model of ``file`` to the folder ``out`` in bfloat16, with its tokenizer, chat template and generation
     config. Raises UsageError where the package gguf is missing."""
     with needs("real"), quiet_transformers():
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        folder, name = file.parent, file.name
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, local_files_only=True)
         # transformers saves no model that it calls quantized; these weights are plain numbers.
         del model.config.quantization_config
         plain = type(model)(model.config)

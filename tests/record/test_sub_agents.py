@@ -15,7 +15,7 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import ROLE, FakeSampler
-from tests.record.agent_runs import collected
+from tests.record.recorded_agent import collected
 
 TASKS = [{"task_id": "a", "prompt": "write it up"}, {"task_id": "b", "prompt": "write it up again"}]
 ROLES = {"researcher": ("look_up", "found 1242"), "writer": ("write_file", "written")}
