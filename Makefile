@@ -33,8 +33,9 @@ demo-real-seeds: $(REAL)
 compare-trainers: .venv/.ready
 	$(BIN)/python -m tests.benchmarks.compare_trainers runs/compare-trainers
 
-# Two processes, by file, the longest first; tests that share an engine or a wheel stay together (tests/schedule.py).
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
+# Three processes on two cores, for some tests wait: by file, the longest first; tests that share an engine or a wheel stay
+# together (tests/schedule.py).
+PYTEST := $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations 25
 
 test: lint types
 	$(PYTEST) -m "not full"

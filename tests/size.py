@@ -19,7 +19,7 @@ BUDGETS: dict[str, int] = {
     ".": 3_519,
     "audit": 1_295,
     "chat": 1_194,
-    "check": 2_505,
+    "check": 2_515,
     "checks": 2_627,
     "cli": 3_824,
     "collect": 3_752,
@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 83_824, 595
+TOTAL, FILE_LINES = 83_834, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 497, 282, 14
 
 

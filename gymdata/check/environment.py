@@ -35,7 +35,7 @@ from gymdata.user_code import from_here, load_symbol, place_of, raised_at
 
 #: Sampled calls of each tool and task; turns of a random play.
 _CALLS, _TURNS = 3, 8
-#: Seconds after which code that blocks the event loop is given up.
+#: Seconds without an answer after which code that blocks the event loop is given up.
 LIMIT_S = 20.0
 _NEVER_ENDS = "never ends"
 #: What a tool raises by a slip rather than to refuse arguments.
@@ -137,7 +137,10 @@ def check_environment(
     # Code that blocks the event loop can be left behind in a thread.
     thread = threading.Thread(target=trial.run, args=(environment,), daemon=True)
     thread.start()
-    thread.join(None if human is not None else LIMIT_S)
+    progress = -1
+    while thread.is_alive() and (human is not None or trial.progress() > progress):
+        progress = trial.progress()
+        thread.join(LIMIT_S)
     if thread.is_alive():
         trial.found(
             "error", _NEVER_ENDS, trial.hanging_at(), "blocks the event loop: an async tool must not wait in it"
@@ -173,6 +176,10 @@ class _Trial:
         self.calls_of = Counter[str]()
         self.raised: list[tuple[str, BaseException]] = []
         self._target: Any = None
+
+    def progress(self) -> int:
+        """Grows as long as the environment answers."""
+        return self.calls_of.total() + len(self.plays)
 
     def found(self, severity: str, what: str, where: str, detail: str) -> None:
         """Add a finding, one of a kind for each place."""
@@ -248,7 +255,10 @@ class _Trial:
                 calls = [self._call(draw.choice(self.schemas), task, draw) for _ in range(_TURNS)]
                 await self._play("random", environment, task, calls)
             if self.human is not None:
-                await self._by_hand(environment, task, self.human)
+                try:
+                    await self._by_hand(environment, task, self.human)
+                except OutsideError as error:
+                    self._fault(error)
         for tool in self.schemas:
             name = str(tool["function"]["name"])
             own = [error for of, error in self.raised if of == name]
