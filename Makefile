@@ -40,9 +40,9 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations
 test: lint types
 	$(PYTEST) -m "not full"
 
-# What is run after every change: no vLLM, no torch, no file that takes longer than three seconds.
+# What is run after every change: no vLLM, no torch, no file that takes longer than 2.5 seconds.
 test-fast: lint types
-	$(PYTEST) --at-most 3 -m "not full and not engine and not torch and not tokenizer and not ray and not wheel and not browser"
+	$(PYTEST) --at-most 2.5 -m "not full and not engine and not torch and not tokenizer and not ray and not wheel and not browser"
 
 # Everything: the real demo, every kill, the long matrices. make test-full PART=2/4 runs a quarter. What passed on the same
 # sources is not run again, so an interrupted run goes on; 5 is pytest's code for nothing left to run.

@@ -3,7 +3,7 @@
 Every run writes ``runs/durations.json``: test file → seconds. The next one starts with the longest files, so that no
 process is left alone with one at the end; a fresh clone goes by ``tests/durations.json``. Tests of a file stay together on
 a process, and those that share an engine or a wheel. ``--part 2/4`` runs a quarter of the files, by the shipped record,
-``--at-most 3`` the files that take no longer than three seconds, and
+``--at-most 2.5`` the files that take no longer than 2.5 seconds, and
 ``--skip-passed`` leaves out what passed on the same sources, for a long run that was interrupted. Of a test with the mark
 ``matrix(CASE, …)`` the named cases are its representatives; all others are ``full``. The tests of a file with the mark
 ``spread`` take minutes each and share little: every one may run on another process.
