@@ -28,7 +28,7 @@ BUDGETS: dict[str, int] = {
     "doctor": 331,
     "engines": 3_394,
     "environments": 2_033,
-    "eval": 303,
+    "eval": 304,
     "experience": 1_988,
     "filter": 955,
     "finetune": 3_218,
@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 83_834, 595
+TOTAL, FILE_LINES = 83_835, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 497, 282, 14
 
 

@@ -363,7 +363,7 @@ class _Watched(PythonTools):
             answer = await super().call(tool, arguments)
         except TimeoutError:
             raise
-        except Exception as error:
+        except Exception as error:  # looked at, and raised again
             trial.raised.append((name, error))
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
             if isinstance(cause, (*_SLIPS, *_ODD)):

@@ -65,8 +65,9 @@ class EvalReport(Report):
         return self.collected_code
 
     def to_dict(self) -> Figures:
-        found = asdict(self)
-        return {key: found[key] for key in found if key != "collected_code"} | {"files": [str(f) for f in self.files]}
+        figures = asdict(self)
+        del figures["collected_code"]
+        return {**figures, "files": [str(file) for file in self.files]}
 
     def rows(self) -> list[Row]:
         mean = {"rate": self.reward["mean"], "ci95": self.reward["ci95"]}
@@ -191,8 +192,8 @@ def _write(report: EvalReport, run: Path, summary: CollectSummary) -> EvalReport
         for file in files:
             file.unlink(missing_ok=True)
         return report
-    found = {key: value for key, value in report.to_dict().items() if key not in ("files", "interrupted")}
-    texts = [json.dumps({**found, "at": datetime.now().astimezone().isoformat()}, indent=2) + "\n", report.markdown()]
+    figures = {key: value for key, value in report.to_dict().items() if key not in ("files", "interrupted")}
+    texts = [json.dumps({**figures, "at": datetime.now().astimezone().isoformat()}, indent=2) + "\n", report.markdown()]
     for file, text in zip(files, texts, strict=True):
         with replacing(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -204,25 +205,25 @@ def _by_field(
     rewards: Rewards, tasks: Mapping[str, TaskRow], names: Sequence[str], threshold: float
 ) -> dict[str, list[Figures]]:
     """Field → value → pass@1 and the mean reward of its tasks."""
-    there = {name for row in tasks.values() for name in row}
+    fields = {name for row in tasks.values() for name in row}
     for name in names:
-        if name not in there:
-            raise UsageError.unknown_key(name, there, option("by"))
+        if name not in fields:
+            raise UsageError.unknown_key(name, fields, option("by"))
     labels = rewards.names.to_pylist()
-    found: dict[str, list[Figures]] = {}
+    by_field: dict[str, list[Figures]] = {}
     for name in names or fields_to_split_by(list(tasks.values())):
         codes: dict[str, list[int]] = {}
         for code, task in enumerate(labels):
             codes.setdefault(json.dumps(tasks[task].get(name)), []).append(code)
-        found[name] = []
+        by_field[name] = []
         for value in sorted(codes):
             of_value = np.isin(rewards.task, codes[value])
             part = Rewards(rewards.task[of_value], rewards.value[of_value], int(of_value.sum()), rewards.names)
             if part.rollouts:
                 first = pass_at_k(part, threshold)[0]
                 shown = {"pass_at_1": first["value"], "ci95": first["ci95"], "tasks": first["tasks"]}
-                found[name].append({"value": json.loads(value), **shown, "mean": part.summary()["mean"]})
-    return found
+                by_field[name].append({"value": json.loads(value), **shown, "mean": part.summary()["mean"]})
+    return by_field
 
 
 def _against(earlier: Path, run: Path) -> Figures:

@@ -90,8 +90,8 @@ class SweepConfig(Config):
         texts = {f"{{{name}}}": str(value) for name, value in named.items()} | {f"{{{_OUTPUT}}}": str(folder)}
 
         def filled(text: str) -> str:
-            for place, value in texts.items():
-                text = text.replace(place, value)
+            for placeholder, value in texts.items():
+                text = text.replace(placeholder, value)
             return text
 
         # Split first: a value with a space stays one word.

@@ -43,15 +43,15 @@ class Wire:
 
     def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
         """The body of a request."""
-        raise NotImplementedError
+        raise NotImplementedError  # each dialect has its own
 
     def read(self, body: JsonObject) -> Reply:
         """The reply in the body of an answer."""
-        raise NotImplementedError
+        raise NotImplementedError  # each dialect has its own
 
     def read_stream(self, events: Sequence[tuple[str | None, str]]) -> Reply:
         """The reply in the events of a stream. Raises CaseFailure for a stream that does not end as the dialect says."""
-        raise NotImplementedError
+        raise NotImplementedError  # each dialect has its own
 
     def error_of(self, body: Any) -> str | None:
         """The message of an error in the dialect's form; None for another form."""

@@ -34,17 +34,17 @@ def lines_of(rows: pa.Table) -> list[Line]:
 
 def _line(messages: Sequence[Message], task: str | None) -> Line:
     first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
-    asked = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
+    prompt = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
     written = [one for one in messages[first:] if one["role"] == "assistant"]
     answer = ""
     if written:
         # In a file they are JSON.
-        made: Any = loads(written[-1].get("tool_calls"))
-        calls = "; ".join(_call(one) for one in made) if isinstance(made, list) else ""
+        called: Any = loads(written[-1].get("tool_calls"))
+        calls = "; ".join(_call(one) for one in called) if isinstance(called, list) else ""
         answer = written[-1].get("content") or calls
     fields = object_of(loads(task)) if task else {}
     reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
-    return Line(_short(asked or ""), _short(answer), None if reference is None else _short(str(reference)))
+    return Line(_short(prompt or ""), _short(answer), None if reference is None else _short(str(reference)))
 
 
 def _call(call: Any) -> str:
