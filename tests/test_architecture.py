@@ -69,6 +69,9 @@ EDGES = {
     ("status", "ls"): {"output", "run"},
     ("sweep", "finetune"): {"jobs"},
     ("sweep", "report"): {"rollouts"},
+    ("publish", "report"): {"run"},
+    ("publish", "scan"): {"files", "patterns"},
+    ("publish", "view"): {"evidence"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

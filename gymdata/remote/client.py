@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gymdata.errors import GymdataError, OutsideError, StoreError, UsageError, redacted, require
-from gymdata.remote import _hub
+from gymdata.remote import hub
 from gymdata.remote.places import Place, endpoint
 
 #: Read with one request: what a lost connection costs.
@@ -71,7 +71,7 @@ def check_installed(place: Place) -> None:
 def listed(place: Place) -> list[Object]:
     """Every object below a place, by key."""
     if place.scheme == "hf":
-        return [Object(*file) for file in _hub.files(place)]
+        return [Object(*file) for file in hub.files(place)]
     import obstore
 
     def list_all(store: Any) -> list[Object]:
@@ -84,7 +84,7 @@ def listed(place: Place) -> list[Object]:
 def head(place: Place) -> Object | None:
     """One object; None when it does not exist."""
     if place.scheme == "hf":
-        return Object(*file) if (file := _hub.file(place)) is not None else None
+        return Object(*file) if (file := hub.file(place)) is not None else None
     import obstore
 
     with contextlib.suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ def read(place: Place) -> tuple[bytes, str] | None:
     """The content and the tag of a small object; None when it does not exist."""
     if place.scheme == "hf":
         file = head(place)
-        return (_hub.piece(place, 0, file.size), file.tag) if file is not None else None
+        return (hub.piece(place, 0, file.size), file.tag) if file is not None else None
     import obstore
 
     def get(store: Any) -> tuple[bytes, str]:
@@ -137,7 +137,7 @@ def read_range(place: Place, expected: Object, start: int, end: int) -> Any:
         return obstore.get(store, place.key, options=options).bytes()
 
     try:
-        body = _hub.piece(place, start, end) if place.scheme == "hf" else _request(place, get)
+        body = hub.piece(place, start, end) if place.scheme == "hf" else _request(place, get)
     except (FileNotFoundError, PreconditionError):
         return None
     if len(body) != end - start:

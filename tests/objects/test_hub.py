@@ -2,88 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, OutsideError, UsageError
-from tests.objects.conftest import ROWS, parquet_held
-from tests.rollout_files import write_run
-from tests.servers import serving
+from tests.objects.conftest import ROWS, Hub, parquet_held
 
 URL = "hf://datasets/org/repo/runs/a"
-
-
-@dataclass
-class Hub:
-    """Answers as the Hub's API does for one dataset, ``org/repo``: a fake at the port. Each commit is its files."""
-
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    branches: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    status: int = 0
-    url: str = ""
-
-    def commit(self, sha: str, files: dict[str, bytes], branch: str = "main") -> None:
-        self.commits[sha] = files
-        self.branches[branch] = sha
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append((request.method, request.path))
-        if self.status:
-            return web.Response(status=self.status)
-        if (found := re.fullmatch(r"/api/datasets/org/repo(?:/revision/(\w+))?", request.path)) is not None:
-            if (sha := self._sha(found[1] or "main")) is None:
-                return web.Response(status=404, headers={"X-Error-Code": "RevisionNotFound"})
-            return web.json_response({"id": "org/repo", "sha": sha, "lastModified": "2026-11-01T10:00:00.000Z"})
-        if (found := re.fullmatch(r"/api/datasets/org/repo/(tree|paths-info)/(\w+)/?(.*)", request.path)) is not None:
-            there = self.commits[found[2]]
-            inside = found[3]
-            wanted = (await request.post()).getall("paths") if found[1] == "paths-info" else []
-            names = [
-                name for name in there if name in wanted or (not wanted and name.startswith(f"{inside}/".lstrip("/")))
-            ]
-            if not wanted and not names:
-                return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
-            return web.json_response([self._entry(name, there[name]) for name in names])
-        if (found := re.fullmatch(r"/datasets/org/repo/resolve/(\w+)/(.*)", request.path)) is not None:
-            body = self.commits[found[1]][found[2]]
-            span = request.http_range
-            return web.Response(status=206, body=body[span.start : span.stop])
-        return web.Response(status=401, headers={"X-Error-Code": "RepoNotFound", "X-Error-Message": "no"})
-
-    def _sha(self, revision: str) -> str | None:
-        return self.branches.get(revision, revision if revision in self.commits else None)
-
-    def _entry(self, name: str, body: bytes) -> dict[str, Any]:
-        oid = str(hash(body))
-        lfs = {"oid": f"sha-{oid}", "size": len(body), "pointerSize": 134} if name.endswith(".parquet") else None
-        return {"type": "file", "path": name, "size": len(body), "oid": oid} | ({"lfs": lfs} if lfs else {})
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The Hub with a run of six rollouts at runs/a, and the environment that leads there."""
-    made = Hub()
-    run = write_run(tmp_path / "run", ROWS)
-    files = {f"runs/a/{file.relative_to(run)}": file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    made.commit("c1", files)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.answer)
-    with serving(app) as made.url:
-        monkeypatch.setenv("HF_ENDPOINT", made.url)
-        # Read from the environment once, when the library is loaded.
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # for the child that runs SQL
-        monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "spool"))
-        yield made
 
 
 def ids(url: str) -> list[str]:

@@ -27,12 +27,16 @@ class Line:
 
 
 def lines_of(rows: pa.Table) -> list[Line]:
-    """One for each row. ``rows``: the columns messages and task."""
+    """One for each row, cut to what a list can show. ``rows``: the columns messages and task."""
     texts = zip(rows["messages"].to_pylist(), rows["task"].to_pylist(), strict=True)
-    return [_line(messages or [], task) for messages, task in texts]
+    return [
+        Line(_short(one.prompt), _short(one.answer), None if one.reference is None else _short(one.reference))
+        for one in (texts_of(messages or [], task) for messages, task in texts)
+    ]
 
 
-def _line(messages: Sequence[Message], task: str | None) -> Line:
+def texts_of(messages: Sequence[Message], task: str | None) -> Line:
+    """The whole texts of one rollout. ``task``: its row as JSON."""
     first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
     prompt = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
     written = [one for one in messages[first:] if one["role"] == "assistant"]
@@ -44,7 +48,7 @@ def _line(messages: Sequence[Message], task: str | None) -> Line:
         answer = written[-1].get("content") or calls
     fields = object_of(loads(task)) if task else {}
     reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
-    return Line(_short(prompt or ""), _short(answer), None if reference is None else _short(str(reference)))
+    return Line(prompt or "", answer, None if reference is None else str(reference))
 
 
 def _call(call: Any) -> str:

@@ -33,11 +33,11 @@ def files(place: Place) -> list[tuple[str, int, str, str]]:
     """Key, size in bytes, tag and time of each file below a place."""
     from huggingface_hub.errors import EntryNotFoundError
 
-    with _attributed(place):
+    with attributed(place):
         repo, inside = _repository(place)
         options = {"repo_type": repo.type, "revision": repo.sha, "recursive": True}
         try:
-            found = list(_api().list_repo_tree(repo.repo, inside or None, **options))
+            found = list(api().list_repo_tree(repo.repo, inside or None, **options))
         except EntryNotFoundError:
             return []
         return sorted(_listed(place, inside, repo, one) for one in found if hasattr(one, "blob_id"))
@@ -45,11 +45,11 @@ def files(place: Place) -> list[tuple[str, int, str, str]]:
 
 def file(place: Place) -> tuple[str, int, str, str] | None:
     """One file, as ``files`` lists it; None when it does not exist."""
-    with _attributed(place):
+    with attributed(place):
         repo, inside = _repository(place)
         if not inside:
             return None
-        found = _api().get_paths_info(repo.repo, inside, repo_type=repo.type, revision=repo.sha)
+        found = api().get_paths_info(repo.repo, inside, repo_type=repo.type, revision=repo.sha)
         return next((_listed(place, inside, repo, one) for one in found if hasattr(one, "blob_id")), None)
 
 
@@ -60,7 +60,7 @@ def piece(place: Place, start: int, end: int) -> bytes:
     # Exported by a lazy module, which mypy does not see through.
     lazy: Any = utils
 
-    with _attributed(place):
+    with attributed(place):
         if start == end:
             return b""
         repo, inside = _repository(place)
@@ -92,19 +92,24 @@ def _repository(place: Place) -> tuple[Commit, str]:
 
 @cache
 def _commit(repo: str, kind: str, revision: str | None, _address: str | None, _pid: int) -> Commit:
-    found: Any = _api().repo_info(repo, repo_type=kind, revision=revision, timeout=60)
+    found: Any = api().repo_info(repo, repo_type=kind, revision=revision, timeout=60)
     changed = (found.last_modified or dt.datetime.fromtimestamp(0, dt.UTC)).astimezone(dt.UTC)
     return Commit(repo, kind, str(found.sha), changed.isoformat(timespec="seconds"))
 
 
-def _api() -> Any:
+def api() -> Any:
+    """The Hub's client. Raises MissingExtraError without huggingface_hub."""
     with needs("hub"):
         from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
+    # A command has a bar of its own.
+    disable_progress_bars()
     return HfApi(endpoint=endpoint("hf"))
 
 
 @contextlib.contextmanager
-def _attributed(place: Place) -> Iterator[None]:
+def attributed(place: Place) -> Iterator[None]:
+    """What the Hub's client raises becomes OutsideError("object store"), or UsageError for a name that none can have."""
     from huggingface_hub import errors as hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -127,6 +132,11 @@ def _attributed(place: Place) -> Iterator[None]:
         raise OutsideError("object store", f"{place}: {what}", hint=hint, final=True) from error
     except (transport, OSError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if status in (401, 403):
+            hint = "give a token that may do this: HF_TOKEN, or `hf auth login`"
+            raise OutsideError(
+                "object store", f"{place}: the server answered {status}", hint=hint, final=True
+            ) from error
         text = f"the server answered {status}" if status else str(error).strip().partition("\n")[0][:300]
         hint = (
             f"is {redacted(endpoint('hf') or 'the Hub')} reachable? The same command again fetches only what is missing"

@@ -1,0 +1,66 @@
+"""The plain columns of a published table, which the Hub's viewer and every reader of Parquet show as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gymdata.rollouts.messages import text_of
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.store import scan_batches
+from gymdata.store.columns import to_rows
+from gymdata.view.evidence.lines import texts_of
+
+#: Where they are in a data set.
+PREVIEW = "preview"
+_COLUMNS = {
+    ROLLOUTS.name: ["rollout_id", "task_id", "status", "reward", "rewards", "n_generated_tokens", "messages", "task"],
+    PAIRS.name: ["pair_id", "task_id", "margin", "prompt", "chosen", "rejected"],
+}
+_TEXTS = {ROLLOUTS.name: ("prompt", "answer", "reference"), PAIRS.name: ("prompt", "chosen", "rejected")}
+_KEPT = {
+    ROLLOUTS.name: ("rollout_id", "task_id", "status", "reward", "n_generated_tokens"),
+    PAIRS.name: ("pair_id", "task_id", "margin"),
+}
+_BATCH_ROWS = 1_024
+
+
+def has_preview(table: Table) -> bool:
+    """Whether a table has texts that a viewer can show."""
+    return table.name in _COLUMNS
+
+
+def write_preview(paths: Sequence[Path], table: Table, rewards: Sequence[str], target: Path) -> None:
+    """Write the plain columns of the rows of ``paths`` to ``target``. ``rewards``: named rewards, a column each."""
+    kinds = {field.name: field.type for field in table.schema}
+    columns = [(name, kinds[name]) for name in _KEPT[table.name]] + [(name, pa.string()) for name in _TEXTS[table.name]]
+    columns += [(f"reward_{name}", pa.float64()) for name in rewards]
+    schema = pa.schema(columns)
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        for path in paths:
+            for batch in scan_batches(path, table, _COLUMNS[table.name], _BATCH_ROWS):
+                plain = [_plain(row, table, rewards) for row in to_rows(batch)]
+                writer.write_table(pa.Table.from_pylist(plain, schema))
+
+
+def _plain(row: dict[str, Any], table: Table, rewards: Sequence[str]) -> dict[str, Any]:
+    kept = {name: row[name] for name in _KEPT[table.name]}
+    if table is PAIRS:
+        return kept | {name: _last_text(row[name]) for name in _TEXTS[table.name]}
+    texts = texts_of(row["messages"], row["task"])
+    values = row["rewards"] or {}
+    return {
+        **kept,
+        "prompt": texts.prompt,
+        "answer": texts.answer,
+        "reference": texts.reference,
+        **{f"reward_{name}": values.get(name) for name in rewards},
+    }
+
+
+def _last_text(messages: Sequence[dict[str, Any]] | None) -> str:
+    return next((text for one in reversed(messages or ()) if (text := text_of(one.get("content")))), "")
