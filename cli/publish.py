@@ -54,7 +54,7 @@ def push(
 
 
 def pull(source: _Source, output: Output = None, json: Json = False) -> int:
-    """The folder appears when every file is there and as its run.json says; the same command again resumes."""
+    """The folder appears when every file is there and matches its run.json; the same command again resumes."""
     from gymdata.errors import UsageError
     from gymdata.publish.pull import pull as run
 

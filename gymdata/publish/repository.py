@@ -80,7 +80,7 @@ def publish(
             earlier = {str(entry["path"]) for entry in named} | {n for n in there if n.startswith(f"{PREVIEW}/")}
         commit = Commit(str(info.sha), bool(info.private), sorted((earlier & there) - set(files)))
         commit.card_kept = is_by_a_person(content(CARD).decode(errors="replace"))
-        operations = [
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
             CommitOperationAdd(name, file) for name, file in files.items() if not (commit.card_kept and name == CARD)
         ]
         operations += [CommitOperationDelete(name) for name in commit.removed]

@@ -101,9 +101,10 @@ def api() -> Any:
     """The Hub's client. Raises MissingExtraError without huggingface_hub."""
     with needs("hub"):
         from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-    # A command has a bar of its own.
-    disable_progress_bars()
+        from huggingface_hub import utils
+    # Exported by a lazy module, which mypy does not see through; a command has a bar of its own.
+    lazy: Any = utils
+    lazy.disable_progress_bars()
     return HfApi(endpoint=endpoint("hf"))
 
 

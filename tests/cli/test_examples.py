@@ -28,6 +28,8 @@ HEAVY = {
     "demo",
     "tokenize",
     "merge-adapter",
+    "push",
+    "pull",
 } | {name for name in COMMANDS if name.startswith("train-")}
 
 
@@ -104,7 +106,7 @@ def test_the_other_examples_pass_their_dry_run(folder: Path, monkeypatch: pytest
         for words in tried
         if words[0] in ("collect", "eval", "demo") or words[0].startswith("train-")
     ]
-    assert len(dry) == 11
+    assert len(dry) == 12
     run([words for words in dry if not words[0].startswith("train-")])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

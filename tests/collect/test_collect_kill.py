@@ -110,7 +110,8 @@ def test_kills_with_the_engine_in_process(tmp_path: Path) -> None:
 def test_an_engine_that_is_killed_costs_nothing(tmp_path: Path) -> None:
     """SIGKILL of vLLM's own processes in the middle: exit code 3, rows sealed, no attempt counted; the rest comes later."""
     pytest.importorskip("vllm")
-    run, local = tmp_path / "run", ["-m", str(POLICY), "--max-attempts", "1"]
+    # A few at once, so that the rest takes longer than to find the engine's processes on a busy machine.
+    run, local = tmp_path / "run", ["-m", str(POLICY), "--max-attempts", "1", "-c", "8"]
     process = start(arguments(run, *local))
     engine = wait_for_rows(process, run, 20, "VLLM")
     assert engine

@@ -161,7 +161,7 @@ def test_a_folder_is_a_target_and_a_source(run: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="exists"):
         gymdata.push(run, run)
     with pytest.raises(StoreError, match="holds something else"):
-        gymdata.pull(tmp_path / "public", run)
+        gymdata.pull(tmp_path / "public", described(tmp_path / "other", ROWS[:2]))
 
 
 def test_a_damaged_download_does_not_appear(hub: Hub, run: Path, tmp_path: Path) -> None:
