@@ -140,7 +140,7 @@ def forked(processes: Forks) -> Start:
 
     def start(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         words = shlex.split(line, comments=True)
-        if words[0] != "gymdata" or words[1] in ("collect", "serve") or " | " in line:
+        if words[0] != "gymdata" or words[1] in ("collect", "eval", "serve") or " | " in line:
             return shell(line, folder)
         with tempfile.NamedTemporaryFile() as said:
             code = processes.start(_in_a_fork, words[1:], folder, Path(said.name)).wait()
