@@ -100,8 +100,7 @@ def _commit(repo: str, kind: str, revision: str | None, _address: str | None, _p
 def api() -> Any:
     """The Hub's client. Raises MissingExtraError without huggingface_hub."""
     with needs("hub"):
-        from huggingface_hub import HfApi
-        from huggingface_hub import utils
+        from huggingface_hub import HfApi, utils
     # Exported by a lazy module, which mypy does not see through; a command has a bar of its own.
     lazy: Any = utils
     lazy.disable_progress_bars()
