@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, json_kind
-from gymdata.filter.conditions import COUNTS, NUMBERS, SCALARS, TEXTS, Kind, is_number, may_be_column, unknown_column
+from gymdata.filter.conditions import COUNTS, MARKED, NUMBERS, SCALARS, TEXTS, Kind, is_number, may_be_column, unknown_column
 from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
@@ -26,6 +26,7 @@ from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, refuse_duplicates
 from gymdata.store.lines import decode
+from gymdata.store.marks import read_marks
 from gymdata.store.reading import warn
 
 _ALWAYS = ("rollout_id", "task_id", "group_id", "rollout_index")
@@ -105,7 +106,7 @@ def load_columns(
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
-        plain_names = [*SCALARS, *TEXTS, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
+        plain_names = [*SCALARS, *TEXTS, *MARKED, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
         plain_names += [f"task.{name}" for name in tasks.names()]
         every = [*plain_names, *(f"{what}_{of}" for of in plain_names if is_number(of) for what in STATISTICS)]
         shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
@@ -142,6 +143,18 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         columns.values[name], columns.kinds[name] = _plain(table[name].combine_chunks(), name)
         if name in _OF_GROUP:
             columns.of_group.add(name)
+        return
+    if name in MARKED:
+        marks = read_marks(sources)
+        if name == "bad_task":
+            columns.values[name] = pc.is_in(table["task_id"], value_set=pa.array(sorted(marks.bad_tasks), pa.string()))
+            columns.values[name] = columns.values[name].combine_chunks()
+            columns.kinds[name] = "boolean"
+            return
+        ids = table["rollout_id"].to_pylist()
+        said = (marks.tags.get(one, ()) if name == "tags" else marks.comments.get(one, {}).values() for one in ids)
+        columns.values[name] = pa.array([(", " if name == "tags" else "\n\n").join(texts) for texts in said], pa.string())
+        columns.kinds[name] = "text"
         return
     columns.kinds[name] = "number"
     if name.startswith("reward_"):

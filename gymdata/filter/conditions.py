@@ -39,6 +39,8 @@ NUMBERS = [n for n in SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n
 COUNTS = ("n_rollouts", "n_scored")
 #: Contents of messages.
 TEXTS = ("prompt", "text")
+#: What people marked in ``view --annotate``.
+MARKED = ("tags", "comments", "bad_task")
 
 FUNCTIONS = (
     "abs", "ceil", "coalesce", "concat", "contains", "ends_with", "exp", "floor", "greatest", "ifnull", "least", "length",
@@ -86,7 +88,7 @@ class Condition:
 
 def may_be_column(name: str) -> bool:
     """Whether ``name`` can be one of some rollouts."""
-    if name in SCALARS or name in COUNTS or name in TEXTS or name.startswith(("reward_", "task.")):
+    if name in (*SCALARS, *COUNTS, *TEXTS, *MARKED) or name.startswith(("reward_", "task.")):
         return True
     statistic, _, of = name.partition("_")
     return statistic in STATISTICS and is_number(of)
@@ -172,7 +174,7 @@ class _Reader:
             return self._column(f"reward_{word[1:-1]}")
         if kind == "quoted":
             name = word[1:-1].replace('""', '"')
-            is_column = may_be_column(name) and name not in TEXTS
+            is_column = may_be_column(name) and name not in (*TEXTS, *MARKED)
             return self._column(name) if is_column else "'" + name.replace("'", "''") + "'"
         if word == "(":
             return f"({' '.join(self._bracket())})"

@@ -256,7 +256,7 @@ class PairBatches:
     chosen: Ints
     rejected: Ints
     margin: npt.NDArray[np.float64]
-    source: Literal["reward", "genrm"]
+    source: str
     score_name: str
     fork: bool
     rendered: bool = False

@@ -24,11 +24,12 @@ from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
 from gymdata.pairs.candidates import Candidates, PairBatches, read_rollouts
+from gymdata.pairs.people import choices, heights
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
-from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, unscored_hint
+from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, unscored_hint
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
@@ -38,6 +39,7 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     stage_folder,
 )
+from gymdata.store.marks import read_marks
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead
@@ -174,7 +176,9 @@ def pairs(
     with contextlib.ExitStack() as stack:
         out = None
         if write:
-            chosen = (config.judge or "comparisons") if config.source == "comparisons" else config.reward or "reward"
+            chosen = config.source or config.reward or "reward"
+            if config.source == "comparisons":
+                chosen = config.judge or chosen
             target = output_file(output or stage_folder(sources, "pairs", chosen), "pairs.parquet")
             heldout = target.with_name(f"heldout{target.suffix}")
             if target.name != "pairs.parquet":
@@ -220,7 +224,11 @@ def _build(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts, sources)
-    score_name, scores, scored_by = scores_of(sources, rollouts, name)
+    preferred = read_marks(sources).preferred() if config.source == "marks" else None
+    if preferred is None:
+        score_name, scores, scored_by = scores_of(sources, rollouts, name)
+    else:
+        score_name, scores, scored_by = MARKS, heights(rollouts["rollout_id"].to_pylist(), preferred), []
     rollouts = rollouts.append_column("score", scores)
     sound, left_out = _without_breaks(rollouts, config.breaks)
     if len(sound) and not int(pc.sum(pc.is_finite(rollouts["score"].take(sound))).as_py() or 0):
@@ -234,9 +242,9 @@ def _build(
     del rollouts, scores
     frame = candidates.frame
     direct = _direct(judged_in, frame) if judged_in else None
-    selection = _select(candidates, config, direct)
+    selection = _select(candidates, config, direct, preferred)
     left_out["branches"] = int((candidates.n_sequences > 1).sum())
-    made_from: Literal["reward", "genrm"] = "genrm" if judged_in else "reward"
+    made_from = "genrm" if judged_in else "reward" if preferred is None else MARKS
     give_back()
     kept = (selection.chosen, selection.rejected, selection.margin)
     whole = PairBatches(candidates, *kept, source=made_from, score_name=score_name, fork=bool(config.fork))
@@ -348,14 +356,21 @@ def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[s
     return np.flatnonzero(~broken), {"breaks": count}
 
 
-def _select(candidates: Candidates, config: PairsConfig, direct: genrm.Preferences | None) -> select.Selection:
+def _select(
+    candidates: Candidates,
+    config: PairsConfig,
+    direct: genrm.Preferences | None,
+    preferred: Mapping[tuple[str, str], int] | None,
+) -> select.Selection:
     """The pairs. Whether a rollout is one sequence is known only from its turns, which are read for pairs alone: where some
     are not, and are to be dropped, the others are selected again."""
     n_sequences = np.ones(len(candidates.frame), np.int32)
+    ids = candidates.frame["rollout_id"].to_pylist() if preferred is not None else []
+    by_people = partial(choices, ids, preferred) if preferred is not None else None
     while True:
         selection = select.select_pairs(
             candidates.frame.append_column("n_sequences", pa.array(n_sequences)),
-            config.strategy,
+            by_people or config.strategy,
             min_margin=config.min_margin,
             max_per_task=config.max_pairs_per_task,
             length_balance=config.length_balance,

@@ -66,7 +66,7 @@ class Selection:
 
 def select_pairs(
     frame: pa.Table,
-    strategy: str = "best-worst",
+    strategy: str | Callable[[Groups], tuple[Array, Array]] = "best-worst",
     *,
     min_margin: float = 0.0,
     max_per_task: int | None = None,
@@ -139,13 +139,16 @@ def _counts(groups: Groups) -> PairCounts:
     )
 
 
-def _chosen_by(name: str, groups: Groups) -> tuple[Array, Array]:
+def _chosen_by(name: str | Callable[[Groups], tuple[Array, Array]], groups: Groups) -> tuple[Array, Array]:
     """The candidates of a strategy as positions (better, worse) in ``groups``. Those of a group follow each other, from the
     widest margin, equal margins by rollout indices (lower, then higher)."""
-    strategy = STRATEGIES[name]
-    one, other = strategy.object(groups)
-    if strategy.facts.get("ordered"):
-        return one, other
+    if isinstance(name, str):
+        strategy = STRATEGIES[name]
+        one, other = strategy.object(groups)
+        if strategy.facts.get("ordered"):
+            return one, other
+    else:
+        one, other = name(groups)
     better, worse = np.minimum(one, other), np.maximum(one, other)
     if (groups.group[better] != groups.group[worse]).any() or (better == worse).any():
         raise UsageError(f"strategy {name!r} paired rollouts of two groups, or one with itself")
@@ -319,7 +322,7 @@ def pair_rows(
     rejected: Ints,
     margin: npt.NDArray[np.float64],
     *,
-    source: Literal["reward", "genrm"],
+    source: str,
     score_name: str,
     rendered: bool = False,
 ) -> pa.Table:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-_ALWAYS = ("rollouts", "turns", "messages", "failures")
+_ALWAYS = ("rollouts", "turns", "messages", "failures", "marks")
 _UDF = "gymdata_prompts"
 _UDF_FIELDS = {
     "parent": "INTEGER",
@@ -212,6 +212,8 @@ class Views:
         for name in names:
             if name == "failures":
                 self.con.register("failures", _failures(self.files.folders))
+            elif name == "marks":
+                self.con.register("marks", _marks(self.files.folders))
             elif name in ("turns", "messages"):
                 self._base("rollouts", rewards)
                 if name == "turns" and prompts:
@@ -357,6 +359,15 @@ def _load(source: Source, table: Table) -> pa.Table:
         if twin is None or source.path.exists():
             raise
         return read_table(twin.path, table)
+
+
+def _marks(folders: Sequence[Path]) -> pa.Table:
+    import pyarrow as pa
+
+    from gymdata.store.marks import marks_table
+
+    texts = [(name, pa.string()) for name in ("at", "who", "kind", "rollout_id", "task_id", "value", "over")]
+    return pa.Table.from_pylist(marks_table(folders), pa.schema([*texts, ("reward", pa.float64())]))
 
 
 def _failures(folders: Sequence[Path]) -> pa.Table:

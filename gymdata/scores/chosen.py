@@ -20,10 +20,13 @@ from gymdata.rollouts.schema import SCORES
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
 from gymdata.store.lineage import run_folder
+from gymdata.store.marks import read_marks
 from gymdata.store.paths import RUN_JSON
 
 #: The name of the reward that ``collect`` stored.
 TOTAL = "reward"
+#: The name of the total reward as people corrected it in ``view --annotate``.
+MARKS = "marks"
 #: The threshold of ``labels`` for answers of which a file says whether they are desirable, 1 or 0.
 DESIRABLE = 0.5
 #: Rewards closer to the bound than this, relative to the larger of the two, are ties.
@@ -79,6 +82,10 @@ def scores_of(
     found = [table for source in sources if name and (table := _rescored(source, name)) is not None]
     if name is None or (name == TOTAL and not found):
         return TOTAL, _known(rollouts["reward"]), []
+    if name == MARKS and not found and (corrected := read_marks(sources).rewards):
+        stored = zip(rollouts["rollout_id"].to_pylist(), rollouts["reward"].to_pylist(), strict=True)
+        values = pa.array([corrected.get(rollout, reward) for rollout, reward in stored], pa.float64())
+        return MARKS, _known(pa.chunked_array([values])), []
     if found:
         rows = pa.concat_tables([table for _, table in found])
         # The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts.
@@ -118,9 +125,8 @@ def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
 def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
     """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
     parts = rollouts["rewards"].combine_chunks().flatten().field("name")
-    return list(
-        dict.fromkeys([*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))])
-    )
+    names = [*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))]
+    return list(dict.fromkeys([*names, *([MARKS] if read_marks(sources).rewards else [])]))
 
 
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:

@@ -102,7 +102,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 
     routes = [Route(path, page(make)) for path, make in pages.html().items()]
     routes += [Route(path, make) for path, make in pages.data().items()]
-    routes.append(Route("/static/{name:path}", static))
+    routes += [Route("/data/mark", pages.mark, methods=["POST"]), Route("/static/{name:path}", static)]
 
     def unknown(request: Request, _: Exception) -> Response:
         values = {"title": "Not here", "message": f"there is no page {request.url.path}"} | pages.around(request)

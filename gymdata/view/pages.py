@@ -31,6 +31,7 @@ from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
+from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
 from gymdata.view.why import counts_over_run, seen_in_training, why
@@ -63,6 +64,7 @@ class Pages:
         self.stages = Stages(self.index.paths)
         self.selector = Selector()
         self.faults = Faults(self.vocabulary)
+        self.marking = Marking(self.index.paths, annotate=config.annotate)
         self._verdicts: comparing.Verdicts | None = None
         self._columns: tuple[int, dict[str, list[str]]] | None = None
         self._token = secrets.token_urlsafe(16)
@@ -73,7 +75,8 @@ class Pages:
 
     def version(self, snapshot: Snapshot) -> str:
         """Changes when pages would: with other rollouts, or when all of them are checked."""
-        return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}"
+        marks = "".join(f".{size}" for size in self.marking.changed())
+        return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}{marks}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
@@ -132,6 +135,7 @@ class Pages:
             "here": request.url.path,
             "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
+            **self.marking.values(),
         }
 
     def state(self, _: Request) -> Values:
@@ -183,8 +187,9 @@ class Pages:
         rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
         listed = _rows_of(snapshot, rows, found)
         lines = self.index.lines(snapshot, rows.tolist())
+        tags = self.marking.now().tags
         for row, number in zip(listed, rows.tolist(), strict=True):
-            row["line"] = lines[number]
+            row["line"], row["tags"] = lines[number], tags.get(row["rollout_id"], [])
         return {"rows": listed, "page": page, "pages": pages, "scale": _scale(snapshot)}
 
     def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
@@ -216,10 +221,13 @@ class Pages:
 
     def row_of(self, request: Request) -> tuple[Snapshot, int]:
         """The rollout that an address names with ``id``: a whole id, or a unique prefix."""
-        given = request.query_params.get("id", "")
-        snapshot = self.index.snapshot()
-        if not given:
+        if not (rollout_id := request.query_params.get("id", "")):
             raise Missing("the address names no rollout: it ends with ?id=ROLLOUT_ID")
+        return self.row_named(rollout_id)
+
+    def row_named(self, given: str) -> tuple[Snapshot, int]:
+        """The rollout of a whole id, or of a unique prefix."""
+        snapshot = self.index.snapshot()
         number = snapshot.find(given)
         if number is None:
             raise Missing(f"there is no rollout {given!r} among the {len(snapshot):,} here")
@@ -245,7 +253,12 @@ class Pages:
             "has": tokens.colors() if tokens is not None else {},
             "notes": tokens.notes if tokens is not None else [],
             "text_known": self.vocabulary(row) is not None,
+            "marks": self.marking.of_rollout(row["rollout_id"], row["task_id"]),
         }
+
+    async def mark(self, request: Request) -> Response:
+        """Write what a person says of a rollout."""
+        return await self.marking.add(request, self.row_named)
 
     def evidence(self, snapshot: Snapshot, number: int) -> Evidence:
         """What a page shows of one rollout."""

@@ -32,6 +32,9 @@ class ViewConfig(Config):
         False, description="Export the page although it holds keys or addresses that `gymdata scan` finds."
     )
     where: str | None = pydantic.Field(None, description="Export only rollouts that satisfy this condition.")
+    annotate: bool = pydantic.Field(
+        False, description="Let the page write marks (tags, comments, rewards, choices) beside the run."
+    )
     limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
     sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
     sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")

@@ -1,0 +1,45 @@
+"""Pairs from what people chose: two rollouts that someone compared, and no others.
+
+A rollout's score is how many rollouts it stands above, one after another, by people's choices: the longest chain below it.
+Choices that go round in a circle give all in it the same score, so that none of them becomes a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gymdata.pairs.groups import Groups
+from gymdata.rollouts.ragged import Array
+
+
+def heights(rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int]) -> pa.ChunkedArray:
+    """One score per rollout: the longest chain of worse ones below it; null for one that nobody compared."""
+    known = set(rollout_ids)
+    below: dict[str, set[str]] = {}
+    for better, worse in preferred:
+        if better in known and worse in known:
+            below.setdefault(better, set()).add(worse)
+            below.setdefault(worse, set())
+    height: dict[str, float] = {}
+    while below:
+        # Those whose worse ones all have a height; where there are none, the rest stands on a circle.
+        ready = [one for one, worse in below.items() if worse <= height.keys()]
+        if not ready:
+            top = 1.0 + max(height.values(), default=-1.0)
+            height |= dict.fromkeys(below, top)
+            break
+        height |= {one: 1.0 + max((height[worse] for worse in below[one]), default=-1.0) for one in ready}
+        for one in ready:
+            del below[one]
+    return pa.chunked_array([pa.array([height.get(one) for one in rollout_ids], pa.float64())])
+
+
+def choices(rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int], groups: Groups) -> tuple[Array, Array]:
+    """The candidates, as a pair strategy gives them: what was chosen within a group. ``rollout_ids``: of each row."""
+    at = {rollout_ids[row]: position for position, row in enumerate(groups.row.tolist())}
+    both = [(at[better], at[worse]) for better, worse in preferred if better in at and worse in at]
+    sides = np.array([pair for pair in both if groups.group[pair[0]] == groups.group[pair[1]]], np.int64).reshape(-1, 2)
+    return sides[:, 0], sides[:, 1]

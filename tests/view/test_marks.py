@@ -1,0 +1,182 @@
+"""Marks of people: written by a page, kept beside the run, and read by filter, query, pairs and scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.errors import DataError, UsageError
+from gymdata.store.marks import FILE, Mark, append, read_marks
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.view.conftest import Serve
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", [rollout("a", k, float(k == 0), two_turns(20, 40 + k)) for k in range(4)])
+
+
+def token_of(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/rollout?id=a-0") as page:
+        return re.findall(r'data-marks="([^"]+)"', page.read().decode())[0]
+
+
+def post(url: str, token: str, **said: Any) -> tuple[int, dict[str, Any]]:
+    headers = {"content-type": "application/json", "x-gymdata-token": token}
+    request = urllib.request.Request(f"{url}/data/mark", json.dumps(said).encode(), headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def said(run: Path, *marks: tuple[str, str, str | float | None, str | None], who: str = "ann") -> None:
+    for n, (kind, rollout_id, value, over) in enumerate(marks):
+        append(run / FILE, Mark(kind, rollout_id, "a", who, f"2026-01-01T00:00:{n:02}", value, over))  # type: ignore[arg-type]  # one of the kinds
+
+
+def test_a_page_writes_what_a_person_says(serve: Serve, run: Path) -> None:
+    """A tag, a comment, a reward, a choice and a bad task stand beside the run, with who and when, and on the page."""
+    url = serve(run, annotate=True)
+    token = token_of(url)
+    assert post(url, token, kind="tag", id="a-1", value="good", who="ann")[0] == 200
+    assert post(url, token, kind="comment", id="a-1", value="<b>odd</b>", who="ann")[0] == 200
+    assert post(url, token, kind="reward", id="a-1", value=0.5, who="ben")[0] == 200
+    assert post(url, token, kind="choice", id="a-1", over="a-2", who="ben")[0] == 200
+    status, now = post(url, token, kind="bad_task", id="a-1", who="ben")
+    assert status == 200
+    assert now["tags"] == ["good"]
+    assert now["comments"] == {"ann": "<b>odd</b>"}
+    assert (now["reward"], now["better_than"], now["bad_task"]) == (0.5, ["a-2"], True)
+    lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+    assert [(line["kind"], line["who"]) for line in lines][0] == ("tag", "ann")
+    assert all(line["at"].endswith("+00:00") for line in lines)
+    with urllib.request.urlopen(f"{url}/rollout?id=a-1") as page:
+        text = page.read().decode()
+    assert "&lt;b&gt;odd&lt;/b&gt;" in text
+    assert "reward corrected to 0.5" in text
+
+
+def test_nothing_is_written_without_annotate_or_the_pages_token(serve: Serve, run: Path) -> None:
+    """Another site knows no token; a server without --annotate has none; from another machine nothing is written."""
+    url = serve(run, annotate=True)
+    assert post(url, "guess", kind="tag", id="a-1", value="good")[0] == 403
+    assert post(serve(run), "", kind="tag", id="a-1", value="good")[0] == 403
+    assert not (run / FILE).exists()
+    with pytest.raises(UsageError, match="no login"):
+        gymdata.view(run, annotate=True, host="0.0.0.0")  # noqa: S104 - it is refused
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "why"),
+    [
+        ({"kind": "tag", "id": "a-1", "value": "a,b"}, 422, "without a comma"),
+        ({"kind": "reward", "id": "a-1", "value": "high"}, 422, "a finite number"),
+        ({"kind": "choice", "id": "a-1", "over": "a-1"}, 422, "another rollout"),
+        ({"kind": "selection", "over": "x", "value": "javascript:alert(1)"}, 422, "begins with /"),
+        ({"kind": "love", "id": "a-1"}, 422, "kind of mark"),
+        ({"kind": "tag", "id": "zz", "value": "x"}, 404, "there is no rollout"),
+    ],
+)
+def test_a_mark_that_says_nothing_is_refused(serve: Serve, run: Path, said: dict[str, Any], status: int, why: str) -> None:
+    """The answer says what was expected, and nothing is written."""
+    url = serve(run, annotate=True)
+    answer = post(url, token_of(url), **said)
+    assert answer[0] == status
+    assert why in answer[1]["error"]
+    assert not (run / FILE).exists()
+
+
+def test_two_people_at_once_lose_nothing(serve: Serve, run: Path) -> None:
+    """Marks of two servers and eight threads are all there, whole, and each once."""
+    servers = [serve(run, annotate=True), serve(run, annotate=True)]
+    tokens = [token_of(url) for url in servers]
+
+    def write(person: int) -> None:
+        for n in range(5):
+            post(servers[person % 2], tokens[person % 2], kind="tag", id="a-1", value=f"{person}-{n}", who=f"p{person}")
+
+    threads = [threading.Thread(target=write, args=(person,)) for person in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_marks([run]).tags["a-1"]) == sorted(f"{p}-{n}" for p in range(8) for n in range(5))
+
+
+def test_a_line_that_was_cut_off_is_no_mark(run: Path) -> None:
+    """The next mark stands on a line of its own; a line that says something else is an error with its number."""
+    said(run, ("tag", "a-1", "good", None))
+    with (run / FILE).open("ab") as log:
+        log.write(b'{"kind": "tag", "roll')
+    with pytest.warns(UserWarning, match="line 2 was not finished"):
+        said(run, ("tag", "a-1", "late", None))
+        assert read_marks([run]).tags["a-1"] == ["good", "late"]
+    (run / FILE).write_text('{"kind": "tag"}\n')
+    with pytest.raises(DataError, match="line 1"):
+        read_marks([run])
+
+
+def test_a_later_mark_stands_for_an_earlier_one() -> None:
+    """Tags are taken away, a correction is taken back, and one person's last choice of two counts."""
+    from gymdata.store.marks import Marks
+
+    marks = Marks()
+    for mark in [
+        Mark("tag", "r", "t", "ann", "1", "x"),
+        Mark("untag", "r", "t", "ann", "2", "x"),
+        Mark("reward", "r", "t", "ann", "3", 1.0),
+        Mark("reward", "r", "t", "ann", "4", None),
+        Mark("choice", "r", "t", "ann", "5", None, "s"),
+        Mark("choice", "s", "t", "ann", "6", None, "r"),
+        Mark("choice", "u", "t", "ann", "7", None, "v"),
+        Mark("choice", "v", "t", "ben", "8", None, "u"),
+    ]:
+        marks.add(mark)
+    assert marks.tags == {"r": []}
+    assert marks.rewards == {}
+    # Two people who are divided prefer neither.
+    assert marks.preferred() == {("s", "r"): 1}
+
+
+def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
+    """Tags, comments and bad tasks are columns of --where; SQL has every mark."""
+    said(run, ("tag", "a-1", "good", None), ("comment", "a-2", "off by one", None), ("bad_task", "a-3", None, None))
+    kept = gymdata.filter(run, output=tmp_path / "good", where=["contains(tags, 'good')"])
+    assert kept.rollouts_out == 1
+    assert gymdata.filter(run, output=tmp_path / "said", where=["contains(comments, 'off')"]).rollouts_out == 1
+    assert gymdata.filter(run, output=tmp_path / "fine", where=["not bad_task"]).rollouts_out == 0
+    rows = gymdata.query("SELECT kind, who, value FROM marks ORDER BY at", run).to_pylist()
+    assert rows[0] == {"kind": "tag", "who": "ann", "value": "good"}
+
+
+def test_pairs_from_marks_are_what_people_chose(run: Path, tmp_path: Path) -> None:
+    """a-2 over a-1 over a-0, against the rewards, and nothing that nobody compared; a circle gives no pair."""
+    said(run, ("choice", "a-2", None, "a-1"), ("choice", "a-1", None, "a-0"))
+    report = gymdata.pairs(run, output=tmp_path / "pairs", source="marks")
+    rows = gymdata.query("SELECT * FROM pairs", tmp_path / "pairs").to_pylist()
+    assert sorted((row["chosen_rollout_id"], row["rejected_rollout_id"]) for row in rows) == [("a-1", "a-0"), ("a-2", "a-1")]
+    assert {row["source"] for row in rows} == {"marks"}
+    assert report.counts.pairs == 2
+    said(run, ("choice", "a-0", None, "a-2"), who="zoe")
+    circle = gymdata.pairs(run, source="marks", write=False)
+    assert circle.counts.pairs == 0
+    assert circle.counts.dropped["tie"] == 3
+
+
+def test_a_corrected_reward_is_a_score(run: Path, tmp_path: Path) -> None:
+    """--reward marks: the reward of collect, where nobody corrected it."""
+    said(run, ("reward", "a-1", 2.0, None))
+    gymdata.pairs(run, output=tmp_path / "pairs", reward="marks")
+    (row,) = gymdata.query("SELECT * FROM pairs", tmp_path / "pairs").to_pylist()
+    assert (row["chosen_rollout_id"], row["margin"]) == ("a-1", 2.0)
+    assert gymdata.filter(run, output=tmp_path / "high", where=["reward_marks >= 1"]).rollouts_out == 2

@@ -1,0 +1,49 @@
+"""Marks, made with keys and boxes in a real Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymdata.store.marks import read_marks
+from tests.rollout_files import rollout, two_turns, write_run
+from tests.view.conftest import Serve
+
+pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra)")
+
+
+def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp_path: Path) -> None:
+    """By keyboard: good, a tag of its own, a comment, a reward; by hand the better of two; a selection is saved."""
+    run = write_run(tmp_path / "run", [rollout("a", k, float(k == 0), two_turns(20, 40 + k)) for k in range(2)])
+    url = serve(run, annotate=True)
+    page.goto(f"{url}/rollout?id=a-0")
+    page.wait_for_selector("html[data-ready]")
+    page.keyboard.press("+")
+    page.get_by_text("good", exact=True).wait_for()
+    page.keyboard.press("m")
+    page.keyboard.type("short")
+    page.keyboard.press("Enter")
+    page.get_by_text("short", exact=True).wait_for()
+    page.keyboard.press("n")
+    page.keyboard.type("<i>why</i>")
+    page.keyboard.press("Enter")
+    page.get_by_text("<i>why</i>").wait_for()
+    page.get_by_label("Reward").fill("0.25")
+    page.keyboard.press("Enter")
+    page.get_by_text("reward corrected to 0.25").wait_for()
+    page.get_by_label("Better than").select_option("a-1")
+    page.get_by_text("better than").wait_for()
+    page.get_by_label("Remove the tag short").click()
+    page.get_by_text("short", exact=True).wait_for(state="detached")
+    marks = read_marks([run])
+    assert marks.tags["a-0"] == ["good"]
+    assert list(marks.comments["a-0"].values()) == ["<i>why</i>"]
+    assert (marks.rewards, list(marks.choices)) == ({"a-0": 0.25}, [("a-0", "a-1")])
+    page.goto(f"{url}/?where=reward+%3E+0")
+    page.get_by_label("Save this selection as").fill("solved")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_role("link", name="solved").wait_for()
+    assert read_marks([run]).selections == {"solved": "/?where=reward+%3E+0"}
