@@ -60,6 +60,7 @@ EDGES = {
     ("view", "query"): {"child", "guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run", "rollout"},
     ("report", "scan"): {"patterns"},
+    ("view", "report"): {"rollouts"},
     ("view", "scan"): {"patterns"},
     ("view", "show"): {"conversations", "rollout"},
     ("report", "validate"): {"run"},

@@ -108,6 +108,12 @@ def marks_file(path: str | Path) -> Path | None:
     return folder / FILE if folder is not None else None
 
 
+def sizes_of_marks(paths: Iterable[str | Path]) -> list[int]:
+    """The sizes of the logs, which only grow: other ones mean that there are new marks."""
+    files = dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
+    return [file.stat().st_size if file.is_file() else 0 for file in files]
+
+
 def append(file: Path, mark: Mark) -> None:
     """Append a mark. Raises UsageError for one that says nothing, StoreError where it cannot be written."""
     _refuse_odd(mark)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.rollouts.messages import loads, object_of
-from gymdata.store.marks import KINDS, Mark, Marks, append, marks_file, now, read_marks
+from gymdata.store.marks import KINDS, Mark, Marks, append, marks_file, now, read_marks, sizes_of_marks
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.text import Values
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 100_000
 
 
 class Marking:
-    """The marks of the paths that are shown. ``changed``: another value when there are new ones."""
+    """The marks of the paths that are shown."""
 
     def __init__(self, paths: Sequence[Path], *, annotate: bool) -> None:
         self.annotate = annotate
@@ -36,13 +36,9 @@ class Marking:
         self._paths = paths
         self._read: tuple[list[int], Marks] = ([], Marks())
 
-    def changed(self) -> list[int]:
-        """The sizes of the logs, which only grow."""
-        return [file.stat().st_size if file.is_file() else 0 for file in self._files]
-
     def now(self) -> Marks:
         """What holds now."""
-        sizes = self.changed()
+        sizes = sizes_of_marks(self._paths)
         if self._read[0] != sizes:
             self._read = (sizes, read_marks(self._paths))
         return self._read[1]

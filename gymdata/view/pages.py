@@ -27,6 +27,7 @@ from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.evidence.faults import Faults, Found, reader_of
+from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
@@ -75,8 +76,7 @@ class Pages:
 
     def version(self, snapshot: Snapshot) -> str:
         """Changes when pages would: with other rollouts, or when all of them are checked."""
-        marks = "".join(f".{size}" for size in self.marking.changed())
-        return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}{marks}"
+        return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
@@ -162,6 +162,7 @@ class Pages:
             "faults": found,
             "faulty": len(np.intersect1d(selection.rows, found.any)),
             "codes": CODES,
+            "facets": facets(self.selector.columns(snapshot, columns_of), selection.rows),
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
         values |= (

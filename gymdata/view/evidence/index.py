@@ -21,6 +21,7 @@ from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score, rescored_at, with_score
 from gymdata.store.journal import row_parser, scan
+from gymdata.store.marks import sizes_of_marks
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
 from gymdata.store.tables import read_table, row_batches, scan_batches
@@ -125,8 +126,8 @@ class RolloutIndex:
         self._rows: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._looked = 0.0
         self._last = Snapshot(_HELD.empty_table(), (), 0, (), False)
-        #: Of the last look: the problems of files, and the times of scores.
-        self._state: tuple[tuple[str, ...], list[dict[str, int]]] = ((), [])
+        #: Of the last look: the problems of files, the times of scores, and the sizes of logs of marks.
+        self._state: tuple[tuple[str, ...], list[dict[str, int]], list[int]] = ((), [], [])
 
     def close(self) -> None:
         """Remove what was put aside."""
@@ -210,7 +211,7 @@ class RolloutIndex:
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
         same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
-        state = (tuple(problems), rescored_at(holding))
+        state = (tuple(problems), rescored_at(holding), sizes_of_marks(holding))
         if same and state == self._state:
             return
         self._state = state

@@ -84,12 +84,12 @@ class Query:
 
     def conditions(self) -> list[str]:
         """The boxes and the condition as conditions of ``gymdata filter``; all but ``fault``, which no column says."""
-        text = _text(self.text)
+        text = text_of_condition(self.text)
         found = [
             f"(contains(prompt, {text}) or contains(text, {text}))" if self.text else "",
-            f"contains(task_id, {_text(self.task)})" if self.task else "",
-            f"status == {_text(self.status)}" if self.status else "",
-            f"run_id == {_text(self.run)}" if self.run else "",
+            f"contains(task_id, {text_of_condition(self.task)})" if self.task else "",
+            f"status == {text_of_condition(self.status)}" if self.status else "",
+            f"run_id == {text_of_condition(self.run)}" if self.run else "",
             f"reward >= {self.min}" if self.min else "",
             f"reward <= {self.max}" if self.max else "",
             "n_breaks > 0" if self.breaks else "",
@@ -222,7 +222,7 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
         if not 0 < len(selection.rows) <= _MOST_IDS:
             return ""
         ids = snapshot.table["rollout_id"].take(pa.array(selection.rows)).to_pylist()
-        texts = [f"rollout_id in [{', '.join(map(_text, ids))}]"]
+        texts = [f"rollout_id in [{', '.join(map(text_of_condition, ids))}]"]
     words = [word for text in texts for word in ("--where", text)]
     return shlex.join(["gymdata", "filter", *map(str, snapshot.paths), *words, "-o", "kept"])
 
@@ -260,6 +260,10 @@ class Selector:
         passing = np.zeros(len(snapshot), np.bool_)
         passing[selection.rows] = True
         return replace(selection, rows=order[passing[order]])
+
+    def columns(self, snapshot: Snapshot, compute: Callable[[Snapshot], T]) -> T:
+        """What ``compute`` gives of all rollouts."""
+        return self._once(snapshot, ("columns",), lambda: compute(snapshot))
 
     def runs(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
@@ -345,7 +349,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _text(value: str) -> str:
+def text_of_condition(value: str) -> str:
     """Text as the language of conditions quotes it."""
     # Double quotes need no escape in a shell's single ones, but name a column first.
     mark = "'" if conditions.may_be_column(value) else '"'

@@ -1,0 +1,86 @@
+"""Which values the rollouts of a selection have, with counts: status, why they ended, and the fields of their tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gymdata.report.rollouts import fields_to_split_by, task_fields
+from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.selection import Bar, Rows, text_of_condition
+
+#: Values of one column that are listed, the most common first.
+_MOST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none."""
+
+    name: str
+    values: tuple[Any, ...]
+    codes: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """A column, and how many rollouts of a selection have each value. A bar's ``where`` keeps these."""
+
+    name: str
+    values: tuple[Bar, ...]
+
+
+def columns_of(snapshot: Snapshot) -> tuple[Column, ...]:
+    """The columns by which rollouts can be told apart at a glance."""
+    return tuple(_columns(snapshot))
+
+
+def facets(columns: tuple[Column, ...], rows: Rows) -> list[Facet]:
+    """The facets of a selection; a column in which all of it is alike has none."""
+    listed = []
+    for column in columns:
+        codes = column.codes[rows]
+        counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
+        order = np.argsort(-counts, kind="stable")[:_MOST]
+        bars = [Bar(str(column.values[k]), int(counts[k]), _where(column, k)) for k in order.tolist() if counts[k]]
+        if len(bars) > 1:
+            listed.append(Facet(column.name, tuple(bars)))
+    return listed
+
+
+def _columns(snapshot: Snapshot) -> Iterator[Column]:
+    for name in ("status", "stop_reason"):
+        coded = snapshot.table[name].combine_chunks()
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        yield Column(name, tuple(coded.dictionary.to_pylist()), codes)
+    batches = list(snapshot.batches(("task_id", "task")))
+    if not batches:
+        return
+    table = pa.Table.from_batches(batches)
+    fields = task_fields(table)
+    number = {task: n for n, task in enumerate(fields)}
+    coded = table["task_id"].combine_chunks().dictionary_encode()
+    task_of = np.array([number[task] for task in coded.dictionary.to_pylist()], np.int64)
+    task_of = task_of[coded.indices.to_numpy(zero_copy_only=False)]
+    for name in fields_to_split_by(list(fields.values()), _MOST):
+        if not re.fullmatch(r"\w+", name):
+            continue
+        of_task = [task.get(name) for task in fields.values()]
+        values = sorted({value for value in of_task if isinstance(value, (str, int))}, key=str)
+        code = {value: n for n, value in enumerate(values)}
+        codes = np.array([code.get(value, -1) if isinstance(value, (str, int)) else -1 for value in of_task], np.int32)
+        # While a run is collected, rows may have been added since.
+        yield Column(f"task.{name}", tuple(values), codes[task_of][: len(snapshot)])
+
+
+def _where(column: Column, k: int) -> str:
+    value = column.values[k]
+    if isinstance(value, bool):
+        return f"{column.name} == {str(value).lower()}"
+    return f"{column.name} == {text_of_condition(value) if isinstance(value, str) else value}"
