@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, json_kind
-from gymdata.filter.conditions import COUNTS, MARKED, NUMBERS, SCALARS, TEXTS, Kind, is_number, may_be_column, unknown_column
+from gymdata.filter.conditions import (
+    COUNTS,
+    MARKED,
+    NUMBERS,
+    SCALARS,
+    TEXTS,
+    Kind,
+    is_number,
+    may_be_column,
+    unknown_column,
+)
 from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
@@ -153,7 +163,9 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
             return
         ids = table["rollout_id"].to_pylist()
         said = (marks.tags.get(one, ()) if name == "tags" else marks.comments.get(one, {}).values() for one in ids)
-        columns.values[name] = pa.array([(", " if name == "tags" else "\n\n").join(texts) for texts in said], pa.string())
+        columns.values[name] = pa.array(
+            [(", " if name == "tags" else "\n\n").join(texts) for texts in said], pa.string()
+        )
         columns.kinds[name] = "text"
         return
     columns.kinds[name] = "number"

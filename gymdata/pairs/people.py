@@ -37,7 +37,9 @@ def heights(rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int]
     return pa.chunked_array([pa.array([height.get(one) for one in rollout_ids], pa.float64())])
 
 
-def choices(rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int], groups: Groups) -> tuple[Array, Array]:
+def choices(
+    rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int], groups: Groups
+) -> tuple[Array, Array]:
     """The candidates, as a pair strategy gives them: what was chosen within a group. ``rollout_ids``: of each row."""
     at = {rollout_ids[row]: position for position, row in enumerate(groups.row.tolist())}
     both = [(at[better], at[worse]) for better, worse in preferred if better in at and worse in at]

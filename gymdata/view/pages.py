@@ -26,8 +26,8 @@ from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
-from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.facets import columns_of, facets
+from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
