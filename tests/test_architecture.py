@@ -32,9 +32,10 @@ PLUG_EDGES = {
 EDGES = {
     ("validate", "interop"): {"nemo_gym"},
     **{
-        (command, "scores"): {"chosen"}
+        (command, "scores"): {"chosen", "marks"}
         for command in ("pairs", "experience", "filter", "train", "show", "report", "view", "interop")
     },
+    ("query", "scores"): {"marks"},
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
     ("collect", "record"): {"agent", "attempts", "presets"},

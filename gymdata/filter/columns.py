@@ -32,11 +32,11 @@ from gymdata.filter.conditions import (
 from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
+from gymdata.scores.marks import read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_table, scan_batches
 from gymdata.store.lineage import concat, refuse_duplicates
 from gymdata.store.lines import decode
-from gymdata.store.marks import read_marks
 from gymdata.store.reading import warn
 
 _ALWAYS = ("rollout_id", "task_id", "group_id", "rollout_index")

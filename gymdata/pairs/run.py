@@ -30,6 +30,7 @@ from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, unscored_hint
+from gymdata.scores.marks import read_marks
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
@@ -39,7 +40,6 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     stage_folder,
 )
-from gymdata.store.marks import read_marks
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead

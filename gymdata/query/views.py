@@ -364,9 +364,9 @@ def _load(source: Source, table: Table) -> pa.Table:
 def _marks(folders: Sequence[Path]) -> pa.Table:
     import pyarrow as pa
 
-    from gymdata.store.marks import marks_table
+    from gymdata.scores.marks import marks_table
 
-    texts = [(name, pa.string()) for name in ("at", "who", "kind", "rollout_id", "task_id", "value", "over")]
+    texts = [(name, pa.string()) for name in ("marked_at", "who", "kind", "rollout_id", "task_id", "value", "over")]
     return pa.Table.from_pylist(marks_table(folders), pa.schema([*texts, ("reward", pa.float64())]))
 
 

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError, UsageError, counted
 from gymdata.rollouts.schema import SCORES
+from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
 from gymdata.store.lineage import run_folder
-from gymdata.store.marks import read_marks
 from gymdata.store.paths import RUN_JSON
 
 #: The name of the reward that ``collect`` stored.

@@ -25,7 +25,8 @@ from starlette.routing import Route
 from gymdata.errors import GymdataError, counted, printable
 from gymdata.errors import shown as by_url
 from gymdata.urls import OnlyHosts
-from gymdata.view.pages import Missing, Pages
+from gymdata.view.answers import Missing
+from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 
 HERE = Path(__file__).resolve().parent

@@ -17,7 +17,8 @@ from starlette.responses import Response
 
 from gymdata.errors import DataError, GymdataError, UsageError
 from gymdata.rollouts.messages import loads, object_of
-from gymdata.store.marks import KINDS, Mark, Marks, append, marks_file, now, read_marks, sizes_of_marks
+from gymdata.scores.marks import KINDS, Mark, Marks, append, marks_file, now, read_marks, sizes_of_marks
+from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.text import Values
 
@@ -61,8 +62,6 @@ class Marking:
 
     async def add(self, request: Request, find: Callable[[str], tuple[Snapshot, int]]) -> Response:
         """Write a mark: ``kind``, ``id`` of a rollout, ``value`` and ``over`` as JSON. ``find``: the rollout of an id."""
-        from gymdata.view.pages import Missing, json_answer
-
         token = request.headers.get("x-gymdata-token", "")
         if not self.annotate or not secrets.compare_digest(token.encode(), self.token.encode()):
             return json_answer({"error": "marks are made in a page of `gymdata view --annotate`"}, 403)
@@ -97,7 +96,7 @@ class Marking:
         file = marks_file(snapshot.file(number))
         if file is None:
             raise DataError("the rollout is in no run folder, beside which marks could be kept")
-        return Mark(kind, rollout, task, who, now(), said.get("value"), over), file  # type: ignore[arg-type]  # one of KINDS
+        return Mark(kind, rollout, task, who, now(), said.get("value"), over), file
 
 
 def _user() -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
@@ -26,6 +25,7 @@ from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
+from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
@@ -43,17 +43,6 @@ _TABLE = [
     *("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"),
 ]
 _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
-
-
-class Missing(Exception):  # noqa: N818 - an answer, not a defect
-    """The thing that an address names does not exist."""
-
-
-def json_answer(value: Any, status: int = 200) -> Response:
-    """JSON; numbers that it has no form for are null."""
-    return Response(
-        orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=str), status, media_type="application/json"
-    )
 
 
 class Pages:

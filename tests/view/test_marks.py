@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.errors import DataError, UsageError
-from gymdata.store.marks import FILE, Mark, append, read_marks
+from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.scores.marks import FILE, Mark, append, read_marks
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
@@ -59,7 +59,7 @@ def test_a_page_writes_what_a_person_says(serve: Serve, run: Path) -> None:
     assert (now["reward"], now["better_than"], now["bad_task"]) == (0.5, ["a-2"], True)
     lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
     assert (lines[0]["kind"], lines[0]["who"]) == ("tag", "ann")
-    assert all(line["at"].endswith("+00:00") for line in lines)
+    assert all(line["marked_at"].endswith("+00:00") for line in lines)
     with urllib.request.urlopen(f"{url}/rollout?id=a-1") as page:
         text = page.read().decode()
     assert "&lt;b&gt;odd&lt;/b&gt;" in text
@@ -131,7 +131,7 @@ def test_a_line_that_was_cut_off_is_no_mark(run: Path) -> None:
 
 def test_a_later_mark_stands_for_an_earlier_one() -> None:
     """Tags are taken away, a correction is taken back, and one person's last choice of two counts."""
-    from gymdata.store.marks import Marks
+    from gymdata.scores.marks import Marks
 
     marks = Marks()
     for mark in [
@@ -157,8 +157,9 @@ def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
     kept = gymdata.filter(run, output=tmp_path / "good", where=["contains(tags, 'good')"])
     assert kept.rollouts_out == 1
     assert gymdata.filter(run, output=tmp_path / "said", where=["contains(comments, 'off')"]).rollouts_out == 1
-    assert gymdata.filter(run, output=tmp_path / "fine", where=["not bad_task"]).rollouts_out == 0
-    rows = gymdata.query("SELECT kind, who, value FROM marks ORDER BY at", run).to_pylist()
+    with pytest.raises(RefusedError, match="none of 4 rollouts is left"):
+        gymdata.filter(run, output=tmp_path / "fine", where=["not bad_task"])
+    rows = gymdata.query("SELECT kind, who, value FROM marks ORDER BY marked_at", run).to_pylist()
     assert rows[0] == {"kind": "tag", "who": "ann", "value": "good"}
 
 

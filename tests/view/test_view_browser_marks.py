@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.store.marks import read_marks
+from gymdata.scores.marks import read_marks
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
@@ -22,11 +22,11 @@ def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp
     page.goto(f"{url}/rollout?id=a-0")
     page.wait_for_selector("html[data-ready]")
     page.keyboard.press("+")
-    page.get_by_text("good", exact=True).wait_for()
+    page.locator(".tag", has_text="good").wait_for()
     page.keyboard.press("m")
     page.keyboard.type("short")
     page.keyboard.press("Enter")
-    page.get_by_text("short", exact=True).wait_for()
+    page.locator(".tag", has_text="short").wait_for()
     page.keyboard.press("n")
     page.keyboard.type("<i>why</i>")
     page.keyboard.press("Enter")
@@ -37,7 +37,7 @@ def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp
     page.get_by_label("Better than").select_option("a-1")
     page.get_by_text("better than").wait_for()
     page.get_by_label("Remove the tag short").click()
-    page.get_by_text("short", exact=True).wait_for(state="detached")
+    page.locator(".tag", has_text="short").wait_for(state="detached")
     marks = read_marks([run])
     assert marks.tags["a-0"] == ["good"]
     assert list(marks.comments["a-0"].values()) == ["<i>why</i>"]

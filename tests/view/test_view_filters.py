@@ -225,10 +225,11 @@ def test_a_long_statement_is_answered(serve: Serve, tmp_path: Path):
 def test_values_stand_with_their_counts_and_lead_to_their_rollouts(serve: Serve, tmp_path: Path) -> None:
     """Status and the fields that divide tasks into a few kinds; of a selection; what all have alike is not listed."""
     rows = [
-        rollout(f"t{t}", k, 1.0, two_turns(20 + t, 40), status="completed" if k else "truncated",
-                task=json.dumps({"level": "hard" if t < 2 else "easy", "answer": str(t), "same": 1}))
-        for t in range(8) for k in range(2)
-    ]  # fmt: skip
+        rollout(f"t{t}", k, 1.0, two_turns(20 + t, 40), status="completed" if k else "truncated")
+        | {"task": json.dumps({"level": "hard" if t < 2 else "easy", "answer": str(t), "same": 1})}
+        for t in range(8)
+        for k in range(2)
+    ]
     url = serve(write_run(tmp_path / "run", rows))
     text = shown(url)
     assert "status completed 8 truncated 8" in text

@@ -47,8 +47,8 @@ def facets(columns: tuple[Column, ...], rows: Rows) -> list[Facet]:
     for column in columns:
         codes = column.codes[rows]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-        order = np.argsort(-counts, kind="stable")[:_MOST]
-        bars = [Bar(str(column.values[k]), int(counts[k]), _where(column, k)) for k in order.tolist() if counts[k]]
+        order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
+        bars = [Bar(str(column.values[k]), int(counts[k]), _where(column, k)) for k in order[:_MOST]]
         if len(bars) > 1:
             listed.append(Facet(column.name, tuple(bars)))
     return listed

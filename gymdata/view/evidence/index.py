@@ -20,8 +20,8 @@ from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score, rescored_at, with_score
+from gymdata.scores.marks import sizes_of_marks
 from gymdata.store.journal import row_parser, scan
-from gymdata.store.marks import sizes_of_marks
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
 from gymdata.store.tables import read_table, row_batches, scan_batches

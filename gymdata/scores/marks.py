@@ -31,14 +31,14 @@ _MOST_CHARACTERS = 10_000
 @dataclass(frozen=True, slots=True)
 class Mark:
     """``who`` says ``kind`` of a rollout. ``value``: the tag, the comment, the corrected reward (None takes a correction
-    back), the address of a selection; ``over``: of a choice, the rollout that is worse; of a selection, its name. ``at``:
-    ISO 8601, UTC."""
+    back), the address of a selection; ``over``: of a choice, the rollout that is worse; of a selection, its name.
+    ``marked_at``: ISO 8601, UTC."""
 
     kind: Kind
     rollout_id: str
     task_id: str
     who: str
-    at: str
+    marked_at: str
     value: str | float | None = None
     over: str | None = None
 
@@ -136,7 +136,7 @@ def append(file: Path, mark: Mark) -> None:
 def read_marks(paths: Iterable[str | Path]) -> Marks:
     """The marks of all the rollouts under path arguments. Raises DataError for a line that is no mark."""
     marks, logs = Marks(), dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    for mark in sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.at):
+    for mark in sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at):
         marks.add(mark)
     return marks
 
@@ -144,7 +144,7 @@ def read_marks(paths: Iterable[str | Path]) -> Marks:
 def marks_table(paths: Sequence[str | Path]) -> list[dict[str, object]]:
     """Every mark that was made, oldest first, as rows of SQL: numbers of rewards apart from texts."""
     logs = dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    rows = sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.at)
+    rows = sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at)
     return [
         asdict(mark)
         | {"value": mark.value if isinstance(mark.value, str) else None}
