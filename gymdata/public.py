@@ -110,6 +110,11 @@ def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
     return f"{100 * found['rate']:.1f} %{count}{interval}"
 
 
+def framed(page: str, height: int) -> str:
+    """An HTML page as a cell of a notebook, ``height`` pixels high; it runs nothing."""
+    return f'<iframe sandbox srcdoc="{html.escape(page)}" style="width: 100%; height: {height}px; border: 0"></iframe>'
+
+
 class Report(Protocol):
     """The result of a command's function, a dataclass: the summary table, ``--json`` and the exit code are derived from
     it."""

@@ -74,6 +74,8 @@ EDGES = {
     ("publish", "report"): {"run"},
     ("publish", "scan"): {"files", "patterns"},
     ("publish", "view"): {"evidence"},
+    ("opened", "query"): {"run"},
+    ("opened", "view"): {"evidence", "notebook"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

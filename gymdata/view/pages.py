@@ -180,7 +180,7 @@ class Pages:
         tags = self.marking.now().tags
         for row, number in zip(listed, rows.tolist(), strict=True):
             row["line"], row["tags"] = lines[number], tags.get(row["rollout_id"], [])
-        return {"rows": listed, "page": page, "pages": pages, "scale": _scale(snapshot)}
+        return {"rows": listed, "page": page, "pages": pages, "scale": scale_of(snapshot)}
 
     def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
         names = snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
@@ -205,7 +205,7 @@ class Pages:
                     "mixed": len(set(rewards)) > 1,
                 }
             )
-        return {"groups": shown, "page": page, "pages": pages, "scale": _scale(snapshot)}
+        return {"groups": shown, "page": page, "pages": pages, "scale": scale_of(snapshot)}
 
     # -- one rollout ---------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Pages:
         mates = snapshot.where("group_id", given)
         if not mates:
             raise Missing(f"there is no group {given!r} among the {len(snapshot):,} rollouts here")
-        return "group.html", self.group_values(snapshot, mates) | {"scale": _scale(snapshot)}
+        return "group.html", self.group_values(snapshot, mates) | {"scale": scale_of(snapshot)}
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
         """The values of the page of a group's rollouts."""
@@ -536,7 +536,7 @@ def _rows_of(snapshot: Snapshot, rows: Any, found: Found) -> list[RolloutRow]:
     return some
 
 
-def _scale(snapshot: Snapshot) -> tuple[float, float]:
+def scale_of(snapshot: Snapshot) -> tuple[float, float]:
     """The least and the highest reward of all, at least 0 to 1."""
     found = pc.min_max(snapshot.table["reward"]).as_py()
     low, high = found["min"], found["max"]

@@ -62,3 +62,29 @@ def test_dry_run_is_a_keyword_wherever_it_is_a_flag(tmp_path: Path) -> None:
     kept = gymdata.filter(SAMPLE / "clean.jsonl", tmp_path / "kept", where=["reward > 0"], dry_run=True)
     assert kept.rows()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_a_rollout_and_a_group_are_cells() -> None:
+    """A run lists prompts and answers; a rollout and a group are frames that run nothing, with all data escaped."""
+    run = gymdata.open(SAMPLE / "clean.jsonl")
+    listed = run._repr_html_()
+    assert "<th style='text-align: left'>answer</th>" in listed
+    first = gymdata.load_rollouts(SAMPLE / "clean.jsonl", ["rollout_id", "group_id"]).to_pylist()[0]
+    rollout = run.rollout(first["rollout_id"])
+    assert rollout["rollout_id"] == first["rollout_id"]
+    for cell in (rollout._repr_html_(), run.group(first["group_id"])._repr_html_()):
+        assert cell.startswith("<iframe sandbox srcdoc=")
+        assert "<script" not in cell
+    with pytest.raises(gymdata.errors.DataError, match="group_id"):
+        run.group("nothing")
+
+
+def test_a_pair_and_a_report_are_cells(tmp_path: Path) -> None:
+    """The pair from where its sides differ; the page of the report, in a frame."""
+    gymdata.pairs(SAMPLE / "clean.jsonl", output=tmp_path / "pairs")
+    pair = gymdata.query("SELECT pair_id FROM pairs LIMIT 1", tmp_path / "pairs").to_pylist()[0]["pair_id"]
+    cell = gymdata.open(tmp_path / "pairs").pair(pair)._repr_html_()
+    assert "margin" in cell
+    report = gymdata.report(SAMPLE / "clean.jsonl", write=False)._repr_html_()
+    assert report.startswith("<iframe sandbox srcdoc=")
+    assert "content-security-policy" in report.lower()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gymdata.errors import DataError
 from gymdata.public import path_of
-from gymdata.rollouts.messages import RolloutRow
 from gymdata.store.paths import find_run_json, read_facts, resolve
+
+#: Rollouts that a notebook lists.
+_LISTED = 20
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,7 +70,26 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     return with_prompts(turns, ids)
 
 
-__all__ = ["OpenedRun", "open_run"]
+__all__ = ["Cell", "OpenedRollout", "OpenedRun", "open_run"]
+
+
+class OpenedRollout(dict[str, Any]):
+    """One rollout as a dict; in a notebook its messages."""
+
+    def _repr_html_(self) -> str:
+        from gymdata.view.notebook import rollout_cell
+
+        return rollout_cell(self)
+
+
+class Cell:
+    """What a notebook shows as HTML. ``html``: an iframe."""
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
 class OpenedRun:
@@ -83,6 +104,24 @@ class OpenedRun:
         stage = self.facts.get("stage")
         count = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<gymdata run {self.path}: {f'{stage}, ' if stage else ''}{count}>"
+
+    def _repr_html_(self) -> str:
+        """The first rollouts, a line each: task, prompt, answer, reference and reward."""
+        from html import escape
+
+        from gymdata.view.evidence.lines import lines_of
+
+        table = self.lazy().select("rollout_id", "task_id", "reward", "messages", "task").head(_LISTED).collect().to_arrow()
+        ids, tasks, rewards = (table[name].to_pylist() for name in ("rollout_id", "task_id", "reward"))
+        rows = [
+            (task, line.prompt, line.answer, line.reference, reward, rollout)
+            for task, line, reward, rollout in zip(tasks, lines_of(table), rewards, ids, strict=True)
+        ]
+        names = ("task", "prompt", "answer", "reference", "reward", "rollout_id")
+        cells = ["".join(f"<td>{escape('' if one is None else str(one))}</td>" for one in row) for row in rows]
+        head = "".join(f"<th style='text-align: left'>{name}</th>" for name in names)
+        body = "".join(f"<tr>{cell}</tr>" for cell in cells)
+        return f"<table><caption>{escape(repr(self))}</caption><tr>{head}</tr>{body}</table>"
 
     @property
     def facts(self) -> dict[str, object]:
@@ -109,8 +148,22 @@ class OpenedRun:
 
         return query(sql, self.path)
 
-    def rollout(self, rollout_id: str) -> RolloutRow:
-        """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError for an unknown id."""
+    def group(self, group_id: str) -> Cell:
+        """The rollouts of a group (or of a task that is one group) side by side, for a notebook. Raises DataError for an
+        unknown id."""
+        from gymdata.view.notebook import group_cell
+
+        return Cell(group_cell(self.path, group_id))
+
+    def pair(self, pair_id: str) -> Cell:
+        """A preference pair that was made of the run, for a notebook. Raises DataError for an unknown id."""
+        from gymdata.view.notebook import pair_cell
+
+        return Cell(pair_cell(self.path, pair_id))
+
+    def rollout(self, rollout_id: str) -> OpenedRollout:
+        """One rollout as a dict, its turns with ``prompt_token_ids``; a notebook shows its messages. Raises DataError for an
+        unknown id."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -123,8 +176,7 @@ class OpenedRun:
             found = pc.index(ids, rollout_id).as_py()
             if found >= 0:
                 table = pa.Table.from_batches([batch.slice(found, 1)])
-                row: RolloutRow = expand_turns(table).to_pylist()[0]
-                return row
+                return OpenedRollout(expand_turns(table).to_pylist()[0])
             known += ids.to_pylist()
         raise DataError.unknown_id(self.path, "rollout_id", rollout_id, known)
 
