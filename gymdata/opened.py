@@ -111,7 +111,9 @@ class OpenedRun:
 
         from gymdata.view.evidence.lines import lines_of
 
-        table = self.lazy().select("rollout_id", "task_id", "reward", "messages", "task").head(_LISTED).collect().to_arrow()
+        table = (
+            self.lazy().select("rollout_id", "task_id", "reward", "messages", "task").head(_LISTED).collect().to_arrow()
+        )
         ids, tasks, rewards = (table[name].to_pylist() for name in ("rollout_id", "task_id", "reward"))
         rows = [
             (task, line.prompt, line.answer, line.reference, reward, rollout)

@@ -65,5 +65,7 @@ def _template(name: str) -> Any:
 
 def _page(body: str) -> str:
     style = (HERE / "static" / "view.css").read_text(encoding="utf-8")
-    head = f'<meta charset="utf-8"><meta http-equiv="content-security-policy" content="{_POLICY}"><style>{style}</style>'
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="content-security-policy" content="{_POLICY}"><style>{style}</style>'
+    )
     return f"<!doctype html><html><head>{head}</head><body><main>{body}</main></body></html>"
