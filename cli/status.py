@@ -18,7 +18,16 @@ _Path = Annotated[
 ]
 
 
-def status(path: _Path = ".", json: Json = False) -> int:
+_Notify = Annotated[
+    str | None,
+    typer.Option("--notify", metavar="URL", help="Wait until no run is written any more, or all stall; POST it there."),
+]
+_Stalled = Annotated[
+    float, typer.Option("--stalled-after", min=0.0, help="Seconds without progress that count as stalled (--notify).")
+]
+
+
+def status(path: _Path = ".", notify: _Notify = None, stalled_after: _Stalled = 600.0, json: Json = False) -> int:
     """Rows or steps done, speed, time left, failures and servers of a run, or of every run below a folder that is not
     complete, from the files that are there.
 
@@ -26,7 +35,7 @@ def status(path: _Path = ".", json: Json = False) -> int:
     """
     from gymdata.status.run import status as run
 
-    report = run(path)
+    report = run(path, notify=notify, stalled_after=stalled_after)
     return finish(report, lambda: _show(report), json=json)
 
 

@@ -10,13 +10,15 @@ import datetime as dt
 import json
 import os
 import shutil
+import time
+import urllib.request
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, OutsideError
 from gymdata.ls.output import Output, Unfinished
 from gymdata.ls.run import below, output_of, unfinished_output
 from gymdata.public import Figures, Report, Row, path_of
@@ -27,6 +29,7 @@ from gymdata.store.lines import read_metrics
 from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, read_facts
 from gymdata.store.tables import read_table
+from gymdata.urls import Address, address
 
 __all__ = ["RunStatus", "StatusReport", "status"]
 
@@ -37,6 +40,8 @@ _METRICS, _STATE = "metrics.jsonl", "state.json"
 #: Figures of a training that are shown.
 _FIGURES = ("loss", "accuracy", "kl/sampler")
 _HOST = os.uname().nodename
+#: Seconds between tries to tell a webhook, and of one try.
+_PAUSES_S, _REQUEST_S = (1.0, 5.0, 20.0), 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +114,57 @@ class StatusReport(Report):
         return [("runs", len(self.runs)), ("disk free", self.disk_free)]
 
 
-def status(path: str | Path = ".") -> StatusReport:
+def status(
+    path: str | Path = ".", *, notify: str | None = None, stalled_after: float = 600.0, every: float = 15.0
+) -> StatusReport:
     """How far the run at ``path`` is, or every run below it that is not complete; of a run on an object store, as of its
     last upload. Nothing is written.
 
-    Raises DataError where there is nothing.
+    ``notify``: a URL. Then this waits, looking again ``every`` seconds, until no run is being written any more, or none of
+    them has made progress for ``stalled_after`` seconds, and posts what it returns there as JSON, with ``event``: "ended" or
+    "stalled", and ``text``, one line that says it (chat services show it).
+
+    Raises DataError where there is nothing, OutsideError("webhook") when the URL does not take it.
     """
+    report, event = _status(path), "ended"
+    if notify is None:
+        return report
+    webhook = address(notify, "--notify", "https://hooks.example.org/x")
+    seen, since = _progress(report), time.monotonic()
+    while any(run.is_running for run in report.runs):
+        if time.monotonic() - since >= stalled_after:
+            event = "stalled"
+            break
+        time.sleep(every)
+        report = _status(path)
+        if (now := _progress(report)) != seen:
+            seen, since = now, time.monotonic()
+    _post(webhook, report, event)
+    return report
+
+
+def _progress(report: StatusReport) -> list[tuple[str, str, int | None, str]]:
+    return [(run.path, run.state, run.done, run.changed) for run in report.runs]
+
+
+def _post(webhook: Address, report: StatusReport, event: str) -> None:
+    """Tell a webhook. Raises OutsideError."""
+    said = [f"{run.path}: {run.state}" + (f", {run.done:,} {run.unit}" if run.done else "") for run in report.runs]
+    text = f"gymdata: {report.path} {'has ended' if event == 'ended' else 'makes no progress'}"
+    body = json.dumps({"event": event, "text": "; ".join([text, *said]), **report.to_dict()}).encode()
+    request = urllib.request.Request(webhook.url(), body, {"content-type": "application/json"})
+    for pause in (*_PAUSES_S, None):
+        try:
+            with urllib.request.urlopen(request, timeout=_REQUEST_S):
+                return
+        except (OSError, ValueError) as error:
+            if pause is None:
+                hint = "is the URL right? `gymdata status` without --notify shows the same"
+                raise OutsideError("webhook", f"{webhook}: {error}", hint=hint, retryable=True) from error
+            time.sleep(pause)
+
+
+def _status(path: str | Path) -> StatusReport:
     top = Path(path_of(path, "status", "the path of a run folder or of a folder of runs"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a run folder or a folder of runs")

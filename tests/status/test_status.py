@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gymdata.cli.main import main
 from gymdata.collect.run import collect
 from gymdata.collect.settings import CollectConfig
-from gymdata.errors import DataError
+from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.status.run import RunStatus, status
 from gymdata.store.lock import Lock
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.servers import serving
 
 TASKS = [{"task_id": f"t{n}", "prompt": f"{n}", "answer": "1"} for n in range(5)]
 
@@ -130,3 +133,58 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     """A path that does not exist."""
     with pytest.raises(DataError, match="nowhere"):
         status(tmp_path / "nowhere")
+
+
+def test_a_webhook_is_told_that_a_run_has_ended(tmp_path: Path) -> None:
+    """It waits for the writer, and posts what status says, once, with a line for people."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
+    lock, posted = Lock(run), Posted()
+    with posted.server() as url:
+        waiting = threading.Thread(target=status, args=(run,), kwargs={"notify": url, "every": 0.001})
+        waiting.start()
+        assert not posted.bodies
+        lock.release()
+        waiting.join(60)
+    (body,) = posted.bodies
+    assert body["event"] == "ended"
+    assert body["runs"][0]["done"] == 1
+    assert "has ended" in body["text"]
+
+
+def test_a_webhook_is_told_that_a_run_stalls(tmp_path: Path) -> None:
+    """A run that is being written and makes no progress."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
+    lock, posted = Lock(run), Posted()
+    with posted.server() as url:
+        status(run, notify=url, stalled_after=0.0)
+    lock.release()
+    assert [body["event"] for body in posted.bodies] == ["stalled"]
+
+
+def test_a_webhook_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its URL without the query, which may be a key, after several tries."""
+    monkeypatch.setattr("gymdata.status.run._PAUSES_S", (0.0, 0.0))
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
+    posted = Posted(status=500)
+    with posted.server() as url, pytest.raises(OutsideError, match="webhook: .*500") as caught:
+        status(run, notify=f"{url}/x?key=topsecret1")
+    assert len(posted.bodies) == 3
+    assert "topsecret1" not in str(caught.value)
+    with pytest.raises(UsageError, match="--notify"):
+        status(run, notify="not a url")
+
+
+class Posted:
+    """A webhook."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status, self.bodies = status, list[dict[str, Any]]()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        return web.Response(status=self.status)
+
+    def server(self) -> contextlib.AbstractContextManager[str]:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self.answer)
+        return serving(app)
