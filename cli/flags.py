@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import typer
 
 from gymdata.errors import UsageError
 from gymdata.progress import LEVELS, Level
+from gymdata.store.paths import EXPERIMENT, TAGS
 from gymdata.store.reading import current
 
 from .completion import completing
@@ -48,6 +50,13 @@ _ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of
 _Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by its key.")]
 _AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Read sealed files that differ from the record in run.json.")
+]
+
+_Experiment = Annotated[
+    str | None, typer.Option("--experiment", metavar="NAME", help="What the output is part of; in run.json.")
+]
+_Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TEXT", help="A word to find the output by; repeatable.")
 ]
 
 _LogLevel = Annotated[
@@ -143,16 +152,34 @@ def is_path(word: str) -> bool:
     return "/" in word or Path(word).exists()
 
 
-def with_common(body: Body, *, reads: bool) -> Body:
-    """The command's function with the options of every command. ``reads``: it reads sealed files."""
+def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
+    """The command's function with the options of every command. ``reads``: it reads sealed files; ``writes``: an output
+    that a run.json describes."""
     parameters = inspect.signature(body, eval_str=True).parameters
 
-    def run(verbose: bool, log_level: str | None, allow_changed: bool = False, **given: Any) -> Any:
+    def run(
+        verbose: bool,
+        log_level: str | None,
+        allow_changed: bool = False,
+        experiment: str | None = None,
+        tag: list[str] | None = None,
+        **given: Any,
+    ) -> Any:
         # ``main`` has set the level, before anything was imported.
         current().allow_changed |= allow_changed
-        return body(**given, **({"verbose": verbose} if "verbose" in parameters else {}))
+        named = {EXPERIMENT: experiment, TAGS: "\n".join(tag or ())}
+        before = dict(os.environ)
+        os.environ |= {name: value for name, value in named.items() if value}
+        try:
+            return body(**given, **({"verbose": verbose} if "verbose" in parameters else {}))
+        finally:
+            for name in named:
+                os.environ.pop(name, None)
+            os.environ |= {name: before[name] for name in named if name in before}
 
     made = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
+    if writes:
+        made += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
     made += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
     return _signed(run, [*made, _parameter("allow_changed", _AllowChanged, False)] if reads else made, body.__doc__)
 

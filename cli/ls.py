@@ -22,7 +22,17 @@ _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look be
 _Unused = Annotated[bool, typer.Option("--unused", help="List only what no trained model below PATH was made from.")]
 
 
-def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int:
+_Experiment = Annotated[str | None, typer.Option("--experiment", metavar="NAME", help="Only outputs of this experiment.")]
+_Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="Only outputs with this tag; repeatable.")]
+
+
+def ls(
+    path: _Path = Path(),
+    unused: _Unused = False,
+    experiment: _Experiment = None,
+    tag: _Tags = None,
+    json: Json = False,
+) -> int:
     """Kind, rows, size, last change, state and parents of each, from its run.json.
 
     --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
@@ -30,7 +40,7 @@ def ls(path: _Path = Path(), unused: _Unused = False, json: Json = False) -> int
     """
     from gymdata.ls.run import ls as run
 
-    report = run(path, unused=unused)
+    report = run(path, unused=unused, experiment=experiment, tags=tag or ())
     code = finish(report, lambda: _show(report, unused), json=json)
     if report.removal is not None:
         size = decimal(sum(output.bytes for output in report.outputs))

@@ -101,6 +101,9 @@ COMMANDS = {name: command for commands in GROUPS.values() for name, command in c
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
 _READ = "audit score judge pairs experience tokenize filter merge mix finetune export report show query view"
 READERS = frozenset([*_READ.split(), *(name for name in COMMANDS if name.startswith("train-"))])
+#: Commands whose output a run.json describes: they take ``--experiment`` and ``--tag``.
+_WRITE = "collect record audit score judge eval filter pairs experience tokenize merge mix import export finetune sweep"
+WRITERS = frozenset([*_WRITE.split(), "merge-adapter", *(name for name in COMMANDS if name.startswith("train-"))])
 
 
 class Groups(TyperGroup):
@@ -198,7 +201,7 @@ def build(command: str | None) -> typer.Typer:
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
-            app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS))
+            app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS, writes=name in WRITERS))
         elif command not in COMMANDS:
             app.command(name, help=summary)(named_only)
     return app

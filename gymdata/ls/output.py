@@ -21,7 +21,7 @@ class Output:
     """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
     are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
     ``state``: complete, being written, interrupted, rollouts pending, parents missing, parents changed
-    (its run was overwritten), or damaged."""
+    (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them."""
 
     path: str
     kind: str
@@ -30,6 +30,8 @@ class Output:
     changed: str
     parents: tuple[str, ...]
     state: str
+    experiment: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 def row_counts(facts: RunFacts) -> list[int]:

@@ -51,8 +51,12 @@ class LsReport(Report):
         return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
-def ls(path: str | Path = ".", *, unused: bool = False) -> LsReport:
+def ls(
+    path: str | Path = ".", *, unused: bool = False, experiment: str | None = None, tags: Sequence[str] = ()
+) -> LsReport:
     """Every run, stage output and trained model below the folder ``path``. Nothing is removed.
+
+    ``experiment``, ``tags``: only outputs of that experiment, and with all of these tags.
 
     ``unused``: only those that no trained model below ``path`` was made from. A finetuning run needs all that is in it, and
     what a link leads to is needed. Raises DataError when ``path`` is no folder; with ``unused`` also for a damaged run.json
@@ -70,7 +74,8 @@ def ls(path: str | Path = ".", *, unused: bool = False) -> LsReport:
         for found in below(top, _refused if unused else _skipped)
     }
     if not unused:
-        return LsReport(str(top), tuple(outputs.values()))
+        shown = (one for one in outputs.values() if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
+        return LsReport(str(top), tuple(shown))
     idle = unused_outputs(top, outputs)
     return LsReport(str(top), tuple(idle), removal(str(top), idle))
 
@@ -143,6 +148,8 @@ def output_of(top: Path, run_json: Path) -> Output:
         changed=_latest(files or [run_json.lstat()]),
         parents=tuple(below_top(top, parent) for parent in parents),
         state="parents missing" if lost and state == "complete" else state,
+        experiment=facts.get("experiment"),
+        tags=tuple(facts.get("tags") or ()),
     )
 
 

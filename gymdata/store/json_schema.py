@@ -83,6 +83,8 @@ class RunJson(BaseModel):
     command: list[str] = Field(description="The words of the command as typed; empty when it was called from Python.")
     stage: str = Field(description="What made the output: collect, import, score, judge, pairs, train-dpo …")
     run_id: str | None = Field(None, description="Random, and kept when the run is resumed.")
+    experiment: str | None = Field(None, description="What the output is part of (--experiment).")
+    tags: list[str] | None = Field(None, description="Words to find it by (--tag).")
     config: dict[str, Any] = Field(description="All settings, resolved.")
     identity: Identity = Field(description="Settings and hashes that must be equal for the output to be resumed.")
     extent: dict[str, Any] = Field(description="What is covered, which may grow: rollouts per task, tasks.")

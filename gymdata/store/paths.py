@@ -32,6 +32,9 @@ FileEntry = dict[str, Any]
 Identity = Mapping[str, Any]
 Facts = dict[str, Any]
 
+#: Environment variables with the name of the experiment that outputs belong to, and their tags, one a line. A variable, so
+#: that the processes of a loop or a sweep have them, too.
+EXPERIMENT, TAGS = "GYMDATA_EXPERIMENT", "GYMDATA_TAGS"
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
 #: Calls of sessions that are being recorded.

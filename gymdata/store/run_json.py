@@ -23,7 +23,7 @@ from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.paths import RUN_JSON, FileEntry, RunFacts, beside, find_run_json, read_facts
+from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, beside, find_run_json, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
@@ -51,6 +51,13 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
+def labels() -> RunFacts:
+    """The experiment and the tags of what this process writes."""
+    experiment = os.environ.get(EXPERIMENT, "").strip()
+    tags = [tag for line in os.environ.get(TAGS, "").splitlines() if (tag := line.strip())]
+    return ({"experiment": experiment} if experiment else {}) | ({"tags": list(dict.fromkeys(tags))} if tags else {})
+
+
 def complete(facts: RunFacts) -> RunFacts:
     """``facts`` with every key of ``RunJson``, as JSON: what a stage does not have is empty, and the version is this one.
 
@@ -61,7 +68,7 @@ def complete(facts: RunFacts) -> RunFacts:
     empty: RunFacts = {"gymdata": __version__, "stage": "collect"}
     empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
     empty |= {key: [] for key in ("command", "attempts", "files", "parents", "notes")}
-    whole: RunFacts = plain(empty | dict(facts))
+    whole: RunFacts = plain(empty | dict(facts) | labels())
     RunJson.model_validate(whole)
     return whole
 

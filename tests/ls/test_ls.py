@@ -245,3 +245,21 @@ def test_a_lock_that_says_nothing_of_an_output_is_not_listed(tmp_path: Path):
     (tmp_path / "lock").write_text("mine")
     (tmp_path / ".page.html.lock").write_text('{"pid": 1, "host": "h", "since": "2026-01-01"}')
     assert gymdata.ls(tmp_path).outputs == ()
+
+
+def test_an_experiment_and_tags_find_outputs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They stand in run.json of what a command writes, by flag or by variable, and ``ls`` lists what has them all."""
+    out = runs / "tagged"
+    words = ["filter", str(runs / "x"), "--where", "reward > 0", "-o", str(out), "--experiment", "first", "--tag", "a"]
+    assert main([*words, "--tag", "b"]) == 0
+    facts = json.loads((out / "run.json").read_text())
+    assert (facts["experiment"], facts["tags"]) == ("first", ["a", "b"])
+    assert [o.path for o in gymdata.ls(runs, experiment="first", tags=["b"]).outputs] == ["tagged"]
+    assert gymdata.ls(runs, experiment="first", tags=["c"]).outputs == ()
+    assert gymdata.ls(runs, experiment="second").outputs == ()
+    # The flags are of one command.
+    gymdata.pairs(runs / "x", output=tmp_path / "plain")
+    assert "experiment" not in json.loads((tmp_path / "plain" / "run.json").read_text())
+    monkeypatch.setenv("GYMDATA_EXPERIMENT", "second")
+    gymdata.pairs(runs / "x", output=runs / "other")
+    assert [o.path for o in gymdata.ls(runs, experiment="second").outputs] == ["other"]
