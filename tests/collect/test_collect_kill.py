@@ -17,7 +17,7 @@ import pytest
 
 from gymdata.store import read_run_json, read_table
 from tests.collect.saved_rows import rows_of
-from tests.kills import DEADLINE_S, fork, kill_at, rows_there, session_members, start, wait_for_rows
+from tests.kills import DEADLINE_S, fork, kill_at, rows_there, session_members, start
 
 pytestmark = pytest.mark.torch
 
@@ -25,6 +25,37 @@ ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "sample_data" / "policy"
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
 TASKS, ROLLOUTS = 120, 5
+#: The calculator, which at call ``KILL_AT`` kills this process, or with ``KILL`` what has that in its name and is of this
+#: session: a watcher in another process comes too late on a busy machine.
+DYING = f"""
+import contextlib, importlib.util, os, signal
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("calculator", {str(ROOT / "sample_data" / "calculator.py")!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+
+
+class Calculator(module.Calculator):
+    calls = 0
+
+    def calculate(self, expression: str) -> str:
+        \"\"\"Work out an arithmetic expression.
+
+        Args:
+            expression: Whole numbers joined by +, - or *, for example 12*34.
+        \"\"\"
+        Calculator.calls += 1
+        if Calculator.calls == int(os.environ.get("KILL_AT", "0")):
+            name = os.environ.get("KILL")
+            for entry in Path("/proc").glob("[1-9]*"):
+                with contextlib.suppress(OSError):
+                    pid = int(entry.name)
+                    ours = os.getsid(pid) == os.getsid(0) and name is not None and name in (entry / "cmdline").read_text()
+                    if ours or (name is None and pid == os.getpid()):
+                        os.kill(pid, signal.SIGKILL)
+        return super().calculate(expression)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +77,15 @@ def server() -> Iterator[str]:
         process.communicate()
 
 
-def arguments(run: Path, *more: str) -> list[str]:
+def dying(folder: Path) -> str:
+    (folder / "dying.py").write_text(DYING)
+    return f"{folder / 'dying.py'}:Calculator"
+
+
+def arguments(run: Path, *more: str, env: str = ENV) -> list[str]:
     return [
         *(str(ROOT / "sample_data" / "tasks" / "train.jsonl"), "-o", str(run), "-n", str(TASKS), "-r", str(ROLLOUTS)),
-        *("--env", ENV, "--reward", "numeric", "--max-tokens", "24", "--max-turns", "3", "--seed", "11"),
+        *("--env", env, "--reward", "numeric", "--max-tokens", "24", "--max-turns", "3", "--seed", "11"),
         *("--run-id", "kill-test", *more),
     ]
 
@@ -85,18 +121,19 @@ def test_twenty_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> No
 
 @pytest.mark.engine
 @pytest.mark.full
-def test_kills_with_the_engine_in_process(tmp_path: Path) -> None:
+def test_kills_with_the_engine_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three SIGKILLs of a collect that holds vLLM: no engine process outlives it, and the run is completed."""
     pytest.importorskip("vllm")
     run, rng = tmp_path / "run", random.Random(3)
-    local = ["-m", str(POLICY)]
+    local, env = ["-m", str(POLICY), "-c", "16"], dying(tmp_path)
     for _ in range(3):
-        process = start(arguments(run, *local))
-        kill_at(process.pid, run, rows_there(run) + rng.randint(5, 60))
+        monkeypatch.setenv("KILL_AT", str(rng.randint(5, 60)))
+        process = start(arguments(run, *local, env=env))
         process.communicate()
         assert process.returncode == -9
         _await_gone(process.pid)
-    last = start(arguments(run, *local, "--json"))
+    monkeypatch.delenv("KILL_AT")
+    last = start(arguments(run, *local, "--json", env=env))
     out, err = last.communicate(timeout=DEADLINE_S)
     assert last.returncode == 0, err.decode()
     assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS
@@ -107,23 +144,22 @@ def test_kills_with_the_engine_in_process(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.full
-def test_an_engine_that_is_killed_costs_nothing(tmp_path: Path) -> None:
+def test_an_engine_that_is_killed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL of vLLM's own processes in the middle: exit code 3, rows sealed, no attempt counted; the rest comes later."""
     pytest.importorskip("vllm")
-    # A few at once, so that the rest takes longer than to find the engine's processes on a busy machine.
-    run, local = tmp_path / "run", ["-m", str(POLICY), "--max-attempts", "1", "-c", "8"]
-    process = start(arguments(run, *local))
-    engine = wait_for_rows(process, run, 20, "VLLM")
-    assert engine
-    for pid in engine:
-        os.kill(pid, signal.SIGKILL)
+    run = tmp_path / "run"
+    local, env = ["-m", str(POLICY), "--max-attempts", "1", "-c", "16"], dying(tmp_path)
+    monkeypatch.setenv("KILL_AT", "100")
+    monkeypatch.setenv("KILL", "VLLM")
+    process = start(arguments(run, *local, env=env))
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 3, err.decode()
     assert "engine" in err.decode()
     _await_gone(process.pid)
     assert 20 <= len(rows_of(run)) < TASKS * ROLLOUTS
     assert not list((run / "rollouts").glob("*.journal"))
-    again = start(arguments(run, *local, "--json"))
+    monkeypatch.delenv("KILL_AT")
+    again = start(arguments(run, *local, "--json", env=env))
     out, err = again.communicate(timeout=DEADLINE_S)
     assert again.returncode == 0, err.decode()
     assert json.loads(out)["rollouts"] == TASKS * ROLLOUTS
