@@ -53,10 +53,12 @@ _AllowChanged = Annotated[
 ]
 
 _Experiment = Annotated[
-    str | None, typer.Option("--experiment", metavar="NAME", help="What the output is part of; in run.json.")
+    str | None,
+    typer.Option("--experiment", metavar="NAME", help="What the output is part of; in run.json."),
 ]
 _Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TEXT", help="A word to find the output by; repeatable.")
+    list[str] | None,
+    typer.Option("--tag", metavar="TEXT", help="A word to find the output by; repeatable."),
 ]
 
 _LogLevel = Annotated[

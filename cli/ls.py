@@ -22,8 +22,12 @@ _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look be
 _Unused = Annotated[bool, typer.Option("--unused", help="List only what no trained model below PATH was made from.")]
 
 
-_Experiment = Annotated[str | None, typer.Option("--experiment", metavar="NAME", help="Only outputs of this experiment.")]
-_Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="Only outputs with this tag; repeatable.")]
+_Experiment = Annotated[
+    str | None, typer.Option("--experiment", metavar="NAME", help="Only outputs of this experiment.")
+]
+_Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TEXT", help="Only outputs with this tag; repeatable.")
+]
 
 
 def ls(

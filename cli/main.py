@@ -201,7 +201,9 @@ def build(command: str | None) -> typer.Typer:
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
-            app.command(name, cls=OneCommand, help=text)(with_common(body, reads=name in READERS, writes=name in WRITERS))
+            app.command(name, cls=OneCommand, help=text)(
+                with_common(body, reads=name in READERS, writes=name in WRITERS)
+            )
         elif command not in COMMANDS:
             app.command(name, help=summary)(named_only)
     return app

@@ -74,8 +74,7 @@ EDGES = {
     ("publish", "report"): {"run"},
     ("publish", "scan"): {"files", "patterns"},
     ("publish", "view"): {"evidence"},
-    ("opened", "query"): {"run"},
-    ("opened", "view"): {"evidence", "notebook"},
+    ("query", "view"): {"evidence", "notebook"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

@@ -17,6 +17,7 @@ class FilterConfig(Config):
     """
 
     only_with: ClassVar[OnlyWith] = {"best_by": ("{best_n}", lambda c: c.best_n is not None)}
+    sections: ClassVar[Mapping[str, str]] = {"where": "Selection", "split_by": "Split"}
 
     where: list[str] = pydantic.Field(
         default_factory=list, description='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'

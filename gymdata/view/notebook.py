@@ -33,7 +33,7 @@ def rollout_cell(row: Mapping[str, Any]) -> str:
 
 def group_cell(path: Path, group_id: str) -> str:
     """The rollouts of a group side by side. Raises DataError for an unknown group."""
-    pages = Pages([path], ViewConfig())
+    pages = Pages([path], ViewConfig.load())
     try:
         snapshot = pages.index.snapshot()
         mates = snapshot.where("group_id", group_id) or snapshot.where("task_id", group_id)
@@ -47,7 +47,7 @@ def group_cell(path: Path, group_id: str) -> str:
 
 def pair_cell(path: Path, pair_id: str) -> str:
     """A preference pair from where its sides differ. Raises DataError for an unknown pair."""
-    pages = Pages([path], ViewConfig())
+    pages = Pages([path], ViewConfig.load())
     try:
         rows = pages.stages.rows("pairs")
         numbers = rows.where("pair_id", pair_id)

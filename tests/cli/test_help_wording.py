@@ -62,6 +62,7 @@ def test_the_help_of_a_training_is_in_groups(command: str) -> None:
         ("score", ["Rewards", "Requests", "Scores"]),
         ("audit", ["Model", "Comparison", "Forward pass"]),
         ("pairs", ["Preferences", "Pairs", "Rollouts"]),
+        ("filter", ["Selection", "Split"]),
     ],
 )
 def test_a_long_help_is_in_groups(command: str, titles: list[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import select
-import signal
 import subprocess
 import sys
 from collections import Counter

@@ -166,7 +166,7 @@ def test_a_webhook_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("gymdata.status.run._PAUSES_S", (0.0, 0.0))
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
     posted = Posted(status=500)
-    with posted.server() as url, pytest.raises(OutsideError, match="webhook: .*500") as caught:
+    with posted.server() as url, pytest.raises(OutsideError, match=r"webhook: .*500") as caught:
         status(run, notify=f"{url}/x?key=topsecret1")
     assert len(posted.bodies) == 3
     assert "topsecret1" not in str(caught.value)
