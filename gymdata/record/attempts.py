@@ -3,15 +3,14 @@
 Invariants: a session is known by its attempt alone, so that what an earlier attempt left running is refused; a rollout's row
 is written by the recorder, as one of ``gymdata record``; an attempt whose agent, or whose last model call, failed is a
 failure with all that was sampled in it, and has no reward; its folder is there until it is scored, and is then removed.
+A command locks the folder of its attempts from the moment that others can see the lock: what is not locked was left by a
+killed one, of whichever run, and the next command removes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import os
 import secrets
 import shutil
 import signal
@@ -36,13 +35,14 @@ from gymdata.record.sessions import Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
+from gymdata.store.lock import LOCK, claim
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
 
 #: Settings that the recorder has from ``collect`` under the same names.
 _SHARED = ("policy_version", "reward_timeout", "request_timeout", "retries", "max_turns", "max_context", "force")
-#: The folders of attempts of a run, and in it the file that says which run that is.
-_ROOT, _MARK = "gymdata-agents-", "run.txt"
+#: How the folder of a command's attempts is called, in the temporary folder.
+_ROOT = "gymdata-agents-"
 #: Characters of an agent's last line in an error.
 _LAST = 300
 
@@ -80,20 +80,19 @@ class AgentRuns:
         self.recorder.context = context
         if limits["max_tokens"] is not None:
             self.recorder.max_tokens = limits["max_tokens"]
-        # Outside of the run: what lies above an agent's folder is read by agents that look for a project.
-        name = hashlib.blake2b(str(run.folder.absolute()).encode(), digest_size=8).hexdigest()
-        self._root = Path(tempfile.gettempdir()).resolve() / f"{_ROOT}{name}"
-        self._url = ""
+        self._root, self._url = Path(), ""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[AgentRuns]:
-        """Serve agents; what a killed command left of its own is ended and removed first."""
-        self._root.mkdir(mode=0o700, exist_ok=True)
-        if self._root.is_symlink() or self._root.stat().st_uid != os.getuid():
-            raise StoreError(f"{self._root}: is another user's", hint="set TMPDIR to a folder of your own")
-        await asyncio.to_thread(end_processes, self._root)
-        await asyncio.to_thread(_empty, self._root)
-        await asyncio.to_thread(self._clean_where_the_run_was)
+        """Serve agents; what killed commands left is ended and removed first. Raises StoreError.from_os."""
+        await asyncio.to_thread(_clean_after_killed)
+        try:
+            # Outside of the run: what lies above an agent's folder is read by agents that look for a project.
+            self._root = Path(tempfile.mkdtemp(prefix=_ROOT)).resolve()
+            lock = claim(self._root / f"{LOCK}.new")
+            (self._root / f"{LOCK}.new").rename(self._root / LOCK)
+        except OSError as error:
+            raise StoreError.from_os(Path(tempfile.gettempdir()), error) from error
         self.recorder.interrupted()
         service = Service(self._settings, self.recorder)
 
@@ -113,17 +112,7 @@ class AgentRuns:
                 await serving
                 self.recorder.log.close()
                 await asyncio.to_thread(shutil.rmtree, self._root, True)
-
-    def _clean_where_the_run_was(self) -> None:
-        """A killed command of this run may have left a folder under the name of the place from which the run was moved."""
-        for mark in self._root.parent.glob(f"{_ROOT}*/{_MARK}"):
-            with contextlib.suppress(OSError, ValueError):  # another user's, or removed meanwhile
-                left = json.loads(mark.read_text())
-                if left["run_id"] == self.recorder.run.run_id and not Path(left["run"]).exists():
-                    end_processes(mark.parent)
-                    shutil.rmtree(mark.parent)
-        facts = {"run_id": self.recorder.run.run_id, "run": str(self.recorder.run.folder.absolute())}
-        (self._root / _MARK).write_text(json.dumps(facts))
+                lock.release()
 
     def rollout(self, setting: EpisodeConfig, task: Task, index: int) -> AgentRollout:
         """An attempt that has not begun."""
@@ -261,6 +250,11 @@ class AgentRollout(Rollout):
         self.outcome = failed if result.exit_code else Outcome(ends.COMPLETED, None)
 
 
-def _empty(folder: Path) -> None:
-    for child in folder.iterdir():
-        shutil.rmtree(child, ignore_errors=True)
+def _clean_after_killed() -> None:
+    """End the agents of killed commands, and remove their folders."""
+    for path in Path(tempfile.gettempdir()).resolve().glob(f"{_ROOT}*/{LOCK}"):
+        with contextlib.suppress(OSError):  # in use, another user's, or removed meanwhile
+            lock = claim(path)
+            end_processes(path.parent)
+            shutil.rmtree(path.parent)
+            lock.release()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
+from gymdata.store.lock import claim
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, engine_fault
 from tests.record.recorded_agent import ASK, asking, collected
@@ -328,16 +332,30 @@ def test_agents_that_all_fail_end_the_command_with_1(tmp_path: Path) -> None:
     assert (none.agent_exits, none.exit_code) == (0, 0)
 
 
-def test_the_folder_of_a_killed_run_that_was_moved_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the command that resumes it; that of another run, or of one that is still there, stays."""
+def test_what_a_killed_command_left_is_removed_by_the_next_of_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the agents that run there; the folder of a command that runs, and what has no lock, stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    marks = {"moved": ("r", "gone"), "other": ("s", "gone"), "there": ("r", ".")}
-    for name, (run_id, folder) in marks.items():
-        (tmp_path / f"gymdata-agents-{name}").mkdir()
-        facts = {"run_id": run_id, "run": str(tmp_path / folder)}
-        (tmp_path / f"gymdata-agents-{name}" / "run.txt").write_text(json.dumps(facts))
-    collected(TASKS, tmp_path / "run", FakeSampler(), agent=asking(), run_id="r")
-    assert sorted(path.name for path in tmp_path.glob("gymdata-agents-*")) == [
-        "gymdata-agents-other",
-        "gymdata-agents-there",
-    ]
+    killed, running, unlocked = (tmp_path / f"gymdata-agents-{name}" for name in ("killed", "running", "unlocked"))
+    for folder in (killed, running, unlocked):
+        folder.mkdir()
+    code = "import sys; from pathlib import Path; from gymdata.store.lock import claim; "
+    code += "lock = claim(Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(killed / "lock")]
+    directory = {"GYMDATA_DIRECTORY": str(killed.resolve() / "attempt" / "work")}
+    lock = claim(running / "lock")
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, **directory}) as agent,
+    ):
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"1\n"
+        collected(TASKS, tmp_path / "one", FakeSampler(), agent=asking())
+        assert killed.exists()
+        owner.kill()
+        owner.wait()
+        collected(TASKS, tmp_path / "two", FakeSampler(), agent=asking())
+        assert sys.platform != "linux" or agent.wait() == -signal.SIGKILL
+    lock.release()
+    assert sorted(tmp_path.glob("gymdata-agents-*")) == [running, unlocked]
