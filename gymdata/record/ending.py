@@ -60,6 +60,11 @@ class Ending:
         for name in ("task_id", "stop_reason"):
             if not isinstance(given.get(name, ""), (str, int)):
                 raise RequestError("invalid", f"{name}: expected text", where=name)
+        inside = given.get("task", {}).get("task_id")
+        if inside is not None and str(given.get("task_id", inside)) != str(inside):
+            raise RequestError(
+                "invalid", f"task_id: got {given['task_id']!r}, and {inside!r} in the task: give one", where="task_id"
+            )
         texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
         return cls(**{**given, **texts}, given={**given, **texts})
 

@@ -74,13 +74,15 @@ class Recorder:
         self.log = SessionLog(run.folder)
         self.context: int | None = config.max_context
         existing = run.existing((*_ENDED, *_COUNTED, "rollout_id", "group_id"))
-        #: Rollouts that are written, how many there are of each task, and the group of each.
+        #: Rollouts that are written; of each task the number of the next one, and the group.
         self._ended: dict[str, dict[str, Any]] = {
             row["rollout_id"]: {name: row[name] for name in _ENDED}
             | {name: row[column] for column, name in _COUNTED.items()}
             for row in existing.to_pylist()
         }
-        self._of_task = Counter(existing["task_id"].to_pylist())
+        self._next_index: Counter[str] = Counter()
+        for row in self._ended.values():
+            self._next_index[row["task_id"]] = max(self._next_index[row["task_id"]], row["rollout_index"] + 1)
         self._group_of = dict(zip(existing["task_id"].to_pylist(), existing["group_id"].to_pylist(), strict=True))
         self.sessions: dict[str, Session] = {}
         for session in self.log.read():
@@ -129,8 +131,17 @@ class Recorder:
             raise RequestError("busy", f"{counts}: {advice}", retry_after=5.0)
         return Session(name, rollout_id, named=key is not None)
 
+    async def state(self, key: str) -> JsonObject:
+        """What GET /rollouts/KEY answers, whichever process wrote the session's row. Raises RequestError for a key that no
+        request had."""
+        state = self.state_of(key)
+        if key not in self.sessions and "agents" not in state:  # another process wrote it
+            row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], ["extra"])
+            state["agents"] = [one["agent"] for one in orjson.loads(row["extra"])["conversations"]]
+        return state
+
     def state_of(self, key: str) -> JsonObject:
-        """What GET /rollouts/KEY answers. Raises RequestError for a key that no request had."""
+        """The same, without the agents of a row that another process wrote."""
         if key in self.sessions:
             return facts_of(self.sessions[key])
         rollout_id = self._rollout_id(key)
@@ -356,7 +367,7 @@ class Recorder:
             raise RequestError("unsupported", text, status=409)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self.sessions:
-                state = self.state_of(key)
+                state = await self.state(key)
                 if ending.given:
                     columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
                     row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
@@ -453,8 +464,6 @@ class Recorder:
         except GymdataError as error:
             self._died(error)
             raise
-        self._of_task[task_id] += 1
-        self._group_of[task_id] = group_id
         for name, message in faults.items():
             self._fail(session, "reward", f"reward {name}", message, task_id)
         self.discard(session)
@@ -470,8 +479,8 @@ class Recorder:
     def _task_of(
         self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools
     ) -> tuple[str, int, str, TaskRow]:
-        """The task of a session that ends: its id, which member of its group the session is, the group, and the task's row.
-        Raises RequestError for another task under an id that has one."""
+        """The task of a session that ends: its id, which member of its group the session is, the group, and the task's row;
+        no session that ends meanwhile is the same member. Raises RequestError for another task under an id that has one."""
         if self.assigned is not None:
             task, index = self.assigned[session.key]
             return task.task_id, index, self.key.group_id(task), task.row
@@ -484,11 +493,12 @@ class Recorder:
         row: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
         content = hashlib.blake2b(to_json(row).encode(), digest_size=16).hexdigest()
         group_id = self.key.group_id(Task(task_id, [], None, {}, content))
-        group = self._group_of.get(task_id, group_id)
+        group = self._group_of.setdefault(task_id, group_id)
         if group != group_id and ending.task is not None:
             text = f"task {task_id} was another one in an earlier rollout of this run"
             raise RequestError("invalid", f"{text}: give this one a task_id of its own", where="task", status=409)
-        return task_id, self._of_task[task_id], group, row
+        self._next_index[task_id] += 1
+        return task_id, self._next_index[task_id] - 1, group, row
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long."""

@@ -148,10 +148,7 @@ class Service:
 
         async def work() -> JsonObject:
             key = request.path_params["key"]
-            state, run = self.recorder.state_of(key), self.recorder.run.folder
-            if key not in self.recorder.sessions and "agents" not in state:  # another process wrote it
-                row = await asyncio.to_thread(recorded, run, state["rollout_id"], ["extra"])
-                state["agents"] = [one["agent"] for one in orjson.loads(row["extra"])["conversations"]]
+            state, run = await self.recorder.state(key), self.recorder.run.folder
             if request.query_params.get("turns") != "true":
                 return state
             if key in self.recorder.sessions:

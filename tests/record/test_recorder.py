@@ -15,6 +15,7 @@ import pytest
 from gymdata.errors import OutsideError, UsageError
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
+from gymdata.record.request import RequestError
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_failures, read_run_json, read_table
@@ -94,7 +95,15 @@ def test_a_finish_after_a_budget_may_be_sent_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"reward": "1"}, {"reward": True}, {"status": "done"}, {"rewards": [1]}, {"score": 1}]
+    "body",
+    [
+        {"reward": "1"},
+        {"reward": True},
+        {"status": "done"},
+        {"rewards": [1]},
+        {"score": 1},
+        {"task_id": "t", "task": {"task_id": "u"}},
+    ],
 )
 def test_a_finish_that_is_no_ending_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
     """By the name of the field, and the session stays open."""
@@ -436,7 +445,30 @@ def test_an_ended_session_is_answered_alike_after_a_restart(tmp_path: Path) -> N
         before = r.client.get("/rollouts/k").json()
     with recording(tmp_path / "run") as r:
         assert r.client.get("/rollouts/k").json() == before
+        assert r.finish(reward=0.5) == before
     assert (before["turns"], before["reward"], len(before["agents"])) == (2, 0.5, 2)
+
+
+def test_sessions_that_end_together_are_members_of_one_group(tmp_path: Path) -> None:
+    """Each with a number of its own while the others are scored; another task under the id is refused then, too."""
+    task = {"task_id": "t", "prompt": "x", "answer": "4"}
+    keys, reward = ("one", "two", "other"), tmp_path / "reward.py"
+    reward.write_text("def right(completion, answer) -> float:\n    return float(completion == answer)\n")
+    with recording(tmp_path / "run", "4", "5", "6", rewards=[f"{reward}:right"]) as r:
+        for key in keys:
+            r.said("x", key=key)
+
+        async def together() -> list[Any]:
+            endings = [Ending(task=task), Ending(task=task), Ending(task={**task, "answer": "5"})]
+            return await asyncio.gather(*map(r.recorder.finish, keys, endings), return_exceptions=True)
+
+        *_, refused = asyncio.run(together())
+        assert isinstance(refused, RequestError)
+        assert (refused.status, refused.where) == (409, "task")
+        r.finish("other", task_id="t")
+    rows = rows_of(tmp_path / "run")
+    assert len({row["group_id"] for row in rows}) == 1
+    assert sorted(row["rollout_index"] for row in rows) == [0, 1, 2]
 
 
 def test_one_task_id_is_one_task(tmp_path: Path) -> None:
