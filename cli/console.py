@@ -308,14 +308,16 @@ class Watch:
     """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
 
     ``update`` takes running totals: done, total, and any of tokens, failures, attempts (that failed), given_up, reward (a
-    mean), and the latest figures of a training. Meanwhile nothing but the command's data is written to stdout: prints go
-    to stderr.
+    mean), and the latest figures of a training. ``scored``: what a training scores before its steps, with a rate of its
+    own. Meanwhile nothing but the command's data is written to stdout: prints go to stderr.
     """
 
     def __init__(self, what: str, *, every_s: float = 5.0) -> None:
         self._what = what
         self._every_s = every_s
         self._counts: dict[str, float] = {}
+        #: Whether they are of what a training scores before its steps.
+        self._scores = False
         self._first: dict[str, float] = {}
         self._began = self._latest = self._last_line_at = time.monotonic()
         self._last_line = ""
@@ -343,14 +345,16 @@ class Watch:
 
     def end(self) -> None:
         """The last line of a stage without a bar."""
-        if self._counts and self._line() != self._last_line and "  took " not in self._last_line:
+        if self._counts and not self._scores and self._line() != self._last_line and "  took " not in self._last_line:
             self._say()
 
-    def update(self, **counts: float) -> None:
-        self._latest = time.monotonic()
-        if not self._counts:
+    def update(self, *, scored: float | None = None, **counts: float) -> None:
+        self._latest, scores = time.monotonic(), scored is not None
+        if scored is not None:
+            counts["done"] = scored
+        if not self._counts or scores != self._scores:
             # Start-up (loading an engine), and what was counted until its end, is not part of the rate.
-            self._began, self._first = self._latest, counts
+            self._began, self._first, self._counts, self._scores = self._latest, counts, {}, scores
         self._counts.update(counts)
         if self.bar is not None and self._task is not None:
             done, total = self._counts.get("done", 0), self._counts.get("total")
@@ -393,6 +397,8 @@ class Watch:
 
     def _of(self) -> str:
         done, total = self._counts.get("done", 0), self._counts.get("total")
+        if self._scores:
+            return f"(scoring {done:,.0f} of {total:,.0f})"
         return f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
 
     def _facts(self) -> str:

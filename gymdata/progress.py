@@ -49,7 +49,8 @@ FIGURES = {
 class Progress(Protocol):
     """Receives the progress of a stage. Never raises.
 
-    ``update`` takes running totals (done, total, tokens, failures, failed attempts, …) and the latest of ``FIGURES``.
+    ``update`` takes running totals (done, total, tokens, failures, failed attempts, …) and the latest of ``FIGURES``; of
+    what a training scores before its first step, ``scored`` and ``total``.
     """
 
     def update(self, **counts: float) -> None: ...

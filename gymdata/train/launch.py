@@ -160,7 +160,7 @@ def _reporting(settings: Settings, logs: Path) -> dict[str, str]:
 
 def _handle_event(message: Mapping[str, Any], announced: dict[str, Any], progress: Progress) -> None:
     kind = message["event"]
-    if kind == "step":
+    if kind in ("step", "scored"):
         progress.update(**{name: value for name, value in message.items() if name != "event"})
         return
     if kind == "note":

@@ -147,6 +147,26 @@ def test_a_training_shows_its_figures_and_the_time_left(capsys: pytest.CaptureFi
     )
 
 
+def test_what_a_training_scores_first_has_a_rate_of_its_own(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    """The reference's log-probabilities with rate and time left; the time of the steps is counted from the first one."""
+    with Watch("training") as watch:
+        watch.update(scored=8, total=408)
+        clock[0] += 10
+        watch.update(scored=208, total=408)
+        clock[0] += 10
+        watch.update(done=0, total=40, tokens=0)
+        clock[0] += 6
+        watch.update(done=10, total=40, tokens=12_000, loss=0.5)
+        watch.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "training (scoring 208 of 408)  1,200/min  0:10 left",
+        "training 0/40",
+        "training 10/40  loss 0.5  2,000 tok/s  0:18 left",
+    ]
+
+
 def test_the_last_line_says_how_long_it_took(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     """Hours, minutes and seconds since the first update."""
     with Watch("training") as watch:

@@ -262,7 +262,8 @@ class Exact:
         """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).
 
         The parts of a sharded model only run together, so every process gets as many batches as the others: one that
-        would have one less gets its last again, and no rows of it.
+        would have one less gets its last again, and no rows of it. Before the first step, its progress is
+        reported.
         """
         batches = [order[i : i + size] for i in range(0, len(order), size)]
         among, device = self.accelerator.num_processes, self.accelerator.device
@@ -271,6 +272,8 @@ class Exact:
             batch = collate([{"row": int(row)} for row in rows])
             batch.pop(ROWS)
             yield rows[: len(rows) if place < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
+            if not self.state.global_step and self.accelerator.is_main_process:
+                event("scored", scored=min((place + among) * size, len(order)), total=len(order))
 
     @contextmanager
     def scoring(self, model: Any = None) -> Iterator[Any]:

@@ -131,6 +131,23 @@ def test_first_loss_is_ln_2_whichever_reference(assemble: Assemble) -> None:
         assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
 
 
+def test_the_progress_of_scoring_is_reported_before_the_first_step(
+    assemble: Assemble, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch by batch, up to all pairs; nothing is scored during the training."""
+    from gymdata.train.trainers.metrics import EVENT
+
+    def scored() -> list[tuple[int, int]]:
+        lines = capsys.readouterr().out.splitlines()
+        events = [json.loads(line.removeprefix(EVENT)) for line in lines if line.startswith(EVENT)]
+        return [(event["scored"], event["total"]) for event in events if event["event"] == "scored"]
+
+    trainer, _ = assemble(settings={"precompute_ref_batch_size": 5})
+    assert scored() == [(5, 13), (10, 13), (13, 13)]
+    trainer.train()
+    assert scored() == []
+
+
 @pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft"])
 def test_weighted_loss_with_equal_weights_is_trls(assemble: Assemble, kind: str) -> None:
     """With weight 1 and margin 0 our weighted loss and its gradient are TRL's, for each loss that can be weighted."""
