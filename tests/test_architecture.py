@@ -30,7 +30,7 @@ PLUG_EDGES = {
 }  # fmt: skip
 #: A command's folder may use these modules of another command's folder, and no more. ``*``: any.
 EDGES = {
-    ("validate", "interop"): {"nemo_gym"},
+    ("validate", "interop"): {"batches", "formats", "nemo_gym"},
     **{
         (command, "scores"): {"chosen", "marks"}
         for command in ("pairs", "experience", "filter", "train", "show", "report", "view", "interop")

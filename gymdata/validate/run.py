@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.checks.violations import Selection, ValidationReport, Violation
-from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
+from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError, counted
 from gymdata.public import path_of
 from gymdata.store.formats import format_of, head, refuse_unknown
 from gymdata.store.lines import decode
@@ -262,18 +262,32 @@ def _is_task(line: bytes) -> bool:
 
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     """Raises DataError for tasks, for text, and for what is to be imported first, naming each file once."""
-    foreign = [(source, format_of(source)) for kind, source in split if kind == "foreign"]
+    foreign = [
+        (source, format) for kind, source in split if kind == "foreign" and (format := format_of(source)) is not None
+    ]
     if foreign:
-        of_text = all(format is not None and format.holds_text for _, format in foreign)
+        of_text = all(format.holds_text for _, format in foreign)
         kind = "as text, without token IDs" if of_text else "and is checked after an import"
-        listed = "\n".join(
-            f"{file.path}: contains {format.content}, {kind}" for file, format in foreign if format is not None
-        )
+        lines = [f"{file.path}: contains {format.content}, {kind}" for file, format in foreign]
         files = " ".join(shlex.quote(str(file.path)) for file, _ in foreign)
         hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"
         if of_text:
             hint = f"training commands read it as it is; `gymdata import {files} -o RUN`, then `tokenize`, makes IDs"
-        raise DataError(listed, hint=hint)
+            from gymdata.interop.batches import Reader
+            from gymdata.interop.formats import format_named
+
+            for name in dict.fromkeys(format.name for _, format in foreign):
+                n_used, rejected, table = 0, list[Any](), format_named(name).table
+                for part in Reader(name, "")([file for file, format in foreign if format.name == name]):
+                    n_used += 0 if part.batch is None else part.batch.num_rows
+                    rejected += part.rejected
+                trainers = "train-dpo and train-reward" if table == "pairs" else "train-sft"
+                rows = counted(n_used + len(rejected), "row")
+                used = f"{n_used:,} of {rows} can be used, as {table} of text for {trainers}"
+                if rejected:
+                    used += f"; {len(rejected):,} left out (first: line {rejected[0].line}: {rejected[0].reason})"
+                lines.append(used)
+        raise DataError("\n".join(lines), hint=hint)
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")

@@ -139,6 +139,7 @@ def test_a_saved_dataset_is_a_folder(tmp_path: Path) -> None:
         (ALPACA, "Add the numbers.\n\n2 and 3", "5", "prompt = instruction + input, answer = output"),
         ({**ALPACA, "input": ""}, "Add the numbers.", "5", "prompt = instruction, answer = output"),
         ({"input": "i", "output": "o"}, "i", "o", "prompt = input, answer = output"),
+        ({"turns": ["q", "And then?"], "answer": "5"}, "q", "5", "prompt = turns[0] of 2"),
         (SHAREGPT, "2+3?", "5", "messages = conversations, answer = the last message"),
         (SFT, "2+3?", "5", "answer = the last message"),
     ],

@@ -1,9 +1,11 @@
 """A row of each data set or log that other projects publish in a shape of its own, with the answer n.
 
 The rows have the keys that the projects' own sources name: the cards of HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA,
-Capybara, glaive-function-calling-v2, xLAM and UltraFeedback; ``event_to_dict`` and the SDK's events of OpenHands;
-``ExportCommand`` and ``MessageV2`` of OpenCode; ``Results`` of tau2-bench; ``trajectory_to_dict`` of ART;
-``Episode.to_dict`` of rLLM; OpenTelemetry's ``gen-ai-input-messages.json``; the hub's Session Trace format; pi's sessions.
+Capybara, glaive-function-calling-v2, xLAM, UltraFeedback, Nectar, webgpt_comparisons, summarize_from_feedback and oasst1;
+the pages on tuning data of Gemini and of Amazon Bedrock; RLHFlow's lists of responses; ``event_to_dict`` and
+the SDK's events of OpenHands; ``ExportCommand`` and ``MessageV2`` of OpenCode; ``Results`` of tau2-bench;
+``trajectory_to_dict`` of ART; ``Episode.to_dict`` of rLLM; OpenTelemetry's ``gen-ai-input-messages.json``; the hub's Session
+Trace format; pi's sessions.
 """
 
 from __future__ import annotations
@@ -179,20 +181,99 @@ def swe_trajectories(n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def oasst_messages(n: int) -> list[dict[str, Any]]:
+    """The messages of a tree of OpenAssistant, as a flat file has them."""
+
+    def message(name: str, parent: str | None, role: str, text: str, rank: int | None) -> dict[str, Any]:
+        return {
+            "message_id": name, "parent_id": parent, "user_id": "u", "created_date": "t", "text": text, "role": role,
+            "lang": "en", "review_count": 3, "review_result": True, "deleted": False, "rank": rank, "synthetic": False,
+            "model_name": None, "message_tree_id": f"tree {n}", "tree_state": "ready_for_export",
+            "labels": {"name": ["spam"], "value": [0.0], "count": [3]},
+        }  # fmt: skip
+
+    return [
+        message(f"a{n}", None, "prompter", _ASKED, None),
+        message(f"b{n}", f"a{n}", "assistant", "x", 1),
+        message(f"c{n}", f"a{n}", "assistant", str(n), 0),
+        message(f"d{n}", f"a{n}", "assistant", "y", 2),
+        message(f"e{n}", f"b{n}", "prompter", "Sure?", None),
+        message(f"f{n}", f"c{n}", "prompter", "Sure?", None),
+        message(f"g{n}", f"f{n}", "assistant", "Yes.", None),
+        message(f"h{n}", f"g{n}", "prompter", "Thanks!", None),
+    ]
+
+
+def oasst(n: int) -> dict[str, Any]:
+    """The same messages as a nested tree."""
+
+    def nested(message: dict[str, Any]) -> dict[str, Any]:
+        replies = [nested(reply) for reply in messages if reply["parent_id"] == message["message_id"]]
+        kept = {name: value for name, value in message.items() if name not in ("message_tree_id", "tree_state")}
+        return {**kept, "replies": replies}
+
+    messages = oasst_messages(n)
+    return {"message_tree_id": f"tree {n}", "tree_state": "ready_for_export", "prompt": nested(messages[0])}
+
+
+def gemini(n: int) -> dict[str, Any]:
+    declared = {"name": "add", "description": "Adds.", "parameters": {"type": "OBJECT", "properties": {}}}
+    return {
+        "systemInstruction": {"role": "system", "parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": _ASKED}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "add", "args": {"a": 2}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "add", "response": {"sum": 5}}}]},
+            {"role": "model", "parts": [{"text": "Add.", "thought": True}, {"text": str(n)}]},
+        ],
+        "tools": [{"functionDeclarations": [declared]}],
+    }
+
+
+def bedrock(n: int) -> dict[str, Any]:
+    spec = {"name": "add", "description": "Adds.", "inputSchema": {"json": {"type": "object"}}}
+    return {
+        "schemaVersion": "bedrock-conversation-2024", "system": [{"text": "Be brief."}], "messages": [
+            {"role": "user", "content": [{"text": _ASKED}]},
+            {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "add", "input": {"a": 2}}}]},
+            {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "5"}]}}]},
+            {"role": "assistant", "content": [{"text": str(n)}]},
+        ],
+        "toolConfig": {"tools": [{"toolSpec": spec}]},
+    }  # fmt: skip
+
+
 #: Rows of each format.
 PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
     "arena": arena,
     "art": art,
+    "bedrock": bedrock,
     "capybara": lambda n: {"source": "s", "conversation": [{"input": _ASKED, "output": str(n)}]},
+    "gemini": gemini,
+    "gemini-preference": lambda n: {
+        "system_instruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [{"role": "user", "parts": [{"text": _ASKED}]}],
+        "completions": [
+            {"score": score, "completion": {"role": "model", "parts": [{"text": text}]}}
+            for score, text in ((0, "x"), (1, str(n)))
+        ],
+    },
     "glaive": glaive,
     "helpsteer-preference": lambda n: {
         "domain": "general", "language": "english", "context": [QUESTION], "response1": "x", "response2": str(n),
         "overall_preference": 2, "individual_preference": [{"score": 2, "reasoning": "r"}],
     },
     "lima": lambda n: {"conversations": [_ASKED, str(n)], "source": "wikihow"},
+    "nectar": lambda n: {
+        "prompt": f"\n\nHuman: {_ASKED}\n\nAssistant: ", "turns": 1, "num_responses": 2, "source": ["s"],
+        "good_natured": True,
+        "answers": [{"answer": "x", "model": "m", "rank": 2.0}, {"answer": str(n), "model": "k", "rank": 1.0}],
+    },
+    "oasst": oasst,
     "opencode": opencode,
     "openhands": openhands,
     "otel-genai": otel,
+    "response-lists": lambda n: {"prompt": _ASKED, "responses": [str(n)], "rewards": [0.5]},
     "rllm": rllm,
     "safe-rlhf": lambda n: {
         "prompt": _ASKED, "response_0": "x", "response_1": str(n), "is_response_0_safe": True, "is_response_1_safe": True,
@@ -202,9 +283,20 @@ PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
         "post_id": "p", "domain": "askscience_train", "history": _ASKED, "score_A": 5, "score_B": 9, "human_ref_A": "x",
         "human_ref_B": str(n), "labels": 0, "score_ratio": 1.8,
     },
+    "summarize-from-feedback": lambda n: {
+        "info": {"id": "i", "post": "I add.", "title": "Sums", "subreddit": "math", "site": None, "article": None},
+        "summaries": [{"text": " x", "policy": "sup2", "note": "ok"}, {"text": f" {n}", "policy": "ref", "note": None}],
+        "choice": 1, "worker": "w", "batch": "batch3", "split": "train", "extra": {"confidence": 8},
+    },
     "swe-trajectories": swe_trajectories,
     "tau2-bench": tau2_bench,
     "ultrafeedback": ultrafeedback,
+    "webgpt": lambda n: {
+        "question": {"dataset": "eli5", "id": "q", "full_text": _ASKED}, "quotes_0": {"title": [], "extract": []},
+        "answer_0": "x", "tokens_0": {"prefix": [1], "completion": [2]}, "score_0": -0.5,
+        "quotes_1": {"title": [], "extract": []}, "answer_1": str(n), "tokens_1": {"prefix": [1], "completion": [3]},
+        "score_1": 0.5,
+    },
     "xlam": lambda n: {
         "id": n, "query": f"{_ASKED} {n}", "answers": '[{"name": "add", "arguments": {"a": 2}}]',
         "tools": '[{"name": "add", "description": "Adds.", "parameters": {}}]',

@@ -19,7 +19,7 @@ from gymdata.store.formats import format_of
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import resolve
 from gymdata.validate.run import validate
-from tests.interop.published_rows import PUBLISHED, SESSIONS, arena_texts
+from tests.interop.published_rows import PUBLISHED, SESSIONS, arena_texts, oasst, oasst_messages
 from tests.interop.trajectories import ANSWER, QUESTION, ROWS
 from tests.rollout_files import rollout, two_turns
 
@@ -69,13 +69,18 @@ def imported(file: Path, tmp_path: Path, name: str) -> list[dict[str, Any]]:
     ("name", "messages", "reward"),
     [
         ("art", [QUESTION, ANSWER], 0.5),
+        ("bedrock", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], None),
         ("capybara", [QUESTION, ANSWER], None),
+        ("gemini", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS},
+                    {"role": "tool", "name": "add", "content": '{"sum": 5}'}, ANSWER | {"reasoning": "Add."}], None),
         ("glaive", [QUESTION, {"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": '{"sum": 5}'}, ANSWER],
          None),
         ("lima", [QUESTION, ANSWER], None),
+        ("oasst", [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}], None),
         ("opencode", [FIXED[1], FIXED[2] | {"reasoning": "Hm."}, *FIXED[3:]], None),
         ("openhands", FIXED, 1.0),
         ("otel-genai", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], None),
+        ("response-lists", [QUESTION, ANSWER], 0.5),
         ("rllm", [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, ANSWER], 1.0),
         ("swe-trajectories", [SYSTEM, QUESTION, ANSWER], 1.0),
         ("tau2-bench", [{"role": "assistant", "content": "Hi!", "extra": '{"weight": 0}'}, QUESTION,
@@ -94,12 +99,22 @@ def test_a_published_rollout_has_its_messages_and_reward(
 
 
 @pytest.mark.parametrize(
-    ("name", "margin"), [("arena", None), ("helpsteer-preference", 2.0), ("safe-rlhf", None), ("shp", 4.0)]
-)
+    ("name", "margin"),
+    [
+        ("arena", None), ("gemini-preference", None), ("helpsteer-preference", 2.0), ("nectar", None), ("safe-rlhf", None),
+        ("shp", 4.0), ("summarize-from-feedback", None), ("webgpt", 1.0),
+    ],
+)  # fmt: skip
 def test_a_published_preference_is_a_pair(name: str, margin: float | None, tmp_path: Path) -> None:
     """The better answer is the chosen one, and the margin is that of the row."""
     (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), tmp_path, name)
-    assert said(row["prompt"]) == [QUESTION]
+    before = {
+        "gemini-preference": [SYSTEM, QUESTION],
+        "summarize-from-feedback": [
+            {"role": "user", "content": "SUBREDDIT: r/math\n\nTITLE: Sums\n\nPOST: I add.\n\nTL;DR:"}
+        ],
+    }
+    assert said(row["prompt"]) == before.get(name, [QUESTION])
     assert (said(row["chosen"]), said(row["rejected"])) == ([ANSWER], [ANSWER | {"content": "x"}])
     assert row["margin"] == margin or (margin is None and row["margin"] != row["margin"])
 
@@ -110,6 +125,62 @@ def test_battles_as_json_text_and_preferences_of_helpsteer2_are_pairs(tmp_path: 
     for name, row in (("arena", arena_texts(5)), ("helpsteer-preference", helpsteer2)):
         (pair,) = imported(write(tmp_path / f"{name}.jsonl", row), tmp_path / name, name)
         assert (said(pair["prompt"]), said(pair["chosen"])) == ([QUESTION], [ANSWER])
+
+
+def test_the_best_of_ranked_answers_is_preferred_to_each_worse_one(tmp_path: Path) -> None:
+    """Of seven answers of Nectar there are six pairs, whatever the order of the row."""
+    ranked = [{"answer": str(rank), "model": "m", "rank": float(rank)} for rank in (4, 2, 7, 1, 3, 6, 5)]
+    rows = [PUBLISHED["nectar"](5) | {"answers": ranked}]
+    pairs = imported(write(tmp_path / "a.jsonl", *rows), tmp_path, "nectar")
+    sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
+    assert sides == [("1", "4"), ("1", "2"), ("1", "7"), ("1", "3"), ("1", "6"), ("1", "5")]
+    assert len({pair["pair_id"] for pair in pairs}) == 6
+
+
+@pytest.mark.parametrize("kind", ["lines.jsonl", "list.json", "pretty objects.json"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_replies_of_a_message_tree_are_pairs_by_name(flat: bool, kind: str, tmp_path: Path) -> None:
+    """Nested or flat: the best ranked reply with each worse one; replies without a rank are no pair."""
+    rows = [*oasst_messages(4), *oasst_messages(5)] if flat else [oasst(4), oasst(5)]
+    summary = gymdata.import_rollouts(written(rows, kind, tmp_path), tmp_path / "run", source="oasst-pairs")
+    assert (summary.pairs, summary.rejected) == (4, 0)
+    pairs = to_rows(read_table(tmp_path / "run", PAIRS))
+    sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
+    assert sides == [("4", "x"), ("4", "y"), ("5", "x"), ("5", "y")]
+    assert len({pair["pair_id"] for pair in pairs}) == 4
+    assert all(said(pair["prompt"]) == [QUESTION] for pair in pairs)
+
+
+def test_a_tree_without_its_first_message_is_named(tmp_path: Path) -> None:
+    """A flat file that lacks messages costs the trees that they are of."""
+    file = write(tmp_path / "a.jsonl", *oasst_messages(4)[1:], *oasst_messages(5))
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.format, summary.rollouts, summary.rejected) == ("oasst", 1, 1)
+    assert "its parent 'a4' is not in the file" in (tmp_path / "run" / "rejected.jsonl").read_text()
+
+
+def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -> None:
+    """As distilabel writes them; a list with fewer scores than responses is named."""
+    row = {
+        "instruction": QUESTION["content"],
+        "generations": ["5", "x"],
+        "ratings": [5, None],
+        "rationales": ["r", "r"],
+    }
+    file = write(tmp_path / "a.jsonl", row, row | {"ratings": [5]}, row | {"ratings": [5, "high"]})
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    rows = to_rows(read_table(tmp_path / "run", ROLLOUTS))
+    assert (summary.format, summary.rejected) == ("response-lists", 2)
+    assert [said(row["messages"]) for row in rows] == [
+        [QUESTION, ANSWER],
+        [QUESTION, ANSWER | {"content": "x"}],
+        [QUESTION, ANSWER],
+    ]
+    assert [row["reward"] for row in rows] == [5.0, None, 5.0]
+    assert len({row["group_id"] for row in rows}) == 1
+    reasons = (tmp_path / "run" / "rejected.jsonl").read_text()
+    assert "scores: expected one for each of the 2 responses" in reasons
+    assert "score: got 'high', expected a number" in reasons
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -127,6 +198,13 @@ def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
         ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),
         ("helpsteer-preference", {"overall_preference": "x"}, "overall_preference: got 'x', expected a number"),
         ("safe-rlhf", {"better_response_id": 2}, "better_response_id: got 2, expected 0 or 1"),
+        ("bedrock", {"messages": [{"role": "assistant", "content": [{"image": {}}]}]}, "got a part of type 'image'"),
+        ("gemini", {"contents": [{"role": "model", "parts": [{"fileData": {}}]}]}, "got a part of type 'fileData'"),
+        ("gemini-preference", {"completions": []}, "completions: got 0, expected 2"),
+        ("nectar", {"answers": [{"answer": "x", "rank": 1}]}, "no two answers of different rank"),
+        ("oasst", {"prompt": {"message_id": "a", "role": "prompter", "text": "q"}}, "no message of the assistant"),
+        ("summarize-from-feedback", {"choice": 2}, "choice: got 2, expected 0 or 1"),
+        ("webgpt", {"score_0": 0.0, "score_1": 0.0}, "a tie: neither answer is preferred"),
         ("shp", {"labels": None}, "labels: got None, expected 1"),
         ("glaive", {"chat": "ASSISTANT"}, "expected text that begins with USER:"),
         ("opencode", {"info": {"revert": {"messageID": "m"}}}, "info.revert: the session went back"),
@@ -164,6 +242,7 @@ ALIKE: dict[str, list[dict[str, Any]]] = {
     **{name: [row(4), row(5)] for name, row in (ROWS | PUBLISHED).items()},
     **SESSIONS,
     **BATCHES,
+    "oasst flat": [*oasst_messages(4), *oasst_messages(5)],
     "nemo-gym": [
         {"responses_create_params": {"input": [QUESTION]}, "reward": 1.0, "response": {"output": [
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": str(n)}]}]}}
@@ -199,7 +278,7 @@ def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> No
     for kind in KINDS:
         file = written(ALIKE[name], kind, tmp_path)
         summary = gymdata.import_rollouts(file, tmp_path / f"run {kind}")
-        assert (summary.format, summary.rejected) == (name, 0)
+        assert (summary.format, summary.rejected) == (name.split()[0], 0)
         rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
         found[kind] = [(row.get("messages"), row.get("chosen"), row.get("reward")) for row in rows]
         (source,) = resolve(file)

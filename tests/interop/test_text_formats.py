@@ -334,10 +334,29 @@ def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
 
 def test_tasks_are_no_answers(tmp_path: Path) -> None:
     """Prompts, and conversations that end with the user, are for `collect`."""
-    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}):
+    of_mt_bench = {"question_id": 81, "category": "math", "turns": ["How much is 2+3?", "Sure?"], "reference": ["5"]}
+    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}, of_mt_bench):
         with pytest.raises(DataError, match="no row of a known format") as error:
             gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
         assert "gymdata collect" in str(error.value.hint)
+
+
+def test_plain_text_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of a known format") as error:
+        gymdata.import_rollouts(write(tmp_path / "text.jsonl", {"text": "How much is 2+3? 5"}), tmp_path / "run")
+    assert "text alone has no prompt and no answer to train" in str(error.value.hint)
+
+
+def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> None:
+    alpaca = {"instruction": "Add 2 and 3.", "output": "5"}
+    file = write(tmp_path / "a.jsonl", alpaca, alpaca | {"output": None}, alpaca | {"instruction": "Add 2 and 4."})
+    with pytest.raises(DataError) as error:
+        gymdata.validate(file)
+    assert "2 of 3 rows can be used, as rollouts of text for train-sft" in error.value.message
+    assert "1 left out (first: line 2: output and response: missing)" in error.value.message
+    pairs = write(tmp_path / "b.jsonl", {"prompt": "q", "chosen": "5", "rejected": "6"})
+    with pytest.raises(DataError, match="1 of 1 row can be used, as pairs of text for train-dpo and train-reward"):
+        gymdata.validate(pairs)
 
 
 def test_an_unknown_row_is_answered_with_its_keys(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
 #: Columns of published text data, of which ``collect`` makes tasks.
-_TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query"}
+_TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query", "turns"}
 #: Parts of the names of columns that hold answers.
 _ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 Place = tuple[int, int]
@@ -197,4 +197,6 @@ def _hint(source: Source) -> str:
     hint = f"the first row has the keys {', '.join(map(str, row))}; --from names a format"
     if row.keys() & _TEXTS and not any(word in str(name) for name in row for word in _ANSWERS):
         hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
+    elif "text" in row and row.keys().isdisjoint(_TEXTS):
+        hint += "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
     return hint

@@ -4,18 +4,28 @@ from gymdata.interop.formats.published import (
     arena,
     function_calling,
     helpsteer,
+    nectar,
+    oasst,
+    response_lists,
     safe_rlhf,
     shp,
+    summarize_from_feedback,
     turns_of_text,
     ultrafeedback,
+    webgpt,
 )
 
 __all__ = [
     "arena",
     "function_calling",
     "helpsteer",
+    "nectar",
+    "oasst",
+    "response_lists",
     "safe_rlhf",
     "shp",
+    "summarize_from_feedback",
     "turns_of_text",
     "ultrafeedback",
+    "webgpt",
 ]

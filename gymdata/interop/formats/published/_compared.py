@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gymdata.interop.formats import Format
+from gymdata.interop.formats import Format, Place
 from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Compared(Format):
     table = "pairs"
     item = "a comparison"
     holds_text = True
-    #: TableRow that its rows have, one of these sets.
+    #: Columns that its rows have, one of these sets.
     keys: ClassVar[Sequence[set[str]]] = ()
 
     def recognise(self, value: Any) -> bool:
@@ -43,6 +43,44 @@ class Compared(Format):
         sides = [answer(text, name) for text, name in zip(answers, ("first answer", "second answer"), strict=True)]
         chosen, rejected = sides[::-1] if preference > 0 else sides
         return pair_row(item, conversation(prompt, "prompt"), (chosen, rejected), importing, margin)
+
+
+class Ranked(Format):
+    """A format of which each row has ranked answers: the best one and each worse one are a pair."""
+
+    table = "pairs"
+    item = "a row of ranked answers"
+    holds_text = True
+
+    def ranked(self, item: JsonObject) -> Iterator[tuple[Any, Sequence[tuple[float, Any]]]]:
+        """(prompt, its answers as (rank, text)) of each prompt of a row; the prompt is text or messages, the lowest rank is
+        the best."""
+        raise NotImplementedError
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        from gymdata.interop.importing import ODD, BadItem
+
+        for (_, number), item in super().items(value):
+            try:
+                pairs = [
+                    {"prompt": prompt, "chosen": better, "rejected": worse}
+                    for prompt, answers in (self.ranked(item) if isinstance(item, dict) else ())
+                    for rank, better in answers
+                    for lower, worse in answers
+                    if lower > rank == min(rank for rank, _ in answers)
+                ]
+            except (BadItem, *ODD) as error:
+                yield (0, number), BadItem.of(error)
+                continue
+            if not pairs and isinstance(item, dict):
+                item = BadItem("S103", "no two answers of different rank, so none is preferred")
+            yield from (((n, number), pair) for n, pair in enumerate(pairs or [item]))
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.text_rows import answer, conversation, pair_row
+
+        sides = answer(item["chosen"], "chosen"), answer(item["rejected"], "rejected")
+        return pair_row(item, conversation(item["prompt"], "prompt"), sides, importing)
 
 
 def finite(item: JsonObject, name: str) -> float:

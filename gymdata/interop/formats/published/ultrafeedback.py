@@ -33,10 +33,10 @@ class UltraFeedback(Format):
         for (_, number), item in super().items(value):
             answers = item.get("completions") if isinstance(item, dict) else None
             if not isinstance(answers, list) or not answers:
-                yield (number, 0), item
+                yield (0, number), item
                 continue
             about = {name: column for name, column in item.items() if name not in ("completions", "models")}
-            yield from (((number, k), about | {"answer": answer}) for k, answer in enumerate(answers))
+            yield from (((k, number), about | {"answer": answer}) for k, answer in enumerate(answers))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, conversation, number_of, numbers_of, rollout_row

@@ -1,0 +1,70 @@
+"""Several responses to a prompt in one row, with or without scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats.trl import BESIDE
+
+if TYPE_CHECKING:
+    from gymdata.interop.importing import Importing, TableRow
+
+_PROMPTS = ("prompt", "query", "question", "instruction")
+_RESPONSES = ("responses", "generations")
+_SCORES = ("scores", "rewards", "ratings")
+
+
+@FORMATS.register("response-lists")
+class ResponseLists(Format):
+    """A prompt (``prompt``, ``query``, ``question``, ``instruction``) with a list of ``responses`` (or ``generations``), and
+    of ``scores`` (or ``rewards``, ``ratings``) for them, as RRHF, RLHFlow and distilabel write them: a rollout per response,
+    of the group of its prompt; its score is the reward. `gymdata pairs` makes pairs of the groups. Rationales, and which
+    models the responses are of, are not read."""
+
+    content = "lists of responses"
+    item = "a response"
+    marks = (b'"responses"', b'"generations"')
+    holds_text = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        from gymdata.interop.text_rows import first_row
+
+        row = first_row(value)
+        responses = next((row[name] for name in _RESPONSES if row.get(name)), None)
+        texts = isinstance(responses, list) and all(isinstance(text, str) for text in responses)
+        return texts and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        from gymdata.interop.importing import BadItem
+
+        for (_, number), item in super().items(value):
+            lists = (
+                {name: item[name] for name in (*_RESPONSES, *_SCORES) if name in item} if isinstance(item, dict) else {}
+            )
+            responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
+            scores = next((lists[name] for name in _SCORES if lists.get(name) is not None), None)
+            if not isinstance(responses, list):
+                yield (0, number), BadItem("S103", "responses: missing") if isinstance(item, dict) else item
+            elif scores is not None and (not isinstance(scores, list) or len(scores) != len(responses)):
+                yield (0, number), BadItem("S102", f"scores: expected one for each of the {len(responses)} responses")
+            else:
+                about = {name: column for name, column in item.items() if name not in lists}
+                for n, (response, score) in enumerate(zip(responses, scores or [None] * len(responses), strict=True)):
+                    yield (n, number), about | {"response": response, "score": score}
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.formats.published._compared import finite
+        from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
+
+        name = column(item, *_PROMPTS)
+        prompt = conversation(instruction(item) if name == "instruction" else item[name], name)
+        return rollout_row(
+            item,
+            in_context(item, prompt),
+            answer(item["response"], "response"),
+            importing,
+            reward=None if item["score"] is None else finite(item, "score"),
+            texts=(name, "input", "context", "response", "score", *BESIDE),
+        )
