@@ -16,7 +16,7 @@ from gymdata.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
 from gymdata.store.formats import format_of
 from gymdata.store.paths import resolve
-from tests.interop.published_rows import PUBLISHED, SESSIONS
+from tests.interop.published_rows import PUBLISHED, SESSIONS, oasst_messages
 from tests.interop.trajectories import ROWS
 
 ODD: list[Any] = [
@@ -25,6 +25,7 @@ ODD: list[Any] = [
 FILES: list[tuple[str, list[dict[str, Any]]]] = [
     *((name, [row(4), row(5)]) for name, row in (ROWS | PUBLISHED).items()),
     *SESSIONS.items(),
+    ("oasst", oasst_messages(4)),
 ]
 SEEDS = 25
 EACH = 20

@@ -18,7 +18,7 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
-from tests.interop.published_rows import PUBLISHED
+from tests.interop.published_rows import PUBLISHED, oasst
 from tests.interop.trajectories import ROWS, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -46,6 +46,7 @@ READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
     },
     **ROWS,
     **PUBLISHED,
+    "oasst-pairs": oasst,
 }
 
 
@@ -128,8 +129,8 @@ def test_an_odd_value_costs_its_own_row_at_most(name: str, good: dict[str, list[
         kind = data.draw(st.sampled_from(["parquet", "jsonl"]))
         summary = import_rollouts(folder / "a.jsonl", folder / "run", source=source, format=kind)
         assert summary.rows_in == summary.rollouts + summary.pairs + summary.rejected
-        # An episode with two traces is two rows, and a span of no model call is none.
-        several = summary.rows_in > len(lines) and source == "verifiers-traces"
+        # An episode with two traces is two rows, a tree two pairs, and a span of no model call none.
+        several = summary.rows_in > len(lines) and source in ("verifiers-traces", "oasst-pairs")
         others = summary.rows_in < len(lines) and source == "otel-genai"
         assert summary.rows_in == len(lines) or several or others
         told = folder / "run" / "rejected.jsonl"
