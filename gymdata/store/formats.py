@@ -22,6 +22,8 @@ _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
 _OURS = OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
+#: Why rows of ``text`` are in no format.
+PLAIN_TEXT = "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
 #: Faulty lines that are named each.
 _FEW = 3
 
@@ -126,6 +128,7 @@ def refuse_unknown(source: Source, wanted: str) -> None:
     if unknown and len(unknown) == len(rows) and not faults:
         keys = ", ".join(map(str, islice(unknown[0], _LOOKED_AT)))
         hint = f"its first row has the keys {keys}; `gymdata docs your-data` lists the formats that are read"
+        hint += PLAIN_TEXT if "text" in unknown[0] else ""
         raise DataError(f"{source.path}: contains rows of no known format, expected {wanted}", hint=hint)
 
 

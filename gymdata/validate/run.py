@@ -249,7 +249,7 @@ def kind_of(source: Source) -> Kind:
 
 def _is_task(line: bytes) -> bool:
     """Whether a row is a prompt without an answer."""
-    if any(key in line for key in (b'"turns"', b'"response"', b'"rollout_id"', b'"pair_id"')):
+    if any(key in line for key in (b'"response"', b'"rollout_id"', b'"pair_id"')):
         return False
     try:
         row = decode(line)
@@ -257,6 +257,9 @@ def _is_task(line: bytes) -> bool:
         return False
     if not isinstance(row, dict) or "completion" in row or {"chosen", "rejected"} <= row.keys():
         return False
+    if "turns" in row:
+        turns = row["turns"]
+        return isinstance(turns, list) and bool(turns) and isinstance(turns[0], str)
     return bool(row.get("messages")) or any(row.get(key) is not None for key in ("prompt", "responses_create_params"))
 
 

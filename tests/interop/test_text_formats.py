@@ -339,12 +339,16 @@ def test_tasks_are_no_answers(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="no row of a known format") as error:
             gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
         assert "gymdata collect" in str(error.value.hint)
+        with pytest.raises(DataError, match="contains tasks, expected rollouts or pairs"):
+            gymdata.validate(tmp_path / "tasks.jsonl")
 
 
 def test_plain_text_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no row of a known format") as error:
-        gymdata.import_rollouts(write(tmp_path / "text.jsonl", {"text": "How much is 2+3? 5"}), tmp_path / "run")
-    assert "text alone has no prompt and no answer to train" in str(error.value.hint)
+    file = write(tmp_path / "text.jsonl", {"text": "How much is 2+3? 5"})
+    for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+        with pytest.raises(DataError, match="known format") as error:
+            read(file)
+        assert "text alone has no prompt and no answer to train" in str(error.value.hint)
 
 
 def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> None:

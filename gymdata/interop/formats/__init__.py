@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.rollouts.messages import TableRow
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import OWN, ForeignFormat, format_of
+from gymdata.store.formats import OWN, PLAIN_TEXT, ForeignFormat, format_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,5 +198,5 @@ def _hint(source: Source) -> str:
     if row.keys() & _TEXTS and not any(word in str(name) for name in row for word in _ANSWERS):
         hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
     elif "text" in row and row.keys().isdisjoint(_TEXTS):
-        hint += "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
+        hint += PLAIN_TEXT
     return hint
