@@ -41,6 +41,10 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             f"{source}: contains {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
             hint="train-sft, train-dpo, train-kto and train-reward train from text",
         )
+    if format.table != settings.table.name and format.other:
+        from gymdata.interop.formats import format_named
+
+        format = format_named(format.other)
     if format.table != settings.table.name:
         other = "train-dpo and train-reward" if format.table == "pairs" else "train-sft and train-kto"
         raise DataError(

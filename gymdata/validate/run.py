@@ -289,6 +289,8 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
                 used = f"{n_used:,} of {rows} can be used, as {table} of text for {trainers}"
                 if rejected:
                     used += f"; {len(rejected):,} left out (first: line {rejected[0].line}: {rejected[0].reason})"
+                if other := format_named(name).other:
+                    used += f"; `--from {other}` reads them as {format_named(other).table}"
                 lines.append(used)
         raise DataError("\n".join(lines), hint=hint)
     for kind, source in split:

@@ -18,7 +18,8 @@ from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
 from gymdata.train import run
-from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig
+from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
+from tests.interop.published_rows import oasst_messages
 
 pytestmark = pytest.mark.torch
 
@@ -93,6 +94,13 @@ def test_preferences_are_trained_though_their_margins_are_not_known(
     assert not (tmp_path / "model").exists()
     with pytest.raises(DataError, match="4 pairs have no margin"):
         checked(kind, file, margin_scale=1.0, **settings)
+
+
+def test_message_trees_are_paths_for_sft_and_pairs_for_dpo(tmp_path: Path) -> None:
+    """One file, which each trainer reads as the table that it trains."""
+    file = write(tmp_path / "trees.jsonl", *oasst_messages(4), *oasst_messages(5))
+    assert checked(TrainSftConfig, file)["rollouts"] == 2
+    assert checked(TrainDpoConfig, file)["pairs"] == 4
 
 
 def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:

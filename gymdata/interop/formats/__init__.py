@@ -40,6 +40,8 @@ class Format(ForeignFormat):
 
     #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
     table: ClassVar[str] = "rollouts"
+    #: The format that reads the same files as rows of the other table; "" where none does.
+    other: ClassVar[str] = ""
     #: What one of them is called.
     item: ClassVar[str] = "a row"
     #: Whether a tokenizer can rebuild prompts that its rows lack.

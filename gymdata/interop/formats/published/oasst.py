@@ -45,8 +45,9 @@ class _Trees(Format):
 class Oasst(_Trees):
     """Message trees of OpenAssistant (oasst1, oasst2), nested or as flat messages: a rollout per tree, its best path. After
     each message comes its only reply, or the one of the lowest ``rank``; the path ends where none of several has one. All
-    other replies are lost, and labels are not read. `gymdata import --from oasst-pairs` makes pairs of ranked replies."""
+    other replies are lost, and labels are not read. Training on pairs reads ``oasst-pairs``."""
 
+    other = "oasst-pairs"
     content = "message trees of OpenAssistant"
 
     def recognise(self, value: Any) -> bool:
@@ -78,9 +79,11 @@ class Oasst(_Trees):
 
 @FORMATS.register("oasst-pairs")
 class OasstPairs(_Trees, Ranked):
-    """Message trees of OpenAssistant by name (``--from oasst-pairs``): wherever replies of the assistant have a ``rank``, a
-    pair of the best one and each worse one, after the messages that lead there. Replies without a rank are lost."""
+    """Message trees of OpenAssistant where pairs are trained, or by name (`import --from oasst-pairs`): wherever replies of
+    the assistant have a ``rank``, a pair of the best one and each worse one, after the messages that lead there. Replies
+    without a rank are lost."""
 
+    other = "oasst"
     content = "ranked replies of OpenAssistant"
 
     def recognise(self, value: Any) -> bool:  # noqa: ARG002 - its rows are those of oasst
