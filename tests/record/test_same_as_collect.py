@@ -86,7 +86,7 @@ def test_what_an_agent_does_trains_a_better_policy(name: str, policy: str, tmp_p
     pytest.importorskip("agents" if name.startswith("openai-agents") else "openai", reason=f"{name} is not installed")
     tasks, heldout = SAMPLES / "tasks" / "train.jsonl", SAMPLES / "tasks" / "heldout.jsonl"
     solving = ["--agent", AGENTS[name], "--reward", "numeric", "--max-tokens", 48, "--seed", 5]
-    gymdata("collect", tasks, "-m", policy, "-o", tmp_path / "run", "-r", 8, *solving)
+    gymdata("collect", tasks, "-m", policy, "-o", tmp_path / "run", "-n", 300, "-r", 8, *solving)
     assert validate(tmp_path / "run").ok
     gymdata("experience", tmp_path / "run", "-o", tmp_path / "experience")
     trained = tmp_path / "policy"
@@ -95,7 +95,7 @@ def test_what_an_agent_does_trains_a_better_policy(name: str, policy: str, tmp_p
     )
     rates = []
     for model, run in ((policy, tmp_path / "before"), (trained, tmp_path / "after")):
-        gymdata("collect", heldout, "-m", model, "-o", run, "-r", 1, *solving, "--temperature", 0)
+        gymdata("collect", heldout, "-m", model, "-o", run, "-n", 300, "-r", 1, *solving, "--temperature", 0)
         rows = sorted(read_table(run, ROLLOUTS).to_pylist(), key=lambda row: str(row["task_id"]))
         rates.append([row["reward"] == 1.0 for row in rows])
     rise = paired_difference_ci(rates[0], rates[1])
