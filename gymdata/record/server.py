@@ -310,20 +310,38 @@ class _Stream(StreamingResponse):
 
 
 async def _alive(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The frames, and a comment, which clients pass over, whenever there is none for a while."""
-    following = asyncio.ensure_future(anext(frames, None))
+    """The frames, those that are ready at once as one, and a comment, which clients pass over, whenever there is none for a
+    while."""
+    ready, come = list[bytes](), asyncio.Event()
+
+    async def collect() -> None:
+        try:
+            async for frame in frames:
+                ready.append(frame)
+                come.set()
+        finally:
+            come.set()
+
+    # One task for the stream: one for each frame would cost as much as sending it.
+    work = asyncio.ensure_future(collect())
     try:
-        while True:
-            done, _ = await asyncio.wait([following], timeout=_ALIVE_S)
-            if not done:
+        while ready or not work.done():
+            try:
+                async with asyncio.timeout(_ALIVE_S):
+                    await come.wait()
+            except TimeoutError:
                 yield b": the model is writing\n\n"
                 continue
-            if (frame := following.result()) is None:
-                return
-            yield frame
-            following = asyncio.ensure_future(anext(frames, None))
+            come.clear()
+            sent = b"".join(ready)
+            ready.clear()
+            if sent:
+                yield sent
+            if work.done():
+                come.set()
+        work.result()
     finally:
-        following.cancel()
+        work.cancel()
 
 
 def _error(dialect: Dialect, error: RequestError) -> Response:
