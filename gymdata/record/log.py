@@ -1,14 +1,13 @@
-"""The calls of sessions that are open, on disk: RUN/sessions/NAME.journal, one session each, until its row is written.
+"""The calls of sessions that are open, on disk: RUN/sessions/N.journal, one session each, until its row is written.
 
 Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session's
-journal is removed after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
-aside and reported. No key of a client is in a file's name.
+journal is emptied after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
+aside and reported. An empty journal takes the next session: to make and remove a file for each would cost more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +35,10 @@ class SessionLog:
         self._folder.mkdir(exist_ok=True)
         sync(run)
         self._journals: dict[str, Journal] = {}
+        #: Empty ones, and those of sessions that an earlier process left.
+        self._free, self._left = list[Journal](), dict[str, Path]()
+        numbered = (path.stem for path in self._folder.glob("*.journal") if path.stem.isdecimal())
+        self._number = max(map(int, numbered), default=-1)
         self.repairs: list[Repair] = []
 
     def read(self) -> Iterator[Session]:
@@ -50,19 +53,26 @@ class SessionLog:
             session = Session(**lines[0])
             for event in lines[1:]:
                 session.add(event)
+            self._left[session.key] = path
             yield session
 
     def append(self, session: Session, event: Event) -> None:
         """Journal one call. Raises StoreError.from_os."""
         journal = self._journals.get(session.key)
         if journal is None:
-            path = self._path(session)
-            new = not path.exists()
-            journal = self._journals[session.key] = Journal(path)
-            if new:
+            journal = self._journals[session.key] = self._opened(session.key)
+            if not journal.size:
                 names = ("key", "rollout_id", "named", "started_at")
                 journal.append(frame(encode_any({name: getattr(session, name) for name in names})))
         journal.append(frame(encode_any(event)))
+
+    def _opened(self, key: str) -> Journal:
+        if (left := self._left.pop(key, None)) is not None:
+            return Journal(left)
+        if self._free:
+            return self._free.pop()
+        self._number += 1
+        return Journal(self._folder / f"{self._number:05d}.journal")
 
     def sync(self) -> None:
         """Bring every journal to the disk."""
@@ -71,21 +81,22 @@ class SessionLog:
 
     def drop(self, session: Session) -> None:
         """The session's row is written."""
-        journal = self._journals.pop(session.key, None)
-        if journal is not None:
-            journal.close(keep=False)
-        self._path(session).unlink(missing_ok=True)
+        if (journal := self._journals.pop(session.key, None)) is not None:
+            journal.empty()
+            self._free.append(journal)
+        elif (left := self._left.pop(session.key, None)) is not None:
+            left.unlink(missing_ok=True)
 
     def close(self) -> None:
         for journal in self._journals.values():
             journal.close()
+        for journal in self._free:
+            journal.close(keep=False)
+            journal.path.unlink(missing_ok=True)
         self._journals.clear()
+        self._free.clear()
         with contextlib.suppress(OSError):  # not empty, or removed already
             self._folder.rmdir()
-
-    def _path(self, session: Session) -> Path:
-        name = hashlib.blake2b(session.rollout_id.encode(), digest_size=12).hexdigest()
-        return self._folder / f"{name}.journal"
 
 
 def facts_of(session: Session) -> Figures:

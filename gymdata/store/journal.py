@@ -165,6 +165,15 @@ class Journal:
         self.size += len(line)
         self.rows += 1
 
+    def empty(self) -> None:
+        """Forget every line. Raises StoreError.from_os."""
+        with self._closing:
+            try:
+                os.ftruncate(self._fd, 0)
+            except OSError as error:
+                raise StoreError.from_os(self.path, error) from error
+            self.size = self._synced = self.rows = 0
+
     def sync(self) -> None:
         """Bring what was written to the disk. Raises StoreError.from_os."""
         with self._closing:
