@@ -24,7 +24,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
@@ -296,10 +296,11 @@ def create_app(
 
 
 class _Stream(StreamingResponse):
-    """A streamed answer, which knows whether its client went away."""
+    """A streamed answer, which knows whether its client went away. Where nothing was said for a while it says a comment,
+    which clients pass over."""
 
     def __init__(self, frames: AsyncIterator[bytes], answer: Answer) -> None:
-        super().__init__(_alive(frames), 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
+        super().__init__(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -308,40 +309,28 @@ class _Stream(StreamingResponse):
         finally:
             self._answer.unread = not self._answer.whole
 
+    async def stream_response(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        said_at = clock()
 
-async def _alive(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The frames, those that are ready at once as one, and a comment, which clients pass over, whenever there is none for a
-    while."""
-    ready, come = list[bytes](), asyncio.Event()
+        async def say(message: Message) -> None:
+            nonlocal said_at
+            said_at = clock()
+            await send(message)
 
-    async def collect() -> None:
+        async def stay_alive() -> None:
+            while True:
+                if (left := said_at + _ALIVE_S - clock()) > 0:
+                    await asyncio.sleep(left)
+                else:
+                    await say({"type": "http.response.body", "body": b": the model is writing\n\n", "more_body": True})
+
+        # A task for the stream, not one for each frame.
+        alive = asyncio.ensure_future(stay_alive())
         try:
-            async for frame in frames:
-                ready.append(frame)
-                come.set()
+            await super().stream_response(say)
         finally:
-            come.set()
-
-    # One task for the stream: one for each frame would cost as much as sending it.
-    work = asyncio.ensure_future(collect())
-    try:
-        while ready or not work.done():
-            try:
-                async with asyncio.timeout(_ALIVE_S):
-                    await come.wait()
-            except TimeoutError:
-                yield b": the model is writing\n\n"
-                continue
-            come.clear()
-            sent = b"".join(ready)
-            ready.clear()
-            if sent:
-                yield sent
-            if work.done():
-                come.set()
-        work.result()
-    finally:
-        work.cancel()
+            alive.cancel()
 
 
 def _error(dialect: Dialect, error: RequestError) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +183,35 @@ def test_an_engine_that_fails_before_it_samples_is_a_status(tmp_path: Path) -> N
     busy = OutsideError("engine", "too many requests", status=429)
     with recording(tmp_path / "run", busy) as r:
         assert asyncio.run(streamed(r, *asked("chat")))[0] == 429
+
+
+def test_a_stream_in_which_nothing_is_said_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two frames that are far apart stands a comment; the frames are what they were, in their order."""
+    from gymdata.record import server
+
+    monkeypatch.setattr(server, "_ALIVE_S", 0.0)
+    sent: list[bytes] = []
+    commented = asyncio.Event()
+
+    async def frames() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await commented.wait()
+        yield b"data: 2\n\n"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if sent[-1].startswith(b":"):
+            commented.set()
+        await asyncio.sleep(0)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    class Whole:
+        whole = unread = True
+
+    stream = server._Stream(frames(), Whole())  # type: ignore[arg-type]  # what the stream asks of an answer
+    asyncio.run(asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send), 30))
+    said = [body for body in sent if body and not body.startswith(b":")]
+    assert said == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert commented.is_set()
