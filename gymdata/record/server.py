@@ -86,7 +86,7 @@ class Service:
                 await asyncio.wait_for(answer.changed.wait(), _BEGIN_S)
             if work.done():
                 work.result()
-            return _Stream(dialect.events(agent_request, answer.deltas(work)), answer)
+            return Stream(dialect.events(agent_request, answer.deltas(work)), answer)
         except RequestError as error:
             return _error(dialect, error)
         except GymdataError as error:
@@ -295,13 +295,13 @@ def create_app(
     )
 
 
-class _Stream(StreamingResponse):
-    """A streamed answer, which knows whether its client went away. Where nothing was said for a while it says a comment,
-    which clients pass over."""
+class Stream(StreamingResponse):
+    """A streamed answer, which knows whether its client went away. Where nothing was said for ``alive_s`` seconds it says a
+    comment, which clients pass over."""
 
-    def __init__(self, frames: AsyncIterator[bytes], answer: Answer) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], answer: Answer, alive_s: float = _ALIVE_S) -> None:
         super().__init__(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
-        self._answer = answer
+        self._answer, self._alive_s = answer, alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -320,7 +320,7 @@ class _Stream(StreamingResponse):
 
         async def stay_alive() -> None:
             while True:
-                if (left := said_at + _ALIVE_S - clock()) > 0:
+                if (left := said_at + self._alive_s - clock()) > 0:
                     await asyncio.sleep(left)
                 else:
                     await say({"type": "http.response.body", "body": b": the model is writing\n\n", "more_body": True})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymdata.errors import OutsideError
-from gymdata.record.server import Service, create_app
+from gymdata.record.server import Service, Stream, create_app
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.validate.run import validate
@@ -185,11 +185,8 @@ def test_an_engine_that_fails_before_it_samples_is_a_status(tmp_path: Path) -> N
         assert asyncio.run(streamed(r, *asked("chat")))[0] == 429
 
 
-def test_a_stream_in_which_nothing_is_said_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_in_which_nothing_is_said_shows_that_it_lives() -> None:
     """Between two frames that are far apart stands a comment; the frames are what they were, in their order."""
-    from gymdata.record import server
-
-    monkeypatch.setattr(server, "_ALIVE_S", 0.0)
     sent: list[bytes] = []
     commented = asyncio.Event()
 
@@ -210,7 +207,7 @@ def test_a_stream_in_which_nothing_is_said_shows_that_it_lives(monkeypatch: pyte
     class Whole:
         whole = unread = True
 
-    stream = server._Stream(frames(), Whole())  # type: ignore[arg-type]  # what the stream asks of an answer
+    stream = Stream(frames(), Whole(), alive_s=0.0)  # type: ignore[arg-type]  # what the stream asks of an answer
     asyncio.run(asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send), 30))
     said = [body for body in sent if body and not body.startswith(b":")]
     assert said == [b"data: 1\n\n", b"data: 2\n\n"]
