@@ -162,10 +162,11 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
             columns.kinds[name] = "boolean"
             return
         ids = table["rollout_id"].to_pylist()
-        said = (marks.tags.get(one, ()) if name == "tags" else marks.comments.get(one, {}).values() for one in ids)
-        columns.values[name] = pa.array(
-            [(", " if name == "tags" else "\n\n").join(texts) for texts in said], pa.string()
-        )
+        if name == "tags":
+            texts = [", ".join(marks.tags.get(rollout, ())) for rollout in ids]
+        else:
+            texts = ["\n\n".join(marks.comments.get(rollout, {}).values()) for rollout in ids]
+        columns.values[name] = pa.array(texts, pa.string())
         columns.kinds[name] = "text"
         return
     columns.kinds[name] = "number"

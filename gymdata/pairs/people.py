@@ -17,24 +17,24 @@ from gymdata.rollouts.ragged import Array
 
 def heights(rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int]) -> pa.ChunkedArray:
     """One score per rollout: the longest chain of worse ones below it; null for one that nobody compared."""
-    known = set(rollout_ids)
+    present = set(rollout_ids)
     below: dict[str, set[str]] = {}
     for better, worse in preferred:
-        if better in known and worse in known:
+        if better in present and worse in present:
             below.setdefault(better, set()).add(worse)
             below.setdefault(worse, set())
     height: dict[str, float] = {}
     while below:
         # Those whose worse ones all have a height; where there are none, the rest stands on a circle.
-        ready = [one for one, worse in below.items() if worse <= height.keys()]
+        ready = [better for better, worse in below.items() if worse <= height.keys()]
         if not ready:
             top = 1.0 + max(height.values(), default=-1.0)
             height |= dict.fromkeys(below, top)
             break
-        height |= {one: 1.0 + max((height[worse] for worse in below[one]), default=-1.0) for one in ready}
-        for one in ready:
-            del below[one]
-    return pa.chunked_array([pa.array([height.get(one) for one in rollout_ids], pa.float64())])
+        height |= {better: 1.0 + max((height[worse] for worse in below[better]), default=-1.0) for better in ready}
+        for better in ready:
+            del below[better]
+    return pa.chunked_array([pa.array([height.get(rollout) for rollout in rollout_ids], pa.float64())])
 
 
 def choices(

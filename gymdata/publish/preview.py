@@ -63,4 +63,4 @@ def _plain(row: dict[str, Any], table: Table, rewards: Sequence[str]) -> dict[st
 
 
 def _last_text(messages: Sequence[dict[str, Any]] | None) -> str:
-    return next((text for one in reversed(messages or ()) if (text := text_of(one.get("content")))), "")
+    return next((text for message in reversed(messages or ()) if (text := text_of(message.get("content")))), "")

@@ -92,7 +92,7 @@ def push(
     find, findings = finder(), Counter[str]()
 
     def look(_: str, text: str) -> str:
-        findings.update(one.kind for one in find(text))
+        findings.update(finding.kind for finding in find(text))
         return text
 
     n_rows = 0
@@ -109,7 +109,7 @@ def push(
     name = repository[0] if repository is not None else Path(target).absolute().name
     with tempfile.TemporaryDirectory(prefix="gymdata-push-") as scratch:
         contents = _contents(source, facts, table, files, n_rows, name, None if allow_findings else find, Path(scratch))
-        size = sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in contents.values())
+        size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in contents.values())
         report = PushReport(str(source), str(target), n_rows, size, sorted(contents), dict(findings.most_common()))
         if not write:
             return report
@@ -145,7 +145,7 @@ def _files(source: Path, run_json: Path, facts: RunFacts) -> tuple[Table, dict[s
     # A file is of the table that its command writes; in a folder, names tell tables apart.
     names = TABLES if source.is_dir() else facts.get("schemas") or [ROLLOUTS.name]
     for table in (TABLES[name] for name in names if name in TABLES):
-        if paths := [one.path for one in resolve(source, table) if one.path in own]:
+        if paths := [part.path for part in resolve(source, table) if part.path in own]:
             break
     else:
         raise DataError(
@@ -207,13 +207,13 @@ def _to_folder(contents: Mapping[str, Path | bytes], target: Path) -> None:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise StoreError(f"{target}: exists, and is not what would be written there", hint="give another folder")
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as made:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.absolute().parent) as scratch:
         for name, content in contents.items():
-            file = Path(made, "data", name)
+            file = Path(scratch, "data", name)
             file.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
                 file.write_bytes(content)
             else:
                 shutil.copyfile(content, file)
             sync(file)
-        Path(made, "data").replace(target)
+        Path(scratch, "data").replace(target)

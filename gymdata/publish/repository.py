@@ -85,7 +85,7 @@ def publish(
         ]
         operations += [CommitOperationDelete(name) for name in commit.removed]
         try:
-            made = hub.create_commit(
+            committed = hub.create_commit(
                 repo,
                 operations,
                 repo_type="dataset",
@@ -103,7 +103,7 @@ def publish(
             raise StoreError(
                 f"{place}: has changed since this push began", hint="run the same command again"
             ) from error
-        commit.sha = str(made.oid)
+        commit.sha = str(committed.oid)
     return commit
 
 

@@ -120,7 +120,7 @@ class OpenedRun:
             for task, line, reward, rollout in zip(tasks, lines_of(table), rewards, ids, strict=True)
         ]
         names = ("task", "prompt", "answer", "reference", "reward", "rollout_id")
-        cells = ["".join(f"<td>{escape('' if one is None else str(one))}</td>" for one in row) for row in rows]
+        cells = ["".join(f"<td>{escape('' if value is None else str(value))}</td>" for value in row) for row in rows]
         head = "".join(f"<th style='text-align: left'>{name}</th>" for name in names)
         body = "".join(f"<tr>{cell}</tr>" for cell in cells)
         return f"<table><caption>{escape(repr(self))}</caption><tr>{head}</tr>{body}</table>"

@@ -149,9 +149,9 @@ def _progress(report: StatusReport) -> list[tuple[str, str, int | None, str]]:
 
 def _post(webhook: Address, report: StatusReport, event: str) -> None:
     """Tell a webhook. Raises OutsideError."""
-    said = [f"{run.path}: {run.state}" + (f", {run.done:,} {run.unit}" if run.done else "") for run in report.runs]
+    states = [f"{run.path}: {run.state}" + (f", {run.done:,} {run.unit}" if run.done else "") for run in report.runs]
     text = f"gymdata: {report.path} {'has ended' if event == 'ended' else 'makes no progress'}"
-    body = json.dumps({"event": event, "text": "; ".join([text, *said]), **report.to_dict()}).encode()
+    body = json.dumps({"event": event, "text": "; ".join([text, *states]), **report.to_dict()}).encode()
     request = urllib.request.Request(webhook.url(), body, {"content-type": "application/json"})
     for pause in (*_PAUSES_S, None):
         try:

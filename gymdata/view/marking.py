@@ -10,13 +10,12 @@ import getpass
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gymdata.errors import DataError, GymdataError, UsageError
-from gymdata.rollouts.messages import loads, object_of
+from gymdata.rollouts.messages import JsonObject, loads, object_of
 from gymdata.scores.marks import KINDS, Mark, Marks, append, marks_file, now, read_marks, sizes_of_marks
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.index import Snapshot
@@ -77,17 +76,17 @@ class Marking:
             return json_answer({"error": error.message}, 422)
         return json_answer(self.of_rollout(mark.rollout_id, mark.task_id) | {"selections": self.now().selections})
 
-    def _mark(self, said: dict[str, Any], find: Callable[[str], tuple[Snapshot, int]]) -> tuple[Mark, Path]:
-        kind, who = str(said.get("kind")), str(said.get("who") or self.person)
+    def _mark(self, fields: JsonObject, find: Callable[[str], tuple[Snapshot, int]]) -> tuple[Mark, Path]:
+        kind, who = str(fields.get("kind")), str(fields.get("who") or self.person)
         if kind not in KINDS:
             raise UsageError.unknown_choice("kind of mark", kind, KINDS)
         if kind == "selection":
             if not self._files:
                 raise DataError("no run is shown that could keep a selection")
-            return Mark("selection", "", "", who, now(), said.get("value"), said.get("over")), self._files[0]
-        snapshot, number = find(str(said.get("id")))
+            return Mark("selection", "", "", who, now(), fields.get("value"), fields.get("over")), self._files[0]
+        snapshot, number = find(str(fields.get("id")))
         rollout, task = (str(snapshot.table[name][number].as_py()) for name in ("rollout_id", "task_id"))
-        over = said.get("over")
+        over = fields.get("over")
         if kind == "choice":
             other = find(str(over))[1]
             over = str(snapshot.table["rollout_id"][other].as_py())
@@ -96,7 +95,7 @@ class Marking:
         file = marks_file(snapshot.file(number))
         if file is None:
             raise DataError("the rollout is in no run folder, beside which marks could be kept")
-        return Mark(kind, rollout, task, who, now(), said.get("value"), over), file
+        return Mark(kind, rollout, task, who, now(), fields.get("value"), over), file
 
 
 def _user() -> str:
