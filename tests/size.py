@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_559,
     "publish": 617,
     "query": 1_463,
-    "record": 4_521,
+    "record": 4_532,
     "remote": 1_425,
     "report": 1_562,
     "rewards": 1_929,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_906, 595
+TOTAL, FILE_LINES = 85_917, 595
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 508, 289, 14
 
 

@@ -47,7 +47,7 @@ class SessionLog:
             _, repairs = repair(path)
             self.repairs += repairs
             lines = [orjson.loads(line.body) for line in scan(path) if line.body is not None]
-            if not lines:
+            if len(lines) < 2:  # no call was journaled
                 path.unlink()
                 continue
             session = Session(**lines[0])
@@ -61,14 +61,18 @@ class SessionLog:
         journal = self._journals.get(session.key)
         if journal is None:
             journal = self._journals[session.key] = self._opened(session.key)
-            if not journal.size:
-                names = ("key", "rollout_id", "named", "started_at")
-                journal.append(frame(encode_any({name: getattr(session, name) for name in names})))
-        journal.append(frame(encode_any(event)))
+        line = frame(encode_any(event))
+        if not journal.size:
+            # In one write with its first call: a session without a call is none.
+            names = ("key", "rollout_id", "named", "started_at")
+            line = frame(encode_any({name: getattr(session, name) for name in names})) + line
+        journal.append(line)
 
     def _opened(self, key: str) -> Journal:
-        if (left := self._left.pop(key, None)) is not None:
-            return Journal(left)
+        if key in self._left:
+            journal = Journal(self._left[key])
+            del self._left[key]
+            return journal
         if self._free:
             return self._free.pop()
         self._number += 1

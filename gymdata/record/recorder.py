@@ -204,6 +204,9 @@ class Recorder:
         RequestError."""
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
+        if session.ending or session.rollout_id in self._ended:
+            # It ended, or is being scored, since the request came.
+            raise RequestError("not_found", f"session {session.key} has ended", status=409)
         self._refuse_spent(session)
         self._refuse_unsupported(request)
         plan = self.prompt_of(session, request)
@@ -374,14 +377,16 @@ class Recorder:
                     ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
                 return state
             session = self.sessions[key]
-            await self.answered(session)
+            session.ending = True
             try:
+                await self.answered(session)
                 if ending.status == FAILED:
                     self._fail(session, "environment", "agent", ending.stop_reason or "the client reported a failure")
                     self.discard(session)
                     return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
                 await self.write(session, ending)
             finally:
+                session.ending = False
                 self._locks.pop(key, None)
             return self.state_of(key)
 

@@ -94,6 +94,8 @@ class Session:
     in_flight: int = 0
     #: The budget that ended it.
     spent: str | None = None
+    #: It is being scored and written: it gets no more calls.
+    ending: bool = False
     _ends: dict[bytes, list[int]] = field(default_factory=dict)
     _begins: dict[bytes, int] = field(default_factory=dict)
     _loose: set[bytes] = field(default_factory=set)
