@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gymdata.errors import OutsideError, UsageError
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
 from gymdata.record.request import RequestError
+from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_failures, read_run_json, read_table
@@ -489,3 +491,45 @@ def test_one_task_id_is_one_task(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "run")
     assert len({row["group_id"] for row in rows}) == 1
     assert sorted(row["rollout_index"] for row in rows) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ticks", range(0, 24, 3))
+def test_a_call_that_comes_while_its_session_ends_does_not_bring_it_back(tmp_path: Path, ticks: int) -> None:
+    """Whichever is first, by turns of the event loop: the rollout is one row, and the call is in it or was refused."""
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.said("x", key="one")
+        app = create_app(Service(r.recorder.config, r.recorder), _nothing, _nothing)
+
+        async def both() -> int:
+            async def finish() -> None:
+                for _ in range(ticks):
+                    await asyncio.sleep(0)
+                await r.recorder.finish("one", Ending())
+
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                body = {"model": "m", "messages": [{"role": "user", "content": "y"}]}
+                answer, _ = await asyncio.gather(client.post("/s/one/v1/chat/completions", json=body), finish())
+                return int(answer.status_code)
+
+        status = asyncio.run(both())
+        assert list(r.recorder.sessions) == []
+    (row,) = rows_of(tmp_path / "run")
+    assert row["n_turns"] == {200: 2, 409: 1}[status]
+
+
+def test_a_journal_without_a_call_is_no_session(tmp_path: Path) -> None:
+    """A full disk can leave the line that begins a session alone: the next start removes it."""
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x", key="one")
+        (journal,) = (path for path in (tmp_path / "run" / "sessions").glob("*.journal") if path.stat().st_size)
+        begun = journal.read_bytes().partition(b"\n")[0] + b"\n"
+        r.recorder.discard(r.recorder.sessions["one"])
+    journal.parent.mkdir(exist_ok=True)
+    journal.write_bytes(begun)
+    with recording(tmp_path / "run") as r:
+        assert list(r.recorder.sessions) == []
+    assert not journal.exists()
+
+
+async def _nothing() -> None: ...
