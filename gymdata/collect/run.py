@@ -76,7 +76,7 @@ def collect(
     ``map``. ``reward``: names and functions, one or several; a pair (function, weight) weights one. ``env``:
     ``path.py:Name``, a URL, or a class, an instance (each rollout gets a copy of it) or functions; or a dict of several by
     the name that a task's ``env`` gives. ``user``: who answers where no tool is called, ``path.py:Name``, a function of
-    (messages, task) or a class. ``agent``: what calls the model in a loop of its own, as text or an async function. Settings
+    (messages, task) or a class. ``agent``: what calls the model in a loop of its own, as text or a function. Settings
     are those of ``CollectConfig``, as a config, keywords, or both (keywords win).
     Resumes a run that is there. With ``dry_run`` nothing is started or written: a ``CollectPlan`` says what would be done.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's or the disk

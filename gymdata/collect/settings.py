@@ -235,7 +235,7 @@ class CollectConfig(Config):
     agent: str | None = pydantic.Field(
         None,
         description="Agent with a loop of its own, run for each rollout and recorded: a command with {prompt} or "
-        f"{{prompt_file}} in it, path.py:NAME (async function), or one of {', '.join(PRESETS)}.",
+        f"{{prompt_file}} in it, path.py:NAME (a function), or one of {', '.join(PRESETS)}.",
     )
     agent_files: Path | None = pydantic.Field(
         None, description="Folder that each run of the agent starts with a copy of; a task's files are added."

@@ -21,7 +21,7 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.experience import sequences as experiences
 from gymdata.experience.build import Crediting, ExperiencesReport, kl_account, refuse_short_horizon, tokens_of
 from gymdata.experience.group_rewards import Shaped
-from gymdata.experience.scalars import Scalars
+from gymdata.experience.scalars import Scalars, mixed_tasks
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import Scorers
 from gymdata.progress import NullProgress, Progress
@@ -29,7 +29,7 @@ from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, changed_rollouts, parent_of, refuse_replaced, run_folder, stage_folder
+from gymdata.store.lineage import Paths, changed_rollouts, lineage, parent_of, refuse_replaced, run_folder, stage_folder
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.workers.tuning import ahead
@@ -92,6 +92,8 @@ def _build(
         parts,
         _baselines(sources, config.baseline),
     )
+    if work.comparing:
+        notes += mixed_tasks(sources)
     report = ExperiencesReport(target, config.estimator, score, notes=notes)
     models: dict[str, dict[str, Any]] = {}
     named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
@@ -238,7 +240,6 @@ def _score(
     """Run the models over the sampled tokens; ``models`` gets the number format and device."""
     from gymdata.models.forward import load_critic, load_policy
     from gymdata.models.model_identity import check_tokenizer, model_facts
-    from gymdata.store.lineage import lineage
 
     for model in models.values():
         for source in sources:

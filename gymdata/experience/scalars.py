@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, counted
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import known_rewards
 from gymdata.store import scan_batches
-from gymdata.store.lineage import keys_of, refuse_repeats
+from gymdata.store.lineage import keys_of, lineage, refuse_repeats
 
 _COLUMNS = ("rollout_id", "group_id", "status", "reward", "temperature", "n_generated_tokens")
 _NAMED = ("rollout_id", "reward", "rewards")
@@ -78,3 +79,20 @@ class Scalars:
         if self.named is None:
             return set()
         return set(pc.unique(self.named["rewards"].combine_chunks().flatten().field("name")).to_pylist())
+
+
+def mixed_tasks(sources: Sequence[str | Path]) -> list[str]:
+    """A note on recorded tasks whose rollouts have different prompts: an agent chooses the task_id of its rollout."""
+    prompts: dict[str, set[str]] = {}
+    for source in sources:
+        if any(facts.get("stage") == "record" for facts in lineage(source)):
+            for batch in scan_batches(source, ROLLOUTS, ("task_id", "task")):
+                for task_id, task in zip(batch["task_id"].to_pylist(), batch["task"].to_pylist(), strict=True):
+                    if (prompt := orjson.loads(task).get("prompt")) is not None:
+                        prompts.setdefault(task_id, set()).add(str(prompt))
+    mixed = [task_id for task_id, texts in prompts.items() if len(texts) > 1]
+    if not mixed:
+        return []
+    named = ", ".join(mixed[:3]) + ", …" * (len(mixed) > 3)
+    text = f"{counted(len(mixed), 'recorded task')} ({named}): rollouts began with different prompts and are compared"
+    return [f"{text}; end sessions with a task_id per prompt (or with the task, where only a date or folder differs)"]

@@ -1,4 +1,4 @@
-"""What ``--agent`` names, and one attempt of it: a command line, a preset, or an async function in a Python file.
+"""What ``--agent`` names, and one attempt of it: a command line, a preset, or a function in a Python file.
 
 An attempt has a folder of its own: ``work``, in which the agent runs, ``home`` (of presets), the prompt as a file, and
 what the agent wrote to stdout and stderr.
@@ -10,6 +10,7 @@ prompt and files, and no other column, so that no answer is within its reach.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import hashlib
@@ -103,7 +104,7 @@ class Agent(Protocol):
 
 
 def load_agent(spec: Any, files: Path | None = None, *, isolate: bool = False) -> Agent:
-    """The agent that ``--agent`` names, or an async function. Raises UsageError."""
+    """The agent that ``--agent`` names, or a function, async or not. Raises UsageError."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--agent-files {files}: no such folder", hint="give the folder that each attempt starts from")
     if not isinstance(spec, str) or _FUNCTION.fullmatch(spec):
@@ -269,14 +270,14 @@ class CommandAgent(FolderAgent):
 
 
 class FunctionAgent(FolderAgent):
-    """An async function, called in a thread with a loop of its own, so that it cannot hold up the recorder."""
+    """A function, async or not, called in a thread with a loop of its own, so that it cannot hold up the recorder."""
 
     def __init__(self, function: Callable[..., Any], source: str, files: Path | None) -> None:
         self.function = function
         try:
             parameters = inspect.signature(function).parameters.values()
         except TypeError as error:
-            raise UsageError.bad_value("--agent", function, "a command line, or an async function") from error
+            raise UsageError.bad_value("--agent", function, "a command line, or a function") from error
         self._takes = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         required = [p.name for p in parameters if p.name in self._takes and p.default is p.empty]
         if others := [name for name in required if name not in _ARGUMENTS]:
@@ -370,6 +371,17 @@ def _words(spec: str, files: Path | None) -> list[str]:
     if not any(placeholder in spec for placeholder in _PLACEHOLDERS):
         if len(words) == 1 and get_close_matches(spec, PRESETS, n=1, cutoff=0.75):
             raise UsageError.unknown_choice("--agent", spec, PRESETS)
+        file = Path(spec)
+        if file.suffix == ".py" and file.is_file():
+            with contextlib.suppress(SyntaxError, ValueError):
+                nodes = ast.parse(file.read_bytes()).body
+                functions = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+                public = [name for name in functions if not name.startswith("_")]
+                raise UsageError(
+                    f"--agent {spec}: is a Python file, expected a function of it: {', '.join(public) or 'it has none'}",
+                    hint=f"--agent {spec}:{public[0] if public else 'NAME'}; as a command: --agent 'python "
+                    f"{file.resolve()} {{prompt}}'",
+                )
         raise UsageError(
             f"--agent {spec!r} has neither {' nor '.join(_PLACEHOLDERS)}",
             hint="write {prompt} where the task's prompt belongs; "

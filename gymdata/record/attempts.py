@@ -160,7 +160,6 @@ class AgentRuns:
         assert rollout.outcome is not None
         session, result = self.session(rollout.attempt), rollout.result
         assert session is not None
-        await self.recorder.answered(session)
         left: dict[str, Any] = dict(rollout.attempt.output())
         if result is not None:
             left["exit_code"] = result.exit_code
@@ -172,7 +171,9 @@ class AgentRuns:
             directory=rollout.attempt.work,
         )
         try:
-            return await self.recorder.write(session, ending)
+            async with session.lock:
+                await self.recorder.answered(session)
+                return await self.recorder.write(session, ending)
         finally:
             await self._forget(rollout.attempt)
 
@@ -242,8 +243,10 @@ class AgentRollout(Rollout):
         if self.runs.session(self.attempt) is None:
             output = self.attempt.output()
             last = (output.get("stderr", "").strip() or output.get("stdout", "").strip()).rpartition("\n")[2][:_LAST]
-            text = f"ended with exit code {result.exit_code} without a model call" + (f": {last}" if last else "")
-            raise OutsideError("agent", text)
+            # A function writes nothing to files of its own.
+            how = f"ended with exit code {result.exit_code}" if output else "returned"
+            last = last or f"its client's base URL is {'OPENAI_BASE_URL' if output else 'the argument base_url'}"
+            raise OutsideError("agent", f"{how} without a model call: {last}")
         if result.exit_code < 0:
             raise OutsideError("agent", f"was ended by signal {signal.Signals(-result.exit_code).name}")
         failed = Outcome(ends.TRUNCATED, f"exit_{result.exit_code}")

@@ -2,7 +2,8 @@
 
 Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session's
 journal is emptied after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
-aside and reported. An empty journal takes the next session: to make and remove a file for each would cost more.
+aside and reported, and a journal that is damaged elsewhere is N.journal.damaged; a number of which anything was put aside is
+not used again. An empty journal takes the next session: to make and remove a file for each would cost more.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from pathlib import Path
 import orjson
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, StoreError
 from gymdata.public import Figures
 from gymdata.record.sessions import Event, Session
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
-from gymdata.store.journal import Journal, Repair, frame, repair, scan
+from gymdata.store.journal import Journal, frame, repair, scan
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import SESSIONS_FOLDER
 from gymdata.store.run_json import sync
 
 
 class SessionLog:
-    """The folder of one run. ``repairs``: what a crash had torn."""
+    """The folder of one run. ``repairs``: what of it was damaged, in sentences."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / SESSIONS_FOLDER
@@ -37,15 +38,21 @@ class SessionLog:
         self._journals: dict[str, Journal] = {}
         #: Empty ones, and those of sessions that an earlier process left.
         self._free, self._left = list[Journal](), dict[str, Path]()
-        numbered = (path.stem for path in self._folder.glob("*.journal") if path.stem.isdecimal())
-        self._number = max(map(int, numbered), default=-1)
-        self.repairs: list[Repair] = []
+        # What was put aside of a journal keeps its number.
+        numbers = (path.name.partition(".")[0] for path in self._folder.iterdir())
+        self._number = max((int(number) for number in numbers if number.isdecimal()), default=-1)
+        self.repairs: list[str] = []
 
     def read(self) -> Iterator[Session]:
         """Every session that is there, with its calls."""
         for path in sorted(self._folder.glob("*.journal")):
-            _, repairs = repair(path)
-            self.repairs += repairs
+            if damaged := [line.offset for line in scan(path) if line.closed and not line.body]:
+                # Which session it is, or which turn another one continues, is not known any more.
+                aside = path.with_name(f"{path.name}.damaged")
+                path.rename(aside)
+                self.repairs.append(f"{path.name}: damaged at byte {damaged[0]:,}; not resumed, and kept as {aside}")
+                continue
+            self.repairs += map(str, repair(path)[1])
             lines = [orjson.loads(line.body) for line in scan(path) if line.body is not None]
             if len(lines) < 2:  # no call was journaled
                 path.unlink()
@@ -56,23 +63,21 @@ class SessionLog:
             self._left[session.key] = path
             yield session
 
-    def append(self, session: Session, event: Event) -> None:
-        """Journal one call. Raises StoreError.from_os."""
+    def append(self, session: Session, events: Sequence[Event]) -> None:
+        """Journal the calls of one request: all of them or none. Raises StoreError.from_os."""
         journal = self._journals.get(session.key)
         if journal is None:
             journal = self._journals[session.key] = self._opened(session.key)
-        line = frame(encode_any(event))
+        lines = [frame(encode_any(event)) for event in events]
         if not journal.size:
             # In one write with its first call: a session without a call is none.
             names = ("key", "rollout_id", "named", "started_at")
-            line = frame(encode_any({name: getattr(session, name) for name in names})) + line
-        journal.append(line)
+            lines.insert(0, frame(encode_any({name: getattr(session, name) for name in names})))
+        journal.append(b"".join(lines))
 
     def _opened(self, key: str) -> Journal:
         if key in self._left:
-            journal = Journal(self._left[key])
-            del self._left[key]
-            return journal
+            return Journal(self._left[key])
         if self._free:
             return self._free.pop()
         self._number += 1
@@ -84,12 +89,19 @@ class SessionLog:
             journal.sync()
 
     def drop(self, session: Session) -> None:
-        """The session's row is written."""
-        if (journal := self._journals.pop(session.key, None)) is not None:
+        """The session's row is written. Raises StoreError.from_os."""
+        journal, left = self._journals.pop(session.key, None), self._left.pop(session.key, None)
+        if left is not None:
+            # Not used again: what was put aside of it has its name.
+            if journal is not None:
+                journal.close(keep=False)
+            try:
+                left.unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreError.from_os(left, error) from error
+        elif journal is not None:
             journal.empty()
             self._free.append(journal)
-        elif (left := self._left.pop(session.key, None)) is not None:
-            left.unlink(missing_ok=True)
 
     def close(self) -> None:
         for journal in self._journals.values():

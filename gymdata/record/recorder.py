@@ -8,6 +8,7 @@ gets no more calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import heapq
 import itertools
@@ -27,7 +28,7 @@ from gymdata.collect.rows import table_message, to_json
 from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
-from gymdata.errors import DataError, GymdataError, OutsideError
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
 from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
@@ -65,7 +66,7 @@ class Recorder:
     ) -> None:
         assert parts.sampler is not None
         assert parts.chat is not None
-        self.config, self.run, self._seed, self._say, self._died = config, run, seed, say, died
+        self.config, self.run, self._seed, self._died = config, run, seed, died
         self.sampler: Sampler = parts.sampler
         self.chat: Chat = parts.chat
         self.model = str(parts.model["policy"])
@@ -90,12 +91,13 @@ class Recorder:
                 self.log.drop(session)
             else:
                 self.sessions[session.key] = session
+        for repaired in self.log.repairs:
+            say(f"repaired after a crash: {repaired}")
         self.assigned = assigned
         #: Of assigned sessions whose last call the engine failed.
         self.upstream: dict[str, OutsideError] = {}
         #: The most tokens of one call.
         self.max_tokens = _MOST_TOKENS
-        self._locks: dict[str, asyncio.Lock] = {}
         self.counts: Counter[str] = Counter()
         self._forced = forced(config.force)
         self._base = config.as_collect().sampling_parameters() if sampling is None else sampling
@@ -124,7 +126,7 @@ class Recorder:
         name = key or f"conversation-{secrets.token_hex(8)}"
         rollout_id = self._rollout_id(name)
         if rollout_id in self._ended:
-            raise RequestError("not_found", f"session {name} has ended: its rollout is {rollout_id}", status=409)
+            raise self._has_ended(name, rollout_id)
         if len(self.sessions) >= self.config.max_sessions:
             counts = f"{len(self.sessions):,} sessions are open, at most {self.config.max_sessions:,}"
             advice = "finish some with POST /rollouts/KEY/finish, or start the recorder with a higher --max-sessions"
@@ -146,7 +148,9 @@ class Recorder:
             return facts_of(self.sessions[key])
         rollout_id = self._rollout_id(key)
         if rollout_id not in self._ended:
-            raise RequestError("not_found", f"no session {key}")
+            name = key.removeprefix("gymdata-")
+            text = f"no session {key}: a request names session {name} by the API key gymdata-{name}, or by its path"
+            raise RequestError("not_found", f"{text}: /s/{name}/v1 in place of /v1 in the base URL")
         return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
 
     def states(self, limit: int, after: str) -> tuple[list[JsonObject], bool]:
@@ -158,6 +162,10 @@ class Recorder:
         keys = {*self.sessions, *(ended["key"] for ended in self._ended.values() if "key" in ended)}
         first = heapq.nsmallest(limit + 1, (key for key in keys if key > after))
         return [{"idle_s": None, **self.state_of(key)} for key in first[:limit]], len(first) > limit
+
+    def _has_ended(self, key: str, rollout_id: str) -> RequestError:
+        ended = f"session {key} has ended as rollout {rollout_id} of {self.run.folder}: a key is for one rollout"
+        return RequestError("not_found", f"{ended}; use another key (the same task_id when it ends)", status=409)
 
     def _rollout_id(self, key: str) -> str:
         return self.key.rollout_id(*self._member(key))
@@ -204,9 +212,9 @@ class Recorder:
         RequestError."""
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
-        if session.ending or session.rollout_id in self._ended:
+        if session.lock.locked() or session.rollout_id in self._ended:
             # It ended, or is being scored, since the request came.
-            raise RequestError("not_found", f"session {session.key} has ended", status=409)
+            raise self._has_ended(session.key, session.rollout_id)
         self._refuse_spent(session)
         self._refuse_unsupported(request)
         plan = self.prompt_of(session, request)
@@ -235,6 +243,14 @@ class Recorder:
             generations = await self._sample(session, request, answer, max_tokens, chosen)
             clamped = clamped if request.max_tokens else None
             return self._record(session, request, plan, answer, generations, chosen, clamped)
+        except asyncio.CancelledError:
+            # The server stops: nobody else cancels a request.
+            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0) from None
+        except StoreError as error:
+            # A full disk: nothing of the request is in the session.
+            self.counts["store_failures_total"] += 1
+            self._died(error)
+            raise RequestError("internal", error.message) from error
         finally:
             session.in_flight -= 1
             session.last_at = time.time()
@@ -339,26 +355,18 @@ class Recorder:
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)
-        completions = []
+        events, completions = list[Event](), []
         for index, generation in enumerate(generations):
             message, completion = answer.read(session, generation, index)
-            event: Event = session.event(
-                request,
-                plan,
-                generation,
-                message,
-                id=answer.id,
-                finish_reason=completion.finish_reason,
-                temperature=temperature,
-                sampling=dict(chosen) or None,
-                clamped=clamped,
-                unread=answer.unread,
-            )
-            self.log.append(session, event)
-            session.add(event)
-            self.counts["turns_total"] += 1
-            self.counts["tokens_generated_total"] += len(generation.token_ids)
+            facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
+            facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread}
+            events.append(session.event(request, plan, generation, message, **facts))
             completions.append(completion)
+        self.log.append(session, events)
+        for event in events:
+            session.add(event)
+        self.counts["turns_total"] += len(events)
+        self.counts["tokens_generated_total"] += sum(len(generation.token_ids) for generation in generations)
         return completions
 
     # --- the end of a session ---------------------------------------------------------------------------------------
@@ -368,27 +376,23 @@ class Recorder:
         if self.assigned is not None:
             text = f"session {key} ends with its agent, and is scored by the rewards of the run"
             raise RequestError("unsupported", text, status=409)
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self.sessions:
-                state = await self.state(key)
-                if ending.given:
-                    columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
-                    row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
-                    ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
-                return state
-            session = self.sessions[key]
-            session.ending = True
-            try:
+        if (session := self.sessions.get(key)) is not None:
+            async with session.lock:
                 await self.answered(session)
-                if ending.status == FAILED:
-                    self._fail(session, "environment", "agent", ending.stop_reason or "the client reported a failure")
-                    self.discard(session)
-                    return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
-                await self.write(session, ending)
-            finally:
-                session.ending = False
-                self._locks.pop(key, None)
-            return self.state_of(key)
+                if self.sessions.get(key) is session:  # else another request has ended it
+                    if ending.status == FAILED:
+                        why = ending.stop_reason or "the client reported a failure"
+                        self._fail(session, "environment", "agent", why)
+                        self.discard(session)
+                        return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
+                    await self.write(session, ending)
+                    return self.state_of(key)
+        state = await self.state(key)
+        if ending.given:
+            columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
+            row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
+            ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
+        return state
 
     async def answered(self, session: Session) -> None:
         """Calls in flight are answered first."""
@@ -396,12 +400,16 @@ class Recorder:
             await asyncio.sleep(0.01)
 
     def discard(self, session: Session) -> None:
-        """Forget a session that becomes no rollout."""
-        self.log.drop(session)
+        """Forget a session. Raises StoreError.from_os: then it is open again after a restart, unless its row is there."""
         self.sessions.pop(session.key, None)
+        try:
+            self.log.drop(session)
+        except StoreError as error:
+            self._died(error)
+            raise
 
     async def write(self, session: Session, ending: Ending) -> tuple[RolloutRow, Mapping[str, str]]:
-        """Score a session, and write its row. Returns it, and the reward functions that failed."""
+        """Score a session, whose lock is held, and write its row. Returns it, and the reward functions that failed."""
         labels = label_turns(session)
         shown = main_messages(session, labels)
         status, stop_reason = ending.status, ending.stop_reason
@@ -469,16 +477,17 @@ class Recorder:
         except GymdataError as error:
             self._died(error)
             raise
-        for name, message in faults.items():
-            self._fail(session, "reward", f"reward {name}", message, task_id)
-        self.discard(session)
-        self.counts["rollouts_total"] += 1
+        # It has ended, whatever fails from here on.
         self._ended[session.rollout_id] = {
             "key": session.key,
             **{name: row[name] for name in _ENDED},
             **{name: row[column] for column, name in _COUNTED.items()},
             "agents": labels,
         }
+        self.counts["rollouts_total"] += 1
+        self.discard(session)
+        for name, message in faults.items():
+            self._fail(session, "reward", f"reward {name}", message, task_id)
         return row, faults
 
     def _task_of(
@@ -510,13 +519,15 @@ class Recorder:
         now = time.time()
         for session in list(self.sessions.values()):
             if not session.in_flight and now - session.last_at >= self.config.idle_timeout:
-                await self.finish(session.key, Ending(TRUNCATED, "idle_timeout"))
+                with contextlib.suppress(RequestError):  # its client ended it meanwhile
+                    await self.finish(session.key, Ending(TRUNCATED, "idle_timeout"))
 
     async def end_all(self, ending: Ending, *, before: float = math.inf) -> None:
         """End every open session whose last call was ``before`` a time, in seconds since the epoch."""
         for session in list(self.sessions.values()):
             if session.last_at < before:
-                await self.finish(session.key, ending)
+                with contextlib.suppress(RequestError):
+                    await self.finish(session.key, ending)
 
     def interrupted(self) -> None:
         """Put sessions aside that a killed run left open: their agents are gone."""

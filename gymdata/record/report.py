@@ -37,7 +37,8 @@ class RecordSummary(Report):
         return EXIT_FAULTS if self.command_exit else EXIT_OK
 
     def rows(self) -> list[Row]:
-        mean = self.reward["mean"]
+        mean, n_scored = self.reward["mean"], self.reward["n"]
+        scored = "" if n_scored == self.rollouts else f" ({n_scored:,} of {counted(self.rollouts, 'rollout')} scored)"
         optional: list[Row] = [
             ("failed requests", self.failures),
             ("open sessions", self.open and f"{counted(self.open, 'session')}: rerun to resume"),
@@ -47,7 +48,7 @@ class RecordSummary(Report):
             ("rollouts", f"{self.rollouts:,} ({self.new_rollouts:,} new)"),
             ("turns", self.turns),
             ("tokens generated", self.tokens_generated),
-            ("reward", "not scored" if mean is None else f"{mean:.3f}"),
+            ("reward", "not scored" if mean is None else f"{mean:.3f}{scored}"),
             *(row for row in optional if row[1]),
             ("time", f"{self.seconds:.1f} s"),
             ("written to", self.path),

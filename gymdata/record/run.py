@@ -26,7 +26,7 @@ from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments import SingleTurn
-from gymdata.errors import OutsideError, UsageError, counted
+from gymdata.errors import OutsideError, StoreError, UsageError, counted
 from gymdata.record.ending import COMPLETED, TRUNCATED, Ending
 from gymdata.record.recorder import Recorder
 from gymdata.record.report import RecordSummary
@@ -144,8 +144,6 @@ class _Serving:
         #: Whether the engine was up.
         self.started = False
         self.recorder = Recorder(config, parts, run, seed, say, self._died)
-        for repair in self.recorder.log.repairs:
-            say(f"repaired after a crash: {repair}")
         if isinstance(parts.sampler, (ServerSampler, Servers)):
             parts.sampler.wait_for_server(config.wait_for_server, say)
         self.service = Service(config, self.recorder)
@@ -189,7 +187,10 @@ class _Serving:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.recorder.log.close()
+        try:
+            self.recorder.log.close()
+        except StoreError as error:
+            self._died(error)
         await self.recorder.sampler.close()
 
     async def _tick(self) -> None:

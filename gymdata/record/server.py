@@ -44,6 +44,8 @@ _API_KEY = "gymdata-"
 _HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
 #: Seconds after which a stream begins although the model has written nothing, and between two signs of life.
 _BEGIN_S, _ALIVE_S = 1.0, 10.0
+#: Seconds that requests in flight have to end when the server stops.
+_GRACE_S = 10.0
 _OBJECTS = 1_000_000
 #: The most sessions that one answer lists.
 _PAGE = 1000
@@ -56,6 +58,7 @@ class Service:
         self.config, self.recorder = config, recorder
         self.bodies = Bodies.of(BodyLimits(config.max_body_bytes, config.max_depth, _OBJECTS))
         self.requests: dict[tuple[str, int], int] = {}
+        self.grace_s = _GRACE_S
         self._stopping = False
         self._working: set[asyncio.Task[Any]] = set()
 
@@ -117,8 +120,6 @@ class Service:
         return named
 
     async def _body(self, request: Request) -> JsonObject:
-        if self._stopping:
-            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0)
         try:
             body = await self.bodies.read(request)
             parsed = await self.bodies.read_as(body, lambda text: self.bodies.parse(text, strict=True))
@@ -129,6 +130,8 @@ class Service:
             raise RequestError(kind, str(refused.body["detail"]), status=status) from refused
         if not isinstance(parsed, dict):
             raise RequestError("invalid", f"the body: expected an object, got {type(parsed).__name__}")
+        if self._stopping:
+            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0)
         return parsed
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
@@ -216,19 +219,21 @@ class Service:
             **{f'requests_total{{path="{p}",status="{s}"}}': n for (p, s), n in sorted(self.requests.items())},
             "sessions_open": len(self.recorder.sessions),
             "requests_in_flight": sum(session.in_flight for session in self.recorder.sessions.values()),
-            **dict.fromkeys(("turns_total", "tokens_generated_total", "rollouts_total", "upstream_failures_total"), 0),
+            **dict.fromkeys(("turns_total", "tokens_generated_total", "rollouts_total"), 0),
+            **dict.fromkeys(("upstream_failures_total", "store_failures_total"), 0),
             **self.recorder.counts,
         }
         return "".join(f"gymdata_record_{name} {value:g}\n" for name, value in figures.items())
 
     async def stop(self) -> None:
-        """Take no more requests, and answer those in flight."""
+        """Take no more requests, and answer those in flight: with an error where the engine does not end in time."""
         self._stopping = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ALIVE_S):
-                await asyncio.gather(*self._working, return_exceptions=True)
-        for work in list(self._working):
-            work.cancel()
+        if self._working:
+            await asyncio.wait(self._working, timeout=self.grace_s)
+        if late := set(self._working):
+            for work in late:
+                work.cancel()
+            await asyncio.wait(late, timeout=self.grace_s)
 
 
 def create_app(

@@ -8,6 +8,7 @@ list of its events: what is added to it while it runs is what a restart reads ba
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,8 +95,8 @@ class Session:
     in_flight: int = 0
     #: The budget that ended it.
     spent: str | None = None
-    #: It is being scored and written: it gets no more calls.
-    ending: bool = False
+    #: Held while it is scored and written: it gets no more calls.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ends: dict[bytes, list[int]] = field(default_factory=dict)
     _begins: dict[bytes, int] = field(default_factory=dict)
     _loose: set[bytes] = field(default_factory=set)

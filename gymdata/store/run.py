@@ -337,11 +337,15 @@ class Run:
             ) from error
         journal = self._journal or self._open_journal(self._next)
         journal.append(line)
-        if self._fsync_interval_s <= 0:
-            journal.sync()
         due = time.monotonic() - self._opened_s >= self._seal_every_s
-        if due or journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
-            self._roll()
+        try:
+            if self._fsync_interval_s <= 0:
+                journal.sync()
+            if due or journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
+                self._roll()
+        except StoreError as error:
+            # The row is journaled: the next step raises it.
+            self._trouble = error
 
     def write_batches(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Write rows in batches of the rollouts table, none of them empty, straight into sealed files; returns how many.

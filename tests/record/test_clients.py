@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gymdata.collect.setup import Parts
 from gymdata.record.request import RequestError
+from gymdata.record.run import record
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from tests.docs_blocks import ROOT, blocks
+from tests.record.scripted_engine import Letters, Scripted
 from tests.record.scripted_server import Reply, ScriptedServer
 from tests.servers import serving
 
@@ -224,3 +232,17 @@ def test_openai_agents_loop_over_a_tool(model: str, streamed: bool, url: str) ->
         return result.final_output
 
     assert asyncio.run(run()) == ANSWER
+
+
+def test_the_client_of_the_documentation_is_recorded_with_its_task_and_reward(tmp_path: Path) -> None:
+    """As a command of ``record``, over a scripted engine."""
+    pytest.importorskip("openai", reason="openai is not installed")
+    page = ROOT / "gymdata" / "docs" / "record-your-agent.md"
+    (block,) = (block for block in blocks(page) if "GYMDATA_RECORD_URL" in block.text and block.language == "python")
+    (tmp_path / "agent.py").write_text(block.text)
+    parts = Parts(Scripted("It is 4."), Letters(), None, [], {"policy": "fake", "policy_hash": "fake-0"})
+    agent = [sys.executable, str(tmp_path / "agent.py")]
+    summary = record(output=tmp_path / "run", port=0, parts=parts, agent=agent)
+    assert (summary.command_exit, summary.rollouts, summary.reward["mean"]) == (0, 1, 1.0)
+    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
+    assert (row["task_id"], row["messages"][-1]["content"]) == ("t1", "It is 4.")

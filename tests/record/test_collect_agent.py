@@ -91,7 +91,7 @@ def test_the_ids_are_those_of_collect_with_the_same_seed(tmp_path: Path) -> None
     [
         ("sh -c 'echo out of order >&2; exit 2' sh {prompt}",
          "agent: ended with exit code 2 without a model call: out of order"),
-        ("true {prompt}", "agent: ended with exit code 0 without a model call"),
+        ("true {prompt}", "agent: ended with exit code 0 without a model call: its client's base URL is OPENAI_BASE_URL"),
         ("./no-such-agent {prompt}", "agent: ./no-such-agent: cannot be run: No such file or directory"),
         (asking().replace("sys.exit(code)", "os.kill(os.getpid(), 9)"), "agent: was ended by signal SIGKILL"),
     ],
@@ -271,6 +271,23 @@ def test_an_async_function_is_an_agent(tmp_path: Path) -> None:
     assert (fault["kind"], len(fault["turns"]), summary.exhausted) == ("agent", 1, 1)
     assert fault["message"].startswith("agent: raised ValueError: no idea (")
     assert "agent.py:11" in fault["message"]
+
+
+def test_a_function_that_calls_no_model_is_a_failed_attempt(tmp_path: Path) -> None:
+    """And is said to have called none, with the argument that its client needs; it may be an ordinary function."""
+    (tmp_path / "agent.py").write_text("def solve(task):\n    return 1.0\n")
+    collected(TASKS[1:], tmp_path / "run", FakeSampler(), agent=f"{tmp_path}/agent.py:solve", max_attempts=1)
+    (fault,) = failures_of(tmp_path / "run")
+    assert fault["message"] == "agent: returned without a model call: its client's base URL is the argument base_url"
+
+
+def test_a_python_file_is_refused_with_the_functions_that_it_has(tmp_path: Path) -> None:
+    """As they are named on the command line, without running the file."""
+    solver = tmp_path / "solver.py"
+    solver.write_text("raise SystemExit\nasync def solve(task): ...\ndef again(task): ...\ndef _helper(): ...\n")
+    with pytest.raises(UsageError, match="is a Python file, expected a function of it: solve, again") as refused:
+        load_agent(str(solver))
+    assert f"--agent {solver}:solve" in str(refused.value.hint)
 
 
 def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None:

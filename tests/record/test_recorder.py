@@ -7,15 +7,18 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import gymdata
 from gymdata.errors import OutsideError, UsageError
 from gymdata.record.dialects import DIALECTS
 from gymdata.record.ending import Ending
+from gymdata.record.report import RecordSummary
 from gymdata.record.request import RequestError
 from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig
@@ -493,6 +496,18 @@ def test_one_task_id_is_one_task(tmp_path: Path) -> None:
     assert sorted(row["rollout_index"] for row in rows) == [0, 1, 2]
 
 
+def test_experience_says_that_a_task_was_recorded_with_several_prompts(tmp_path: Path) -> None:
+    """A client gave their rollouts one task_id, so their advantages are those of a group; a task of its own says nothing."""
+    run = tmp_path / "run"
+    with recording(run, *"abcd") as r:
+        for key, text, task in (("one", "x", "t"), ("two", "y", "t"), ("three", "x", "u"), ("four", "x", "u")):
+            r.said(text, key=key)
+            r.finish(key, reward=float(key in ("two", "four")), task_id=task)
+    (note,) = gymdata.experience(run, estimator="grpo").notes
+    assert note.startswith("1 recorded task (t): rollouts began with different prompts")
+    assert gymdata.experience(run, tmp_path / "alone", estimator="reinforce").notes == []
+
+
 @pytest.mark.parametrize("ticks", range(0, 24, 3))
 def test_a_call_that_comes_while_its_session_ends_does_not_bring_it_back(tmp_path: Path, ticks: int) -> None:
     """Whichever is first, by turns of the event loop: the rollout is one row, and the call is in it or was refused."""
@@ -530,6 +545,14 @@ def test_a_journal_without_a_call_is_no_session(tmp_path: Path) -> None:
     with recording(tmp_path / "run") as r:
         assert list(r.recorder.sessions) == []
     assert not journal.exists()
+
+
+def test_the_summary_says_how_many_rollouts_are_scored() -> None:
+    """Where some are not, beside the mean of those that are."""
+    reward = {"n": 1, "mean": 1.0, "ci95": None}
+    summary = RecordSummary("runs/x", "r", 3, 3, 0, 3, 9, reward, 3, 0, 0, None, interrupted=False, seconds=1.0)
+    assert ("reward", "1.000 (1 of 3 rollouts scored)") in summary.rows()
+    assert ("reward", "1.000") in replace(summary, reward={**reward, "n": 3}).rows()
 
 
 async def _nothing() -> None: ...

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gymdata.errors import OutsideError
@@ -16,6 +17,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import END
+from tests.kills import full_disk
 from tests.record.scripted_engine import Recording, recording
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -25,7 +27,11 @@ async def nothing() -> None: ...
 
 
 async def streamed(
-    r: Recording, path: str, body: dict[str, Any], seen: Callable[[str], bool] = lambda _: False
+    r: Recording,
+    path: str,
+    body: dict[str, Any],
+    seen: Callable[[str], bool] = lambda _: False,
+    service: Service | None = None,
 ) -> tuple[int, str]:
     """Status and text of a streamed answer; the client goes away as soon as ``seen`` is true of the text so far."""
     sent, gone, text, status = [json.dumps({**body, "stream": True}).encode()], asyncio.Event(), "", 0
@@ -48,7 +54,7 @@ async def streamed(
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
     scope |= {"scheme": "http", "server": ("testserver", 80), "client": ("127.0.0.1", 1)}
-    app = create_app(Service(r.recorder.config, r.recorder), nothing, nothing)
+    app = create_app(service or Service(r.recorder.config, r.recorder), nothing, nothing)
     async with asyncio.timeout(60):
         await app(scope, receive, send)
     return status, text
@@ -176,6 +182,89 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_in_it_and_a_failure(tmp_pa
         r.finish(reward=1.0)
     assert row_of(tmp_path / "run")["n_turns"] == 1
     assert "it broke" in (tmp_path / "run" / "failures.jsonl").read_text()
+
+
+#: What the last events of a stream have that ends with an error of the recorder, and with one of a server that stops.
+INTERNAL = {
+    "chat": ['"type":"server_error"', "data: [DONE]"],
+    "messages": ["event: error", '"type":"api_error"'],
+    "responses": ['"type":"error","code":"server_error"', '"type":"response.failed"'],
+    "completions": ['"type":"server_error"', "data: [DONE]"],
+}
+STOPPING = {
+    "chat": ['"type":"rate_limit_error"', "data: [DONE]"],
+    "messages": ["event: error", '"type":"overloaded_error"'],
+    "responses": ['"type":"error","code":"rate_limit_exceeded"', '"type":"response.failed"'],
+    "completions": ['"type":"rate_limit_error"', "data: [DONE]"],
+}
+
+
+@pytest.mark.parametrize("dialect", list(INTERNAL))
+def test_a_full_disk_ends_a_stream_with_the_dialects_error(dialect: str, tmp_path: Path) -> None:
+    """What went out is no turn, and the call is counted as one that could not be stored."""
+    with recording(tmp_path / "run", "Hello| world", "again") as r:
+
+        async def drive() -> tuple[int, str]:
+            read = asyncio.Event()
+            r.sampler.pause = read.wait
+            return await streamed(r, *asked(dialect), lambda text: "|" in text and read.set() is not None)
+
+        with full_disk(100):
+            status, text = asyncio.run(drive())
+        assert (status, [part in text for part in INTERNAL[dialect]]) == (200, [True, True])
+        assert r.recorder.sessions == {}
+        assert "store_failures_total 1" in r.client.get("/metrics").text
+        r.sampler.pause = None
+        r.said("x")
+        r.finish()
+    row = row_of(tmp_path / "run")
+    assert [bytes(turn["generation_token_ids"][:-1]) for turn in row["turns"]] == [b"again"]
+
+
+@pytest.mark.parametrize("dialect", list(STOPPING))
+def test_a_stream_that_the_stopping_server_cuts_ends_with_the_dialects_error(dialect: str, tmp_path: Path) -> None:
+    """After the time that requests in flight have; nothing of it is a turn."""
+    with recording(tmp_path / "run", "Hello| world") as r:
+
+        async def drive() -> tuple[int, str]:
+            r.sampler.pause = asyncio.Event().wait
+            service, stopping = Service(r.recorder.config, r.recorder), list[asyncio.Future[None]]()
+            service.grace_s = 0.0
+
+            def seen(text: str) -> bool:
+                if "|" in text and not stopping:
+                    stopping.append(asyncio.ensure_future(service.stop()))
+                return False
+
+            answer = await streamed(r, *asked(dialect), seen, service)
+            await stopping[0]
+            return answer
+
+        status, text = asyncio.run(drive())
+        assert (status, [part in text for part in STOPPING[dialect]]) == (200, [True, True])
+        assert "the recorder is stopping" in text
+        assert r.recorder.sessions == {}
+
+
+def test_a_request_that_the_stopping_server_cuts_is_answered(tmp_path: Path) -> None:
+    """With 503 and when to come again."""
+    with recording(tmp_path / "run", "Hello| world") as r:
+
+        async def drive() -> tuple[int, str]:
+            r.sampler.pause = asyncio.Event().wait
+            service = Service(r.recorder.config, r.recorder)
+            service.grace_s = 0.0
+            transport = httpx.ASGITransport(create_app(service, nothing, nothing))
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                path, body = asked("chat")
+                posting = asyncio.ensure_future(client.post(path, json=body))
+                while not r.sampler.requests:
+                    await asyncio.sleep(0)
+                await service.stop()
+                answer = await posting
+                return answer.status_code, answer.headers["retry-after"]
+
+        assert asyncio.run(drive()) == (503, "5")
 
 
 def test_an_engine_that_fails_before_it_samples_is_a_status(tmp_path: Path) -> None:

@@ -200,6 +200,26 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, open_run, name: str, ove
     assert [p.name for p in (tmp_path / "run").iterdir()] == [name]
 
 
+def test_a_row_that_is_journaled_is_appended_whatever_fails_after_it(
+    tmp_path: Path, open_run, row, monkeypatch: pytest.MonkeyPatch
+):
+    """Its caller would append it again: what failed is raised by the next step, and by the end of the run."""
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    run = open_run(fsync_interval_s=0)
+    run.append(row(0))
+    monkeypatch.setattr(os, "fsync", broken)
+    run.append(row(1))
+    with pytest.raises(StoreError, match="Input/output error"):
+        run.append(row(2))
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="Input/output error"):
+        run.close()
+    assert read_table(tmp_path / "run").num_rows == 2
+
+
 def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row):
     """Rollouts, failures and, named, the tables made from them go; notes, checkpoints and whatever else stay."""
     folder = tmp_path / "run"

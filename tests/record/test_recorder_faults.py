@@ -1,0 +1,180 @@
+"""What a failing disk, a damaged file or a request at the wrong time leaves: each rollout once, and all other sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gymdata.record.ending import Ending
+from gymdata.record.server import Service, create_app
+from gymdata.rewards.loading import given_reward
+from gymdata.rewards.scheduler import RewardScheduler, Weighted
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import read_table
+from gymdata.validate.run import validate
+from tests.kills import full_disk
+from tests.record.scripted_engine import recording
+
+
+def journals(run: Path) -> dict[str, bytes]:
+    """What is in the folder of sessions, by name, without empty journals."""
+    return {path.name: path.read_bytes() for path in (run / "sessions").iterdir() if path.stat().st_size}
+
+
+async def _nothing() -> None: ...
+
+
+def test_the_completions_of_a_request_are_stored_together_or_not_at_all(tmp_path: Path) -> None:
+    """A disk that has room for one of two keeps none."""
+    run = tmp_path / "run"
+    with recording(run, *"abcd") as r:
+        assert r.chat("x", key="one", n=2).status_code == 200
+        (stored,) = journals(run).values()
+        with full_disk(len(stored) - 50):
+            assert r.chat("x", key="two", n=2).status_code == 500
+        assert list(r.recorder.sessions) == ["one"]
+        assert list(journals(run).values()) == [stored]
+
+
+def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session has ended: its second finish is answered from the row, and the next start drops the journal."""
+    run = tmp_path / "run"
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with recording(run, "a", "b") as r:
+        r.said("x", key="one")
+        monkeypatch.setattr(os, "ftruncate", broken)
+        assert r.client.post("/rollouts/one/finish", json={"reward": 1.0}).status_code == 500
+        monkeypatch.undo()
+        assert r.finish("one", reward=1.0)["status"] == "completed"
+        assert r.chat("x", key="one").status_code == 409
+        r.said("x", key="two")
+    assert len(journals(run)) == 2
+    with recording(run) as r:
+        assert list(r.recorder.sessions) == ["two"]
+        assert len(journals(run)) == 1
+    assert [row["reward"] for row in read_table(run, ROLLOUTS).to_pylist()] == [1.0]
+
+
+def test_a_number_of_which_something_was_put_aside_is_not_used_again(tmp_path: Path) -> None:
+    """Neither by a later start nor after the session that it was of has ended."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "sessions"
+    with recording(run, "a") as r:
+        r.said("x", key="one")
+    with (folder / "00000.journal").open("ab") as file:
+        file.write(b'{"torn')
+    with recording(run, "b") as r:
+        torn = (folder / "00000.journal.torn").read_bytes()
+        r.finish("one")
+        r.said("x", key="two")
+        assert set(journals(run)) == {"00000.journal.torn", "00001.journal"}
+        r.finish("two")
+    with recording(run, "c") as r:
+        r.said("x", key="three")
+        assert "00000.journal" not in journals(run)
+        r.finish("three")
+    assert journals(run) == {"00000.journal.torn": torn}
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_journal_with_a_damaged_line_is_set_aside_and_the_others_are_resumed(tmp_path: Path, damaged: int) -> None:
+    """Its first line, by which it is known, or one that others continue; it is named once, and its key is free."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "sessions"
+    with recording(run, "a", "b", "c", "d") as r:
+        first = r.said("x", key="one")
+        r.said("x", first, "y", key="one")
+        r.said("x", key="two")
+    lines = (folder / "00000.journal").read_bytes().splitlines(keepends=True)
+    lines[damaged] = lines[damaged].replace(b"{", b"[", 1)
+    content = b"".join(lines)
+    (folder / "00000.journal").write_bytes(content)
+    with recording(run, "e") as r:
+        assert list(r.recorder.sessions) == ["two"]
+        (repair,) = r.recorder.log.repairs
+        assert f"{folder}/00000.journal.damaged" in repair
+        r.said("x", key="one")
+        r.finish("one")
+    with recording(run) as r:
+        assert r.recorder.log.repairs == []
+        r.finish("two")
+    assert (folder / "00000.journal.damaged").read_bytes() == content
+    assert read_table(run, ROLLOUTS).num_rows == 2
+    assert validate(run).ok
+
+
+def test_a_journal_that_cannot_be_opened_stays_that_of_its_session(tmp_path: Path) -> None:
+    """A resumed session whose journal fails once goes on in the same one."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "sessions"
+    with recording(run, "a") as r:
+        first = r.said("x")
+    with recording(run, "b", "c") as r:
+        (folder / "00000.journal").rename(folder / "away")
+        (folder / "00000.journal").symlink_to("away")
+        assert r.chat("x", first, "y").status_code == 500
+        (folder / "away").replace(folder / "00000.journal")
+        r.said("x", first, "y")
+    assert list(journals(run)) == ["00000.journal"]
+    with recording(run) as r:
+        assert r.finish()["turns"] == 2
+
+
+def test_a_call_while_its_session_is_scored_is_refused(tmp_path: Path) -> None:
+    """With 409, as after it; the row has the calls that came before."""
+    scoring, scored = threading.Event(), threading.Event()
+
+    def slow(completion: str) -> float:
+        scoring.set()
+        scored.wait(60)
+        return float(completion == "a")
+
+    with recording(tmp_path / "run", "a", "b") as r:
+        r.said("x", key="one")
+        r.recorder.scheduler = RewardScheduler([Weighted(given_reward(slow), 1.0)], timeout_s=60)
+
+        async def call_meanwhile() -> list[int]:
+            transport = httpx.ASGITransport(create_app(Service(r.recorder.config, r.recorder), _nothing, _nothing))
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                ending = asyncio.ensure_future(r.recorder.finish("one", Ending()))
+                await asyncio.to_thread(scoring.wait, 60)
+                body = {"model": "m", "messages": [{"role": "user", "content": "y"}]}
+                during = await client.post("/s/one/v1/chat/completions", json=body)
+                scored.set()
+                await ending
+                after = await client.post("/s/one/v1/chat/completions", json=body)
+                return [during.status_code, after.status_code]
+
+        assert asyncio.run(call_meanwhile()) == [409, 409]
+    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
+    assert (row["n_turns"], row["reward"]) == (1, 1.0)
+
+
+def test_an_ended_key_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Where its rollout is, and that another attempt needs another key."""
+    run = tmp_path / "run"
+    with recording(run, "a") as r:
+        r.said("x")
+        ended = r.finish()
+        answer = r.chat("x")
+    assert answer.status_code == 409
+    for part in (ended["rollout_id"], str(run), "use another key", "task_id"):
+        assert part in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["k", "gymdata-k"])
+def test_an_unknown_key_is_answered_with_how_a_request_names_its_session(tmp_path: Path, key: str) -> None:
+    """An API key without the prefix names none."""
+    with recording(tmp_path / "run", "a") as r:
+        r.headers["authorization"] = f"Bearer {key.removeprefix('gymdata-')}"
+        r.said("x", key="")
+        for answer in (r.client.get(f"/rollouts/{key}"), r.client.post(f"/rollouts/{key}/finish", json={})):
+            assert answer.status_code == 404
+            message = answer.json()["error"]["message"]
+            assert ("the API key gymdata-k," in message, "/s/k/v1" in message) == (True, True)
