@@ -286,7 +286,7 @@ def rl_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
         settings = {name: value for name, value in SETTINGS.items() if name != "max_length"}
         settings |= {"per_device_train_batch_size": shape.batch} | more
         return Bare(
-            AutoModelForCausalLM.from_pretrained(model),
+            AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
             args=TrainingArguments(str(folder / "bare"), remove_unused_columns=False, **settings),
             train_dataset=rows,
             data_collator=collate,
