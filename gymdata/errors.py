@@ -422,7 +422,10 @@ class StoreError(GymdataError):
     def other_settings(cls, place: Path, what: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
-        beside = option("output", str(place.with_stem(f"{place.stem}-{next(words, 'other')}")))
+        word = next(words, "other")
+        # A folder's name may end in what is no suffix, as in model-0.1.2.
+        other = place.with_stem(f"{place.stem}-{word}") if place.is_file() else place.with_name(f"{place.name}-{word}")
+        beside = option("output", str(other))
         return cls(
             f"{place}: holds {what} with other settings ({changed})",
             hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: {beside}",

@@ -44,7 +44,7 @@ class Sharing:
         expressed."""
         backbone, device = model.base_model, next(model.parameters()).device.type
         if mode == "auto" and device != "cpu":
-            return f"it runs on {device}, where sharing was not measured"
+            return f"it runs on {device}, where sharing pays for long prompts only"
         return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
 
     @property

@@ -144,6 +144,7 @@ def dpo_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
 
     from gymdata.rollouts.schema import PAIRS
     from gymdata.store import read_table
+    from gymdata.train.trainers.exact import pad_id
 
     sides = ("chosen", "rejected")
     names = ("prompt_ids", *(f"{side}_{what}" for side in sides for what in ("ids", "mask")))
@@ -177,7 +178,7 @@ def dpo_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
             args=DPOConfig(str(folder / "stock"), precompute_ref_log_probs=True, **settings),
             train_dataset=Dataset.from_dict(columns),
             processing_class=tokenizer,
-            data_collator=Masked(pad_token_id=tokenizer.pad_token_id),
+            data_collator=Masked(pad_token_id=pad_id(tokenizer)),
         )
 
     ids = [columns[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")]

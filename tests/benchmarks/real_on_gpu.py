@@ -34,6 +34,7 @@ def answered(model: Path, tasks: list[dict[str, Any]]) -> list[float]:
     kind = AutoPeftModelForCausalLM if (model / "adapter_config.json").is_file() else AutoModelForCausalLM
     policy = kind.from_pretrained(model, dtype=torch.bfloat16).to("cuda").eval()
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     chats = [[{"role": "user", "content": task["prompt"]}] for task in tasks]
     batch = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True

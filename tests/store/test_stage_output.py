@@ -378,3 +378,13 @@ def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path
     with pytest.raises(Exception, match="names files elsewhere"), StageOutput(out / "run.json", "score", ["s.parquet"]):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_other_folder_that_a_refusal_names_keeps_a_version_in_its_name(tmp_path: Path) -> None:
+    """A folder's name may end in what looks like a suffix and is none; a file's suffix stays last."""
+    folder, file = tmp_path / "audit-model-0.1.2", tmp_path / "pairs.parquet"
+    folder.mkdir()
+    file.touch()
+    for place, other in ((folder, "audit-model-0.1.2-bfloat16"), (file, "pairs-bfloat16.parquet")):
+        refusal = StoreError.other_settings(place, "figures", [("dtype", "float32", "bfloat16")])
+        assert str(refusal.hint).endswith(f" {tmp_path / other}")

@@ -92,7 +92,6 @@ class Exact:
     get_train_dataloader: Any
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
-    is_distributed_loading_by_transformers: bool
     model: Any
     accelerator: Any
     compute_loss_context_manager: Any
@@ -256,7 +255,11 @@ class Exact:
     @property
     def sharded_early(self) -> bool:
         """Whether the model was loaded sharded (--shard-model)."""
-        return bool(self.is_distributed_loading_by_transformers)
+        return bool(getattr(self, "is_distributed_loading_by_transformers", False))  # not in transformers 5.17
+
+    def end(self) -> None:
+        """Finish the trackers and the process group, at the very end; transformers 5.17 has done so after ``train``."""
+        getattr(super(), "end", lambda: None)()
 
     def batches_to_score(self, order: np.ndarray, size: int, collate: Any) -> Iterator[tuple[np.ndarray, Batch]]:
         """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).

@@ -166,7 +166,8 @@ def assemble(job: Job) -> tuple[Any, Any, StopOnSignal]:
     sharing = config.prefix_sharing
     own_order = args.train_sampling_strategy != _default(args, "train_sampling_strategy")
     if sharing == "auto" and (own_order or not args.use_cpu):
-        sharing = "off"  # auto is for CPUs, where it was measured, and for an order that the user did not choose
+        # On CUDA it pays from prompts of about 2,000 tokens, by the model's size (RESULTS.md); and the order may be chosen.
+        sharing = "off"
     token_checksum = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
