@@ -387,4 +387,4 @@ def test_the_other_folder_that_a_refusal_names_keeps_a_version_in_its_name(tmp_p
     file.touch()
     for place, other in ((folder, "audit-model-0.1.2-bfloat16"), (file, "pairs-bfloat16.parquet")):
         refusal = StoreError.other_settings(place, "figures", [("dtype", "float32", "bfloat16")])
-        assert str(refusal.hint).endswith(f" {tmp_path / other}")
+        assert str(tmp_path / other) in str(refusal.hint).replace("'", " ").split()
