@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import hypothesis
@@ -14,6 +15,10 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that spin while they wait make two busy processes on two cores many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Shells start a background job with Ctrl-C ignored, and what the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no failure: what an example takes is never what a test is about.
 # Each setting is written out: hypothesis itself has other defaults where it sees a CI service.

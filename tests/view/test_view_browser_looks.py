@@ -221,6 +221,7 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
     assert page.locator("article:visible .cardcol:visible").count() == 4
     is_fit(page, "exported group")
     page.locator("article:visible .cardhead a").nth(2).click()
+    page.wait_for_selector("article:visible .tokenview .t.g:visible")
     assert page.locator("article:visible .tokenview .t.g:visible").count() == 5
     page.get_by_text("4 pairs").click()
     page.locator("[data-pick=p0]").click()
