@@ -126,10 +126,11 @@ class TaskShape:
             if column is not None:
                 read_as.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
         value = row[column] if column is not None else None
-        if column is None and isinstance(turns := row.get("turns"), list) and turns and all(map(_is_text, turns)):
+        turns = row.get("turns") if column is None else value if column == "prompt" else None
+        if isinstance(turns, list) and turns and all(map(_is_text, turns)):
             # Questions of MT-Bench: the texts of a user, of which each answers the model's last.
-            column, value = "turns", turns[0]
-            read_as.append(f"prompt = turns[0] of {len(turns)}")
+            column, value = column or "turns", turns[0]
+            read_as.append(f"prompt = {column}[0] of {len(turns)}")
         for kind in ("image", "video", "audio"):
             if row.get(media := f"{kind}s") and f"<{kind}>" in str(value):
                 raise FieldError(media, short(row[media]), f"text only: <{kind}> of a prompt is not given to a policy")

@@ -28,6 +28,8 @@ _FROM = {
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
+#: The address of an image in a text.
+_PICTURE = re.compile(r"<img>[^<>\s]+</img>")
 #: Columns of whether an answer is desirable.
 LABELS = ("label", "kto_tag")
 #: Columns of pairs with a number per token.
@@ -146,11 +148,20 @@ def _message(message: Any, where: str) -> Message:
         if role not in ("system", "user", "assistant", "tool"):
             raise BadItem("S102", f"{where}.role: got {role!r}, expected system, user, assistant or tool")
     more: Message = {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
-    if reasoning := next((message[name] for name in _REASONING if isinstance(message.get(name), str)), None):
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    in_parts = {
+        kind: [part["value"] for part in parts if part.get("type") == kind and isinstance(part.get("value"), str)]
+        for kind in ("reasoning", "tool_call")
+    }
+    if any(in_parts.values()):
+        content = [part for part in parts if part.get("type") not in in_parts]
+    reasonings = (message[name] for name in _REASONING if isinstance(message.get(name), str))
+    if reasoning := next(reasonings, "".join(in_parts["reasoning"])):
         more["reasoning"] = reasoning
-    if calls := message.get("tool_calls") or message.get("function_call"):
+    if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
         more["tool_calls"] = _calls(calls, where)
-    if message.get("weight") == 0 or any(message.get(name) is False for name in ("train", "training", "loss")):
+    weight = message.get("weight", message.get("loss_weight"))
+    if weight == 0 or any(message.get(name) is False for name in ("train", "training", "loss")):
         more["extra"] = STRICT.encode({"weight": 0})
     text = _text(content, f"{where}.content")
     if text is None and "tool_calls" not in more:
@@ -164,12 +175,12 @@ def _text(content: Any, where: str) -> str | None:
     if not isinstance(content, list):
         raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        kind, text = (part.get("type"), part.get("text", part.get("value"))) if isinstance(part, dict) else (None, None)
+        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
             raise BadItem(
                 "S102", f"{where}: got a part of type {kind!r}, expected text (images and audio are not trained)"
             )
-    return "".join(part["text"] for part in content)
+    return "".join(part.get("text", part.get("value")) for part in content)
 
 
 def _calls(calls: Any, where: str) -> str:
@@ -214,6 +225,7 @@ def rollout_row(
     ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit ended it."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
+    _refuse_pictures((*prompt, *written))
     labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
     reward = next(iter(labels.values()), None) if reward is None else reward
     if group is not None and not isinstance(group, str):
@@ -237,6 +249,12 @@ def rollout_row(
     return made | {"rewards": labels | dict(rewards or {})}
 
 
+def _refuse_pictures(messages: Iterable[Message]) -> None:
+    """Raises BadItem for a text with the address of an image in it, as Qwen-VL and ms-swift write them."""
+    if any(_PICTURE.search(message["content"] or "") for message in messages):
+        raise BadItem("S102", "<img>: images, audio and video are not trained")
+
+
 def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
     """The fault of a row with a number that is not finite: in its first such column, else in ``field``."""
     odd = ((name, one) for name, one in row.items() if isinstance(one, float) and not math.isfinite(one))
@@ -255,6 +273,7 @@ def pair_row(
     does not end with an answer."""
     refuse_surrogates(row)
     chosen, rejected = map(list, sides)
+    _refuse_pictures((*prompt, *chosen, *rejected))
     if last := next((side[-1]["role"] for side in sides if side[-1]["role"] != "assistant"), None):
         raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
     if chosen == rejected:

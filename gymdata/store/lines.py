@@ -208,7 +208,7 @@ def _decompressed_lines(source: Source) -> Iterator[bytes]:
     """Raises OSError or EOFError when the file is broken or cut off."""
     rest = b""
     with source.path.open("rb") as file:
-        for block in (_gunzipped if source.compression == "gzip" else _unzstd)(file):
+        for block in {"gzip": _gunzipped, "zstd": _unzstd, "eval": _of_eval}[source.compression or ""](file):
             *whole, rest = (rest + block).split(b"\n")
             yield from whole
     if rest:
@@ -244,6 +244,20 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
         raise OSError(f"broken zstd data: {error}") from error
     if inside:
         raise EOFError("the file ends before its last zstd frame does")
+
+
+def _of_eval(file: IO[bytes]) -> Iterator[bytes]:
+    """inspect_ai's archive as the JSON that `inspect log convert` makes of it: its header with the samples."""
+    import zipfile
+    import zlib
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            header = json.loads(archive.read("header.json"))
+            samples = [json.loads(archive.read(n)) for n in archive.namelist() if n.startswith("samples/")]
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise OSError(f"no log of inspect_ai that is whole: {error}; `inspect log convert` makes JSON of it") from error
+    yield json.dumps({**header, "samples": samples}).encode()
 
 
 def _odd(value: Any) -> bool:

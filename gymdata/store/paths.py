@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
 Kind = Literal["parquet", "jsonl", "journal"]
-Compression = Literal["gzip", "zstd"]
+#: How the lines of a file are packed; "eval": inspect_ai's archive, which is one log.
+Compression = Literal["gzip", "zstd", "eval"]
 #: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys; older ones may lack some).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
@@ -61,6 +62,7 @@ BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_ZIP_MAGIC = b"PK\x03\x04"
 
 
 class Part(NamedTuple):
@@ -430,6 +432,8 @@ def _classify(path: Path) -> Source:
             compression = "gzip"
         elif head.startswith(_ZSTD_MAGIC):
             compression = "zstd"
+        elif head.startswith(_ZIP_MAGIC) and name.endswith(".eval"):
+            compression = "eval"
         elif head.lstrip()[:1] not in (b"", b"{"):
             hint = DataError.tasks(path, "rollouts").hint if name.endswith((".csv", ".tsv")) else None
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", hint or "give a .parquet or .jsonl file")

@@ -140,6 +140,7 @@ def test_a_saved_dataset_is_a_folder(tmp_path: Path) -> None:
         ({**ALPACA, "input": ""}, "Add the numbers.", "5", "prompt = instruction, answer = output"),
         ({"input": "i", "output": "o"}, "i", "o", "prompt = input, answer = output"),
         ({"turns": ["q", "And then?"], "answer": "5"}, "q", "5", "prompt = turns[0] of 2"),
+        ({"prompt_id": 1, "prompt": ["q", "And then?"], "answer": "5"}, "q", "5", "prompt = prompt[0] of 2"),
         (SHAREGPT, "2+3?", "5", "messages = conversations, answer = the last message"),
         (SFT, "2+3?", "5", "answer = the last message"),
     ],
@@ -154,7 +155,8 @@ def test_published_columns_are_recognised_and_reported(
     assert task.messages[-1] == {"role": "user", "content": asked}
     assert task.row["answer"] == answer
     assert tasks.notes() == [f"{tmp_path / 't.jsonl'}: {said} (1 task)"]
-    assert {key: task.row[key] for key in row} == row
+    # Of several texts of a user, the first is the prompt.
+    assert {key: task.row[key] for key in row} == row | ({"prompt": asked} if "prompt" in row else {})
 
 
 def test_plain_tasks_are_not_announced() -> None:

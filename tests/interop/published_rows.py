@@ -1,6 +1,7 @@
 """A row of each data set or log that other projects publish in a shape of its own, with the answer n.
 
-The rows have the keys that the projects' own sources name: the cards of HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA,
+The rows have the keys that the projects' own sources name: AlpacaFarm's and AlpacaEval's annotations; the cards of
+HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA,
 Capybara, glaive-function-calling-v2, xLAM, UltraFeedback, Nectar, webgpt_comparisons, summarize_from_feedback and oasst1;
 the pages on tuning data of Gemini and of Amazon Bedrock; RLHFlow's lists of responses; ``event_to_dict`` and
 the SDK's events of OpenHands; ``ExportCommand`` and ``MessageV2`` of OpenCode; ``Results`` of tau2-bench;
@@ -217,7 +218,8 @@ def oasst(n: int) -> dict[str, Any]:
 
 
 def gemini(n: int) -> dict[str, Any]:
-    declared = {"name": "add", "description": "Adds.", "parameters": {"type": "OBJECT", "properties": {}}}
+    properties = {"a": {"type": "NUMBER"}}
+    declared = {"name": "add", "description": "Adds.", "parameters": {"type": "OBJECT", "properties": properties}}
     return {
         "systemInstruction": {"role": "system", "parts": [{"text": "Be brief."}]},
         "contents": [
@@ -245,6 +247,9 @@ def bedrock(n: int) -> dict[str, Any]:
 
 #: Rows of each format.
 PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
+    "alpaca-farm": lambda n: {
+        "instruction": _ASKED, "input": "", "output_1": "x", "output_2": str(n), "preference": 2, "raw_preference": 4,
+    },
     "arena": arena,
     "art": art,
     "bedrock": bedrock,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gymdata
@@ -16,7 +19,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.formats import format_of
-from gymdata.store.lines import decode, encode
+from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import resolve
 from gymdata.validate.run import validate
 from tests.interop.published_rows import PUBLISHED, SESSIONS, arena_texts, oasst, oasst_messages
@@ -101,6 +104,7 @@ def test_a_published_rollout_has_its_messages_and_reward(
 @pytest.mark.parametrize(
     ("name", "margin"),
     [
+        ("alpaca-farm", None),
         ("arena", None), ("gemini-preference", None), ("helpsteer-preference", 2.0), ("nectar", None), ("safe-rlhf", None),
         ("shp", 4.0), ("summarize-from-feedback", None), ("webgpt", 1.0),
     ],
@@ -183,6 +187,110 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     assert "score: got 'high', expected a number" in reasons
 
 
+ASKED, VALUED = QUESTION["content"], [{"type": "text", "value": "5"}]
+CALLED = {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 2}}'}
+THOUGHT = [{"type": "reasoning", "value": "Add."}, CALLED]
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "value": ASKED}], "loss_weight": 0.0},
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "tool", "content": VALUED},
+    {"role": "assistant", "content": VALUED, "loss_weight": 1.0},
+]
+ROOT = {"message_id": "a", "parent_id": None, "role": "prompter", "text": ASKED}
+REPLY = {"message_id": "b", "parent_id": "a", "role": "assistant", "text": "5", "replies": []}
+OF_AGENT = {"agent": "main", "message_type": "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "messages"),
+    [
+        ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
+        ("trl-messages", {"messages": IN_PARTS}, [
+            QUESTION | {"extra": '{"weight": 0}'}, ADDED[1], {"role": "tool", "content": "5"}, ANSWER]),
+        ("capybara", {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
+         [SYSTEM, QUESTION, ANSWER]),
+        ("capybara", {"conversation": [{"system": "Be brief.", "input": ASKED, "output": "5"}]}, [SYSTEM, QUESTION, ANSWER]),
+        ("capybara", {"conversation": [{"input": "", "output": "5"}]}, [ANSWER]),
+        ("alpaca", {"name": "sum", "instruction": ASKED, "instances": [{"input": "", "output": "5"}]}, [QUESTION, ANSWER]),
+        ("response-lists", {"instruction": ASKED, "input": "", "output": ["5"]}, [QUESTION, ANSWER]),
+        ("swe-agent", {"history": [QUESTION | OF_AGENT, ANSWER | OF_AGENT]}, [QUESTION, ANSWER]),
+        ("oasst", ROOT | {"replies": [REPLY]}, [QUESTION, ANSWER]),
+    ],
+)  # fmt: skip
+def test_other_shapes_of_a_format_are_read(name: str, row: Any, messages: list[dict[str, Any]], tmp_path: Path) -> None:
+    """As LLaMA-Factory, ms-swift, XTuner, Self-Instruct, AlpacaFarm, SWE-agent and OpenAssistant also write them."""
+    (rollout,) = imported(write(tmp_path / "a.jsonl", row), tmp_path, name)
+    calls = [{k: v for k, v in message.items() if k != "id"} for message in plain(rollout["messages"])]
+    assert calls == plain(messages)
+
+
+def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:
+    instances = [{"input": "2 and 3", "output": "5"}, {"input": "2 and 4", "output": "6"}]
+    rows = imported(write(tmp_path / "a.jsonl", {"instruction": "Add.", "instances": instances}), tmp_path, "alpaca")
+    assert [[m["content"] for m in row["messages"]] for row in rows] == [
+        [f"Add.\n\n{one['input']}", one["output"]] for one in instances
+    ]
+
+
+@pytest.mark.parametrize("kind", ["lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz"])
+def test_lists_of_messages_are_conversations(kind: str, tmp_path: Path) -> None:
+    """A list on each line, or one list of them; a file that is one list of messages is one conversation."""
+    rows: Any = [[QUESTION, ANSWER], [QUESTION, ANSWER | {"content": "x"}]]
+    made = imported(written(rows, kind, tmp_path), tmp_path, "trl-messages")
+    assert [said(row["messages"]) for row in made] == rows
+    (one,) = imported(written(rows[0], "pretty list.json", tmp_path), tmp_path / "one", "trl-messages")
+    assert said(one["messages"]) == rows[0]
+
+
+def test_preferences_of_llama_factory_have_both_conversations(tmp_path: Path) -> None:
+    sides = {f"{side}_messages": [IN_PARTS[0], {"role": "assistant", "content": [{"type": "text", "value": text}]}]
+             for side, text in (("chosen", "5"), ("rejected", "x"))}  # fmt: skip
+    (pair,) = imported(write(tmp_path / "a.jsonl", sides), tmp_path, "trl-preference")
+    contents = [message["content"] for side in ("prompt", "chosen", "rejected") for message in pair[side]]
+    assert contents == [ASKED, "5", "x"]
+
+
+def test_a_text_with_the_address_of_an_image_is_refused(tmp_path: Path) -> None:
+    """As Qwen-VL and ms-swift write one; a tag of HTML is text."""
+    texts = ["<img>https://a/b.png</img>Who?", '<img src="b.png"> is HTML']
+    file = write(tmp_path / "a.jsonl", *({"query": text, "response": "5"} for text in texts))
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.rollouts, summary.rejected) == (1, 1)
+    assert "<img>: images, audio and video are not trained" in (tmp_path / "run" / "rejected.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["gemini", "gemini-preference", "bedrock", "oasst", "otel-genai"])
+def test_parquet_gives_the_same_rows_as_lines(name: str, tmp_path: Path) -> None:
+    """Also where a column of objects has every field in every row."""
+    rows = [PUBLISHED[name](n) for n in (4, 5)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl", *rows)
+    table = PAIRS if name == "gemini-preference" else ROLLOUTS
+    of_lines, of_parquet = (
+        gymdata.import_rollouts(tmp_path / f"a.{kind}", tmp_path / kind) for kind in ("jsonl", "parquet")
+    )
+    assert (of_parquet.format, of_parquet.rejected, of_lines.rejected) == (name, 0, 0)
+    columns = ("prompt", "chosen", "rejected") if table is PAIRS else ("messages",)
+    tables = [to_rows(read_table(tmp_path / kind, table)) for kind in ("jsonl", "parquet")]
+    lines, parquet = ([[row[name] for name in columns] for row in rows] for rows in tables)
+    assert repr(lines) == repr(parquet)
+
+
+def test_an_archive_of_inspect_ai_is_read_as_its_json(tmp_path: Path) -> None:
+    """`.eval` is a zip of the header and a file per sample; one that is cut off is named."""
+    log = ROWS["inspect-ai"](5)
+    with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        for n, sample in enumerate(log["samples"]):
+            archive.writestr(f"samples/{n}_epoch_1.json", json.dumps(sample))
+        archive.writestr("header.json", json.dumps({k: v for k, v in log.items() if k != "samples"}))
+    of_archive = imported(tmp_path / "a.eval", tmp_path / "a", "inspect-ai")
+    of_json = imported(write(tmp_path / "a.json", log), tmp_path / "b", "inspect-ai")
+    assert repr([row["messages"] for row in of_archive]) == repr([row["messages"] for row in of_json])
+    (tmp_path / "b.eval").write_bytes((tmp_path / "a.eval").read_bytes()[:-40])
+    with pytest.raises(DataError, match="no log of inspect_ai that is whole"):
+        list(iter_lines(*resolve(tmp_path / "b.eval")))
+
+
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
     """A file of a session is a rollout with its messages."""
@@ -193,6 +301,8 @@ def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
+        ("alpaca-farm", {"preference": 1.5}, "a tie: neither answer is preferred"),
+        ("alpaca-farm", {"preference": -1}, "preference: got -1.0, expected a number from 1 to 2"),
         ("arena", {"winner": "tie (bothbad)"}, "winner: tie (bothbad), so neither answer is preferred"),
         ("arena", {"winner": 3}, "winner: got 3, expected model_a or model_b"),
         ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),

@@ -20,6 +20,7 @@ from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
 from tests.check import matrix
+from tests.rollout_files import write_run
 
 pytestmark = pytest.mark.torch
 
@@ -258,22 +259,138 @@ def test_ids_and_masks_of_a_preference_are_those_of_trl(chat: TransformersChat, 
         assert set(pair[f"{side}_mask"]) == {1}
 
 
-def test_trl_takes_a_step_on_rows_for_kto(tokenizer: Any, tmp_path: Path) -> None:
-    """Its own trainer, from the file to changed weights; it knows desirable rows from undesirable ones."""
-    from transformers import AutoModelForCausalLM
-    from trl.trainer.kto_config import KTOConfig
-    from trl.trainer.kto_trainer import KTOTrainer
+ASKED, SUMMARY = CONVERSATION[0]["content"], "SUBREDDIT: r/math\n\nTITLE: Sums\n\nPOST: I add.\n\nTL;DR:"
+COMPLETION = {"prompt": CONVERSATION[:1], "completion": CONVERSATION[1:]}
+LONGER = {
+    "prompt": [*CONVERSATION, {"role": "user", "content": "Sure?"}],
+    "completion": [{"role": "assistant", "content": "Yes."}],
+}
+TWO = [{"role": "user", "parts": [{"text": ASKED}]}, {"role": "model", "parts": [{"text": "5"}]}]
+SURE = [{"role": "user", "parts": [{"text": "Sure?"}]}, {"role": "model", "parts": [{"text": "Yes."}]}]
+TREE = {"message_id": "c", "role": "prompter", "text": "Sure?", "replies": [
+    {"message_id": "d", "role": "assistant", "text": "Yes.", "replies": []}]}  # fmt: skip
+ROOT = {"message_id": "a", "role": "prompter", "text": ASKED, "replies": [
+    {"message_id": "b", "role": "assistant", "text": "5", "rank": 0, "replies": [TREE]},
+    {"message_id": "e", "role": "assistant", "text": "I think 6.", "rank": 1, "replies": []}]}  # fmt: skip
+#: (row of the format, the same as TRL has it).
+ANSWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bedrock": (
+        {"schemaVersion": "bedrock-conversation-2024", "messages": [
+            {"role": "user", "content": [{"text": ASKED}]}, {"role": "assistant", "content": [{"text": "5"}]}]},
+        COMPLETION,
+    ),
+    "gemini": ({"contents": [*TWO, *SURE]}, LONGER),
+    "oasst": ({"message_tree_id": "t", "tree_state": "ready_for_export", "prompt": ROOT}, LONGER),
+    "response-lists": ({"prompt": ASKED, "responses": ["5"], "rewards": [1.0]}, COMPLETION),
+    "capybara": ({"conversation": [{"input": ASKED, "output": "5"}, {"input": "Sure?", "output": "Yes."}]}, LONGER),
+    "trl-messages": ({"messages": [
+        {"role": m["role"], "content": [{"type": "text", "value": m["content"]}]} for m in CONVERSATION]}, COMPLETION),
+}  # fmt: skip
+SIDES = {"chosen": CONVERSATION[1:], "rejected": [{"role": "assistant", "content": "I think 6."}]}
+PREFERENCE = {"prompt": CONVERSATION[:1], **SIDES}
+#: The same of preferences.
+PREFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alpaca-farm": (
+        {"instruction": ASKED, "input": "", "output_1": "I think 6.", "output_2": "5", "preference": 2}, PREFERENCE,
+    ),
+    "gemini-preference": (
+        {"contents": TWO[:1], "completions": [
+            {"score": score, "completion": {"role": "model", "parts": [{"text": text}]}}
+            for score, text in ((0, "I think 6."), (1, "5"))]},
+        PREFERENCE,
+    ),
+    "nectar": (
+        {"prompt": f"\n\nHuman: {ASKED}\n\nAssistant: ", "num_responses": 2, "answers": [
+            {"answer": "I think 6.", "rank": 2.0}, {"answer": "5", "rank": 1.0}]},
+        PREFERENCE,
+    ),
+    "oasst-pairs": ({"message_tree_id": "t", "tree_state": "ready_for_export", "prompt": ROOT}, PREFERENCE),
+    "summarize-from-feedback": (
+        {"info": {"id": "i", "post": "I add.", "title": "Sums", "subreddit": "math"}, "choice": 1, "summaries": [
+            {"text": " I think 6."}, {"text": " 5"}]},
+        {**PREFERENCE, "prompt": [{"role": "user", "content": SUMMARY}]},
+    ),
+    "webgpt": (
+        {"question": {"full_text": ASKED}, "answer_0": "I think 6.", "answer_1": "5", "score_0": -0.5, "score_1": 0.5},
+        PREFERENCE,
+    ),
+}  # fmt: skip
 
-    gymdata.export(ROLLOUTS, tmp_path / "a.jsonl", "trl-kto")
-    rows = loaded(tmp_path / "a.jsonl", tmp_path)
-    assert set(rows["label"]) == {True, False}
-    model = AutoModelForCausalLM.from_pretrained(SAMPLE / "policy", local_files_only=True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    args = KTOConfig(
+
+@pytest.mark.matrix("qwen2_5-gemini", "gemini-qwen2_5")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_published_answer_has_the_ids_and_mask_of_trl(name: str, chat: TransformersChat, tmp_path: Path) -> None:
+    """Id for id, of the row as its project has it and of the same conversation as TRL has it."""
+    published, of_trl = ANSWERS[name]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(published))
+    (tmp_path / "trl.jsonl").write_text(json.dumps(of_trl))
+    assert gymdata.import_rollouts(tmp_path / "rows.jsonl", tmp_path / "text").format == name
+    gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer="the chat above", mask="last")
+    ((prompt, whole),) = rendered_sft(tmp_path / "trl.jsonl", chat.tokenizer, tmp_path)
+    (row,) = to_rows(read_table(tmp_path / "tokens"))
+    (ours,) = sequences(row["turns"])
+    ids = ours.input_ids.tolist()
+    assert ids == whole[: len(ids)]
+    assert not chat.tokenizer.decode(whole[len(ids) :], skip_special_tokens=True).strip()
+    assert ours.loss_mask.tolist() == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+
+
+@pytest.mark.matrix("qwen2_5-nectar", "nectar-qwen2_5")
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_a_published_preference_has_the_ids_and_masks_of_trl(name: str, chat: TransformersChat, tmp_path: Path) -> None:
+    published, of_trl = PREFERENCES[name]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(published))
+    (tmp_path / "trl.jsonl").write_text(json.dumps(of_trl))
+    source = name if name == "oasst-pairs" else None
+    assert gymdata.import_rollouts(tmp_path / "rows.jsonl", tmp_path / "text", source=source).format == name
+    assert gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer="the chat above").rendered == 1
+    ((prompt, *sides),) = rendered_dpo(tmp_path / "trl.jsonl", chat.tokenizer, tmp_path)
+    (pair,) = to_rows(read_table(tmp_path / "tokens", PAIRS))
+    assert list(pair["prompt_ids"]) == prompt
+    for side, theirs in zip(("chosen", "rejected"), sides, strict=True):
+        ids = [*prompt, *pair[f"{side}_ids"]]
+        assert ids == theirs[: len(ids)]
+        assert not chat.tokenizer.decode(theirs[len(ids) :], skip_special_tokens=True).strip()
+        assert set(pair[f"{side}_mask"]) == {1}
+
+
+#: Trainers of TRL that take each export, and the arguments that one needs.
+STEPS = [
+    ("trl-messages", "SFT"), ("trl-prompt-completion", "SFT"), ("openai", "SFT"), ("input-ids-labels", "SFT"),
+    ("verl-sft", "SFT"), ("trl-preference", "DPO"), ("trl-preference", "Reward"), ("trl-kto", "KTO"),
+]  # fmt: skip
+
+
+@pytest.mark.matrix("trl-kto-KTO")
+@pytest.mark.parametrize(("name", "trainer"), STEPS)
+def test_trl_takes_a_step_on_an_export(name: str, trainer: str, pairs: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """TRL's own trainer, from the file as `datasets` loads it to changed weights."""
+    import trl
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    form = exported_formats()[name]
+    file, source = tmp_path / f"a{form.suffixes[0]}", pairs if form.table == "pairs" else ROLLOUTS
+    if name == "verl-sft":
+        # Its rows have no tools, so rollouts that had some are left out.
+        row = read_table(ROLLOUTS).to_pylist()[0] | {"tools": "[]"}
+        source = write_run(tmp_path / "run", [row])
+    assert gymdata.export(source, file, name).rows_out > 0
+    kind = "parquet" if file.suffix == ".parquet" else "json"
+    rows = load_dataset(kind, data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
+    if name == "trl-kto":
+        assert set(rows["label"]) == {True, False}
+    kwargs = {"num_labels": 1} if trainer == "Reward" else {}
+    loads: Any = AutoModelForSequenceClassification if trainer == "Reward" else AutoModelForCausalLM
+    model = loads.from_pretrained(SAMPLE / "policy", local_files_only=True, **kwargs)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    before = {weight: value.clone() for weight, value in model.state_dict().items()}
+    args = getattr(trl, f"{trainer}Config")(
         output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=8, learning_rate=0.1, warmup_steps=0,
         report_to="none", save_strategy="no", use_cpu=True, bf16=False,
     )  # fmt: skip
-    trained = KTOTrainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer).train()
+    made = getattr(trl, f"{trainer}Trainer")(model=model, args=args, train_dataset=rows, processing_class=tokenizer)
+    trained = made.train()
     assert trained.global_step == 1
     assert math.isfinite(trained.training_loss)
-    assert any((value != before[name]).any() for name, value in model.state_dict().items())
+    assert any((value != before[weight]).any() for weight, value in model.state_dict().items())

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import UsageError
+from gymdata.interop.formats import exported
 from gymdata.rollouts.schema import PAIRS
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, sequences
-from gymdata.store import read_table
+from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.scan.planted import planted
 
@@ -123,6 +125,47 @@ def test_what_is_trained_of_a_redacted_rollout_was_sampled(place: str, tmp_path:
     assert "stripe" in str(noted["kinds"])
     # Only what the model wrote can cost trained tokens.
     assert (noted["tokens_untrained"] > 0) == (place in ("arguments", "reasoning", "answer", "last words"))
+
+
+@pytest.mark.full
+@pytest.mark.torch
+def test_a_redacted_run_is_exported_shown_and_trained_without_a_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kind in the prompt and in both answers of a pair: in no export, page, table or checkpoint, and what is left
+    trains with the proof equal."""
+    pytest.importorskip("trl")
+    rows = []
+    for n, (text, _) in enumerate(KINDS.values()):
+        for k, place in enumerate(("answer", "last words")):
+            which = {"rollout_id": f"t{n}-{k}", "rollout_index": k, "reward": float(k)}
+            rows.append(conversation(f"t{n}", place, text, **which))
+        rows.append(conversation(f"p{n}", "prompt", text))
+    run, out = written(tmp_path / "run", rows), tmp_path / "out"
+    assert main(["scan", str(run)]) == 1
+    assert main(["scan", str(run), "--redact", "-o", str(out)]) == 0
+    made = tmp_path / "made"
+    made.mkdir()
+    gymdata.experience(out, output=made / "experiences.jsonl", estimator="rloo")
+    gymdata.pairs(out, output=made / "pairs.jsonl", strategy="all")
+    sources = {"rollouts": out, "pairs": made / "pairs.jsonl", "experiences": made / "experiences.jsonl"}
+    for name, form in exported().items():
+        gymdata.export(sources[form.table], made / f"{name}{form.suffixes[0]}", name)
+    assert main(["view", str(out), "--export", str(made / "page.html")]) == 0
+    assert main(["report", str(out), "-o", str(made / "report.html")]) == 0
+    assert main(["show", str(out)]) == 0
+    assert main(["query", "SELECT * FROM rollouts", str(out), "--json"]) == 0
+    (made / "printed").write_text("".join(capsys.readouterr()))
+    command = ["train-sft", str(out), "-m", str(POLICY), "-o", str(made / "policy"), "--select", "all"]
+    assert main([*command, "--set", "max_steps=1"]) == 0
+    proof = read_run_json(made / "policy")["trained_tokens"]
+    assert proof["equal"]
+    assert proof["file"]["count"] > 0
+    files = [file for folder in (out, made) for file in folder.rglob("*") if file.is_file()]
+    texts = {file: str(pq.read_table(file).to_pylist()) if file.suffix == ".parquet" else file.read_bytes().decode("latin1")
+             for file in files}  # fmt: skip
+    assert {file.name: found for file, text in texts.items() if (found := secrets_in(text))} == {}
+    assert len(texts) > len(exported())
 
 
 def test_a_rollout_whose_tokens_cannot_be_searched_is_left_out(tmp_path: Path) -> None:

@@ -110,17 +110,45 @@ def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:
     assert (counts["desirable"], counts["undesirable"]) == (1, 3)
 
 
+ASKED = "How much is 2+3?"
+SPOKEN = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}]
+PREFERENCES = [{"prompt": f"How much is {n}+3?", "chosen": str(n + 3), "rejected": "6"} for n in (1, 2)]
+#: (trainer, rows, sequences or pairs that are trained) of files as people have them.
+FILES: dict[str, tuple[str, list[dict[str, Any]], int]] = {
+    "OpenAI chat": ("sft", [{"messages": CONVERSATION}, {"messages": [*CONVERSATION, *CONVERSATION]}], 2),
+    "ShareGPT": ("sft", [{"conversations": SPOKEN}, {"conversations": SPOKEN * 2}], 2),
+    "Alpaca": ("sft", [{"instruction": "Add.", "input": f"2 and {n}", "output": str(2 + n)} for n in (3, 4)], 2),
+    "TRL preferences": ("dpo", PREFERENCES, 2),
+    "TRL preferences, a reward model": ("reward", PREFERENCES, 2),
+    "KTO labels": ("kto", [{"prompt": ASKED, "completion": str(n), "label": n == 5} for n in (5, 6)], 2),
+    "reward scores": ("sft", [{"prompt": ASKED, "completion": str(n), "score": 0.5 * (n == 5)} for n in (5, 6)], 1),
+    "ranked answers": ("dpo", [{"prompt": f"\n\nHuman: {ASKED}\n\nAssistant: ", "num_responses": 3, "answers": [
+        {"answer": str(4 + n), "rank": float(n)} for n in (1, 2, 3)]}], 2),
+}  # fmt: skip
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
-def test_every_trainer_of_text_trains(trainer: str, tmp_path: Path) -> None:
-    answers = {"prompt": "How much is 2+3?", "completion": "5"}
-    rows = [{**answers, "label": True}, {**answers, "completion": "6", "label": False}] if trainer == "kto" else [
-        {"prompt": f"How much is {n}+3?", "chosen": "5", "rejected": "6"} for n in (1, 2)
-    ]  # fmt: skip
-    train: Any = getattr(gymdata, f"train_{trainer}")
-    report = train(write(tmp_path / "rows.jsonl", *rows), POLICY, tmp_path / "model", max_steps=1)
-    assert report.trained_tokens["equal"]
-    assert (tmp_path / "model" / "SUCCESS").is_file()
+@pytest.mark.parametrize("name", FILES)
+def test_one_command_makes_a_trained_model_of_a_file(name: str, tmp_path: Path) -> None:
+    """Exit code 0; the saved model loads, its weights have moved, and what was trained is what the file has."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    trainer, rows, n_trained = FILES[name]
+    out = tmp_path / "model"
+    more = [f"--set={setting}" for setting in ("max_steps=1", "learning_rate=0.01", "warmup_steps=0")]
+    more += ["--split=0"] if trainer == "reward" else []
+    command = [f"train-{trainer}", str(write(tmp_path / "rows.jsonl", *rows)), "-m", POLICY, "-o", str(out)]
+    assert main([*command, *more]) == 0
+    facts = read_run_json(out)
+    assert facts["trained_tokens"]["equal"]
+    assert facts["trained_tokens"]["file"]["count"] > 0
+    assert facts["counts"]["sequences" if trainer in ("sft", "kto") else "pairs"] == n_trained
+    loaded = AutoModelForSequenceClassification if trainer == "reward" else AutoModelForCausalLM
+    before = AutoModelForCausalLM.from_pretrained(POLICY, local_files_only=True).state_dict()
+    after = loaded.from_pretrained(out, local_files_only=True).state_dict()
+    shared = before.keys() & after.keys()
+    assert len(shared) > 10
+    assert any((before[weight] != after[weight]).any() for weight in shared)
 
 
 @pytest.mark.full

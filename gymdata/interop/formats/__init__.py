@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
 #: Columns of published text data, of which ``collect`` makes tasks.
-_TEXTS = {"prompt", "messages", "conversations", "instruction", "question", "problem", "query", "turns"}
+_TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns", "responses_create_params"}
 #: Parts of the names of columns that hold answers.
 _ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 Place = tuple[int, int]
@@ -193,11 +193,15 @@ def _hint(source: Source) -> str:
         return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"
     row = row[0] if isinstance(row, list) and row else row
     if not isinstance(row, Mapping):
-        return "files of gymdata need no import; --from names a format"
+        return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if not OWN.isdisjoint(row):
         return "files of gymdata need no import"
     hint = f"the first row has the keys {', '.join(map(str, row))}; --from names a format"
-    if row.keys() & _TEXTS and not any(word in str(name) for name in row for word in _ANSWERS):
+    messages = row["messages"] if isinstance(row.get("messages"), list) else []
+    is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)
+    if any(word in str(name) for name in row.keys() - {"responses_create_params"} for word in _ANSWERS):
+        return hint
+    if row.keys() & _TEXTS or is_asked:
         hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
     elif "text" in row and row.keys().isdisjoint(_TEXTS):
         hint += PLAIN_TEXT

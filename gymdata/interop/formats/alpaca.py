@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
+    from gymdata.rollouts.messages import JsonObject
 
 _ANSWERS = ("output", "response")
 
@@ -16,7 +18,7 @@ _ANSWERS = ("output", "response")
 @FORMATS.register("alpaca")
 class Alpaca(Format):
     """``instruction`` (with ``input`` below it), ``output``; LLaMA-Factory's ``system`` and ``history``. Also read: Dolly's
-    ``context`` and ``response``."""
+    ``context`` and ``response``, and Self-Instruct's ``instances``, each a row."""
 
     content = "Alpaca rows"
     item = "an Alpaca row"
@@ -27,9 +29,17 @@ class Alpaca(Format):
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        answers = any(isinstance(row.get(name), str) for name in _ANSWERS)
+        answers = any(isinstance(row.get(name), str) for name in _ANSWERS) or _instances(row)
         others = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
-        return answers and isinstance(row.get("instruction"), str) and others.isdisjoint(row)
+        return bool(answers) and isinstance(row.get("instruction"), str) and others.isdisjoint(row)
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for (_, number), item in super().items(value):
+            about = {k: v for k, v in item.items() if k != "instances"} if isinstance(item, dict) else item
+            instances = _instances(item) if isinstance(item, dict) else []
+            yield from (((n, number), about | instance) for n, instance in enumerate(instances))
+            if not instances:
+                yield (0, number), item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
@@ -38,3 +48,10 @@ class Alpaca(Format):
         prompt = in_context(item, conversation(instruction(item), "instruction"))
         texts = (name, "instruction", "input", "context", *BESIDE)
         return rollout_row(item, prompt, answer(item[name], name), importing, texts=texts)
+
+
+def _instances(row: JsonObject) -> list[JsonObject]:
+    """The inputs and outputs of a row of Self-Instruct."""
+    instances = row.get("instances")
+    found = instances if isinstance(instances, list) else []
+    return found if found and all(isinstance(one, dict) and "output" in one for one in found) else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS
+from gymdata.interop.formats import FORMATS, Place
 from gymdata.interop.formats._text import TextFormat
 from gymdata.rollouts.messages import JsonObject
 
@@ -31,19 +31,26 @@ _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 
 @FORMATS.register("trl-messages")
 class TrlMessages(TextFormat):
-    """Conversational language modelling, for SFT: ``messages`` (and ``tools``). A message of ``weight`` 0 (or of ``train``,
-    ``training`` or ``loss`` false) is not trained; ``label`` or ``kto_tag`` is the reward."""
+    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone. A message of
+    ``weight`` or ``loss_weight`` 0 (or of ``train``, ``training`` or ``loss`` false) is not trained; ``label`` or
+    ``kto_tag`` is the reward. Parts of a message may have their text in ``text`` or ``value``."""
 
     content = "chat messages with answers"
     item = "a conversation"
-    marks = (b'"messages"',)
+    marks = (b'"messages"', b'"role"')
     holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import ends_with_answer, first_row
 
+        if _is_conversation(value) or (isinstance(value, list) and value and _is_conversation(value[0])):
+            return True
         row = first_row(value)
         return ends_with_answer(row.get("messages")) and "chosen" not in row and "rejected_response" not in row
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for place, item in super().items([value] if _is_conversation(value) else value):
+            yield place, {"messages": item} if _is_conversation(item) else item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, in_context, rollout_row
@@ -102,13 +109,14 @@ class TrlPromptCompletion(TextFormat):
 @FORMATS.register("trl-preference")
 class TrlPreference(TextFormat):
     """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin. Also read: both sides with the
-    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory and ms-swift."""
+    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory (also as
+    ``chosen_messages`` and ``rejected_messages``) and ms-swift."""
 
     table = "pairs"
     columns = None
     content = "preference pairs"
     item = "a preference pair"
-    marks = (b'"rejected"', b'"rejected_response"')
+    marks = (b'"rejected"', b'"rejected_response"', b'"rejected_messages"')
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
@@ -117,12 +125,14 @@ class TrlPreference(TextFormat):
         row = first_row(value)
         if "rejected_response" in row:
             return ends_with_answer(row.get("messages"))
-        sides = [row.get("chosen"), row.get("rejected")]
+        sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]
         return all(isinstance(side, (str, list, dict)) for side in sides) and "chosen_ids" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import number_of, pair_row
 
+        if "rejected_messages" in item:
+            item = item | {name: item[f"{name}_messages"] for name in ("chosen", "rejected")}
         prompt, *sides = prompt_and_sides(item)
         scores = [number_of(item, *(n.format(side) for n in _RATINGS)) for side in ("chosen", "rejected")]
         margin = number_of(item, "margin")
@@ -134,6 +144,13 @@ class TrlPreference(TextFormat):
         from gymdata.interop.text_export import TRL_SIDES, preferences
 
         return preferences(TRL_SIDES, batch, lost)
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages with roles, with one of the assistant."""
+    messages = value if isinstance(value, list) else []
+    roles = [message.get("role") for message in messages if isinstance(message, dict) and "content" in message]
+    return "assistant" in roles and len(roles) == len(messages)
 
 
 def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:

@@ -1,4 +1,4 @@
-"""Logs of inspect_ai in their JSON form."""
+"""Logs of inspect_ai."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 @FORMATS.register("inspect-ai")
 class InspectAI(Format):
-    """inspect_ai's log (``.json``; `inspect log convert` makes one of ``.eval``): a rollout per sample. Scores are
-    named rewards; where there is one scorer, it is the reward. A sample with an error has none; events are not read but for
-    the definitions of tools."""
+    """inspect_ai's log (``.eval`` or ``.json``): a rollout per sample. Scores are named rewards; where there is one scorer,
+    it is the reward. A sample with an error has none; events are not read but for the definitions of tools."""
 
     content = "a log of inspect_ai"
     item = "a sample of inspect_ai"

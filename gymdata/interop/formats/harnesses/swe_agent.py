@@ -12,22 +12,24 @@ if TYPE_CHECKING:
 
 @FORMATS.register("swe-agent")
 class SweAgent(Format):
-    """SWE-agent's ``.traj``: the messages of ``history``; ``info`` (exit status, submission, costs) is in ``extra``. It has
-    no reward and no definitions of tools; ``trajectory`` and the steps that the history leaves out (retries) are not read;
-    demonstrations are not trained."""
+    """SWE-agent's ``.traj``: the messages of ``history``; ``info`` (exit status, submission, costs), where it has one, is in
+    ``extra``. It has no reward and no definitions of tools; ``trajectory`` and the steps that the history leaves out
+    (retries) are not read; demonstrations are not trained."""
 
     content = "a trajectory of SWE-agent"
     item = "a trajectory of SWE-agent"
-    marks = (b'"trajectory"',)
+    marks = (b'"trajectory"', b'"history"')
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        return all(
-            isinstance(row.get(name), kind) for name, kind in (("trajectory", list), ("history", list), ("info", dict))
-        )
+        history = row.get("history")
+        if not isinstance(history, list) or not history or not isinstance(history[0], dict):
+            return False
+        whole = isinstance(row.get("trajectory"), list) and isinstance(row.get("info"), dict)
+        return whole or {"role", "content", "agent"} <= history[0].keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import text_of

@@ -1,6 +1,7 @@
 """Data sets that are published in shapes of their own: preferences, ratings, conversations, calls of tools."""
 
 from gymdata.interop.formats.published import (
+    alpaca_farm,
     arena,
     function_calling,
     helpsteer,
@@ -16,6 +17,7 @@ from gymdata.interop.formats.published import (
 )
 
 __all__ = [
+    "alpaca_farm",
     "arena",
     "function_calling",
     "helpsteer",

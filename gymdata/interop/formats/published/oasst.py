@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class _Trees(Format):
     item = "a message tree"
-    marks = (b'"message_tree_id"',)
+    marks = (b'"message_tree_id"', b'"message_id"')
     holds_text = True
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
@@ -32,7 +32,7 @@ class _Trees(Format):
                     continue
                 for row in rows:
                     tree = row.get("message_tree_id") if isinstance(row, dict) else None
-                    if isinstance(tree, str):
+                    if isinstance(tree, str) and not row.get("replies"):
                         trees.setdefault(tree, (line, text, []))[2].append(row)
                     else:
                         yield source, line, row, text
@@ -43,9 +43,10 @@ class _Trees(Format):
 
 @FORMATS.register("oasst")
 class Oasst(_Trees):
-    """Message trees of OpenAssistant (oasst1, oasst2), nested or as flat messages: a rollout per tree, its best path. After
-    each message comes its only reply, or the one of the lowest ``rank``; the path ends where none of several has one. All
-    other replies are lost, and labels are not read. Training on pairs reads ``oasst-pairs``."""
+    """Message trees of OpenAssistant (oasst1, oasst2), nested (also from their first message on) or as flat messages: a
+    rollout per tree, its best path. After each message comes its only reply, or the one of the lowest ``rank``; the path
+    ends where none of several has one. All other replies are lost, and labels are not read. Training on pairs reads
+    ``oasst-pairs``."""
 
     other = "oasst-pairs"
     content = "message trees of OpenAssistant"
@@ -54,11 +55,9 @@ class Oasst(_Trees):
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        root = row.get("prompt")
-        return (
-            "message_tree_id" in row
-            and {"message_id", "text", "role"} <= (root if isinstance(root, dict) else row).keys()
-        )
+        root = row["prompt"] if isinstance(row.get("prompt"), dict) else row
+        is_tree = "message_tree_id" in row or isinstance(row.get("replies"), list)
+        return is_tree and {"message_id", "text", "role"} <= root.keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, rollout_row
@@ -74,7 +73,7 @@ class Oasst(_Trees):
         last = max((n for n, message in enumerate(path) if message.get("role") == "assistant"), default=0)
         written = conversation([*map(_message, path[: last + 1])], "messages")
         row = item | {"lang": path[0].get("lang")}
-        return rollout_row(row, [], written, importing, texts=("prompt", "tree_state"))
+        return rollout_row(row, [], written, importing, texts=("prompt", "tree_state", "text", "replies"))
 
 
 @FORMATS.register("oasst-pairs")
@@ -114,7 +113,7 @@ def _root(item: JsonObject) -> JsonObject:
     from gymdata.interop.importing import BadItem
 
     if "messages" not in item:
-        root: JsonObject = item["prompt"]
+        root: JsonObject = item if isinstance(item.get("replies"), list) else item["prompt"]
         return root
     messages = {message["message_id"]: message | {"replies": []} for message in item["messages"]}
     roots = list[JsonObject]()

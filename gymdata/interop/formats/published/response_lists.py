@@ -12,37 +12,38 @@ if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
-_RESPONSES = ("responses", "generations")
+_RESPONSES = ("responses", "generations", "outputs", "output")
 _SCORES = ("scores", "rewards", "ratings")
 
 
 @FORMATS.register("response-lists")
 class ResponseLists(Format):
-    """A prompt (``prompt``, ``query``, ``question``, ``instruction``) with a list of ``responses`` (or ``generations``), and
-    of ``scores`` (or ``rewards``, ``ratings``) for them, as RRHF, RLHFlow and distilabel write them: a rollout per response,
-    of the group of its prompt; its score is the reward. `gymdata pairs` makes pairs of the groups. Rationales, and which
-    models the responses are of, are not read."""
+    """A prompt (``prompt``, ``query``, ``question``, ``instruction``) with a list of ``responses`` (or ``generations``,
+    ``outputs``, ``output``), and of ``scores`` (or ``rewards``, ``ratings``) for them, as RRHF, RLHFlow, AlpacaFarm and
+    distilabel write them: a rollout per response, of the group of its prompt; its score is the reward. `gymdata pairs` makes
+    pairs of the groups. Rationales, and which models the responses are of, are not read."""
 
     content = "lists of responses"
     item = "a response"
-    marks = (b'"responses"', b'"generations"')
+    marks = (b'"responses"', b'"generations"', b'"outputs"', b'"output"')
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
         from gymdata.interop.text_rows import first_row
 
         row = first_row(value)
-        responses = next((row[name] for name in _RESPONSES if row.get(name)), None)
-        texts = isinstance(responses, list) and all(isinstance(text, str) for text in responses)
-        return texts and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row
+        responses = next((row[name] for name in _RESPONSES if isinstance(row.get(name), list)), None)
+        texts = responses and all(isinstance(text, str) for text in responses)
+        return bool(texts) and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         from gymdata.interop.importing import BadItem
 
         for (_, number), item in super().items(value):
-            lists = (
-                {name: item[name] for name in (*_RESPONSES, *_SCORES) if name in item} if isinstance(item, dict) else {}
-            )
+            names = (*_RESPONSES[:2], *_SCORES)
+            lists = {}
+            if isinstance(item, dict):
+                lists = {k: v for k, v in item.items() if k in names or (k in _RESPONSES and isinstance(v, list))}
             responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
             scores = next((lists[name] for name in _SCORES if lists.get(name) is not None), None)
             if not isinstance(responses, list):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats.trl import BESIDE
 
 if TYPE_CHECKING:
     from gymdata.interop.importing import Importing, TableRow
 
 _NAMES = ("conversations", "conversation")
+_EXCHANGES = ({"input", "output"}, {"human", "assistant"})
 
 
 @FORMATS.register("lima")
@@ -39,7 +41,8 @@ class Lima(Format):
 
 @FORMATS.register("capybara")
 class Capybara(Format):
-    """Capybara's ``conversation``: exchanges of ``input`` and ``output``."""
+    """Capybara's ``conversation``: exchanges of ``input`` and ``output``, or of ``human`` and ``assistant`` (ms-swift);
+    ``system`` in an exchange (XTuner) or beside them."""
 
     content = "conversations of Capybara"
     item = "a conversation"
@@ -52,15 +55,18 @@ class Capybara(Format):
         row = first_row(value)
         exchanges = next((row[name] for name in _NAMES if row.get(name)), None)
         first = exchanges[0] if isinstance(exchanges, list) and exchanges else None
-        return isinstance(first, dict) and {"input", "output"} <= first.keys() and "role" not in first
+        return isinstance(first, dict) and any(names <= first.keys() for names in _EXCHANGES) and "role" not in first
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import column, conversation, rollout_row
+        from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
 
         name = column(item, *_NAMES)
-        messages = [
-            {"role": role, "content": exchange[text]}
-            for exchange in item[name]
-            for role, text in (("user", "input"), ("assistant", "output"))
-        ]
-        return rollout_row(item, [], conversation(messages, name), importing, texts=(name,))
+        messages = []
+        for exchange in item[name]:
+            if exchange.get("system"):
+                messages.append({"role": "system", "content": exchange["system"]})
+            user, assistant = ("human", "assistant") if "human" in exchange else ("input", "output")
+            messages += [{"role": "user", "content": exchange[user]}] if exchange[user] != "" else []
+            messages.append({"role": "assistant", "content": exchange[assistant]})
+        written = in_context(item, conversation(messages, name))
+        return rollout_row(item, [], written, importing, texts=(name, *BESIDE))
