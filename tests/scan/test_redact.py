@@ -157,7 +157,7 @@ def test_a_redacted_run_is_exported_shown_and_trained_without_a_secret(
     assert main(["query", "SELECT * FROM rollouts", str(out), "--json"]) == 0
     (made / "printed").write_text("".join(capsys.readouterr()))
     command = ["train-sft", str(out), "-m", str(POLICY), "-o", str(made / "policy"), "--select", "all"]
-    assert main([*command, "--set", "max_steps=1"]) == 0
+    assert main([*command, "--set", "num_train_epochs=1"]) == 0
     proof = read_run_json(made / "policy")["trained_tokens"]
     assert proof["equal"]
     assert proof["file"]["count"] > 0
