@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "check": 2_515,
     "checks": 2_627,
     "cli": 3_956,
-    "collect": 3_756,
+    "collect": 3_757,
     "credit": 1_328,
     "demo": 622,
     "doctor": 331,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 984,
     "finetune": 3_218,
     "genrm": 944,
-    "interop": 8_853,
+    "interop": 8_948,
     "judge": 2_518,
     "ls": 444,
     "merge": 410,
@@ -53,7 +53,7 @@ BUDGETS: dict[str, int] = {
     "serve": 177,
     "show": 836,
     "status": 313,
-    "store": 4_808,
+    "store": 4_826,
     "sweep": 458,
     "tokenize": 450,
     "tour": 199,
@@ -63,8 +63,8 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_993, 598
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 508, 289, 14
+TOTAL, FILE_LINES = 86_107, 598
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 509, 289, 14
 
 
 def sources() -> list[Path]:
