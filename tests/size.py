@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_559,
     "publish": 617,
     "query": 1_463,
-    "record": 4_578,
+    "record": 4_579,
     "remote": 1_425,
     "report": 1_562,
     "rewards": 1_929,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_107, 598
+TOTAL, FILE_LINES = 86_108, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 509, 289, 14
 
 

@@ -6,10 +6,11 @@ Invariant: every field of a body is read, has no effect on what a model writes, 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
@@ -205,8 +206,8 @@ def arguments_text(call: Body) -> str:
 
 def frame(data: Body | str, event: str | None = None) -> bytes:
     """One server-sent event."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return (f"event: {event}\n" * bool(event) + f"data: {text}\n\n").encode()
+    text = data.encode() if isinstance(data, str) else orjson.dumps(data)
+    return b"%bdata: %b\n\n" % (f"event: {event}\n".encode() if event else b"", text)
 
 
 def retry_header(retry_after: float | None) -> dict[str, str]:
