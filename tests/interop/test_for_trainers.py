@@ -15,6 +15,7 @@ import pytest
 
 import gymdata
 from gymdata.errors import RefusedError
+from gymdata.interop.formats import exported
 from gymdata.interop.formats.input_ids import MESSAGES, NO_TOKENS, RENDERED
 from gymdata.interop.formats.trl_kto import UNLABELLED
 from gymdata.interop.formats.verl import WITH_TOOLS
@@ -107,6 +108,29 @@ def test_data_sets_load_what_was_sampled_whatever_its_shape(name: str, tmp_path:
     else:
         assert [[int(label != -100) for label in row] for row in loaded["labels"]] == masks
         assert set(loaded.column_names) == {"input_ids", "attention_mask", "labels"}
+
+
+#: Exports that are one value, of all rows.
+WHOLE = ("nat-trajectories", "nat-dpo-items")
+
+
+@pytest.mark.torch
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(exported()))
+def test_data_sets_load_every_export(name: str, tmp_path: Path) -> None:
+    """Other trainers read files with HF datasets: each row of an export is one there."""
+    from datasets import load_dataset
+
+    form = exported()[name]
+    run = write_run(tmp_path / "run", [rollout("a", n, float(n), [([1, 2], [n, 3])]) for n in range(2)])
+    gymdata.pairs(run, strategy="all")
+    gymdata.experience(run, estimator="rloo")
+    file = tmp_path / f"out{form.suffixes[0]}"
+    done = gymdata.export(run, file, name)
+    assert (done.rows_out, done.skipped) == (1 if form.table == "pairs" else 2, 0)
+    kind = "parquet" if file.suffix == ".parquet" else "json"
+    loaded = load_dataset(kind, data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.num_rows == (1 if name in WHOLE else done.rows_out)
 
 
 def test_that_ids_were_rendered_is_told(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Art(Format):
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for (_, number), group in super().items(value):
             trajectories = group.get("trajectories") if isinstance(group, dict) else None
-            if not isinstance(trajectories, list):
+            if not isinstance(trajectories, list) or not trajectories:
                 yield (number, 0), group
                 continue
             yield from (((number, k), trajectory) for k, trajectory in enumerate(trajectories))

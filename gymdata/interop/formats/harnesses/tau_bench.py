@@ -71,11 +71,12 @@ class Tau2Bench(Format):
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for (_, number), results in super().items(value):
-            if not isinstance(results, dict) or not isinstance(results.get("simulations"), list):
+            runs = results.get("simulations") if isinstance(results, dict) else None
+            if not isinstance(runs, list) or not runs:
                 yield (number, 0), {"simulation": results, "task": None, "info": {}}
                 continue
             tasks = {str(task.get("id")): task for task in results.get("tasks") or () if isinstance(task, dict)}
-            for k, run in enumerate(results["simulations"]):
+            for k, run in enumerate(runs):
                 task = tasks.get(str(run.get("task_id"))) if isinstance(run, dict) else None
                 yield (number, k), {"simulation": run, "task": task, "info": results.get("info") or {}}
 
