@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 984,
     "finetune": 3_218,
     "genrm": 944,
-    "interop": 8_948,
+    "interop": 8_949,
     "judge": 2_518,
     "ls": 444,
     "merge": 410,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_108, 598
+TOTAL, FILE_LINES = 86_109, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 509, 289, 14
 
 
