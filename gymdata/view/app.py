@@ -126,7 +126,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:
     """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``links``: where
     rollouts and comparisons are, if not on pages of their own."""
-    from gymdata.view import text
+    from gymdata.view import rendering, text
 
     def shown(value: Any) -> Any:
         # What is marked as HTML comes from the templates themselves.
@@ -141,6 +141,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         lstrip_blocks=True,
     )
     filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds, text.moment)
+    filters += (rendering.rendered, rendering.rendered_arguments, rendering.hits)
     made.filters |= {one.__name__: one for one in filters} | {"count": counted}
     made.globals |= {
         f"{name}_href": (links or {}).get(name, lambda given, name=name: f"/{name}?{urlencode({'id': given})}")

@@ -85,7 +85,7 @@ def _bare(messages: Sequence[Message]) -> list[tuple[Any, Any]]:
 # -- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def list_pairs(rows: Rows, number: int, page: int, sort: str) -> dict[str, object]:
+def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
     """One page of a file's pairs, by margin or in the file's order; ``files``: the name, scores and size of each file."""
     tables = [rows.keys.slice(span.start, len(span)) for span in map(rows.span, range(len(rows.files)))]
     pairs = tables[number] if tables else rows.keys

@@ -22,6 +22,7 @@ from gymdata.query.saved import SAVED
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
+from gymdata.status.run import status
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
@@ -30,7 +31,7 @@ from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view.evidence.selection import COLUMNS, PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
@@ -81,6 +82,7 @@ class Pages:
             "/sql": self.sql,
             "/training": self.training,
             "/lineage": self.lineage,
+            "/status": self.status,
             "/code": self.code,
         }
 
@@ -139,6 +141,7 @@ class Pages:
         snapshot = self.index.snapshot()
         found = self.faults.found(snapshot, wanted=bool(query.fault))
         selection = self.selector.select(snapshot, query, found)
+        fields = self.selector.columns(snapshot, columns_of)
         values = {
             "query": query,
             "selection": selection,
@@ -151,7 +154,8 @@ class Pages:
             "faults": found,
             "faulty": len(np.intersect1d(selection.rows, found.any)),
             "codes": CODES,
-            "facets": facets(self.selector.columns(snapshot, columns_of), selection.rows),
+            "facets": facets(fields, selection.rows),
+            "columns": [*COLUMNS, *(field.name for field in fields if field.name.startswith("task."))],
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
         values |= (
@@ -176,10 +180,11 @@ class Pages:
         page = min(query.page, pages)
         rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
         listed = _rows_of(snapshot, rows, found)
-        lines = self.index.lines(snapshot, rows.tolist())
+        lines, fields = self.index.lines(snapshot, rows.tolist()), self.selector.columns(snapshot, columns_of)
         tags = self.marking.now().tags
         for row, number in zip(listed, rows.tolist(), strict=True):
             row["line"], row["tags"] = lines[number], tags.get(row["rollout_id"], [])
+            row["fields"] = {field.name: field.of(number) for field in fields if field.name in query.shown}
         return {"rows": listed, "page": page, "pages": pages, "scale": scale_of(snapshot)}
 
     def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
@@ -353,7 +358,11 @@ class Pages:
         sort = request.query_params.get("sort", "")
         rows = self.stages.rows("pairs")
         number = _chosen(request, len(rows.files))
-        return "pairs.html", comparing.list_pairs(rows, number, _page(request), sort) | {"sort": sort}
+        values, snapshot = comparing.list_pairs(rows, number, _page(request), sort), self.index.snapshot()
+        ids = {row[f"{side}_rollout_id"] for row in values["rows"] for side in ("chosen", "rejected")}
+        numbers = {one: number for one in ids if (number := snapshot.find(one)) is not None}
+        lines = self.index.lines(snapshot, list(numbers.values()))
+        return "pairs.html", values | {"sort": sort, "lines": {one: lines[number] for one, number in numbers.items()}}
 
     def pair(self, request: Request) -> Page:
         given = request.query_params.get("id", "")
@@ -447,12 +456,15 @@ class Pages:
 
     def sql(self, request: Request) -> Page:
         text = request.query_params.get("q", "").strip()
-        values: Values = {"sql": text, "saved": SAVED, "error": None, "result": None, "command": None}
+        values: Values = dict.fromkeys(("error", "result", "command", "chart"))
+        values |= {"sql": text, "saved": SAVED, "charts": sql.CHARTS}
         values |= {"rows_shown": self.config.sql_rows, "token": self._token, "own": self._is_own(request)}
         try:
             values["views"] = self._views()
             if text and values["own"]:
                 values["result"] = sql.answer(text, self.index.paths, self.config)
+                chosen = (request.query_params.get(name, "") for name in ("chart", "x", "y"))
+                values["chart"] = sql.chart_of(values["result"], *chosen)
                 if values["result"]["condition"]:
                     values["command"] = sql.command_of(self.index.snapshot().paths, values["result"]["condition"])
         except (GymdataError, OSError) as error:
@@ -491,17 +503,19 @@ class Pages:
 
     def training(self, request: Request) -> Page:
         files = training.find_metrics(self.index.paths)
-        number = _chosen(request, len(files))
+        is_overlaid = request.query_params.get("n") == "all" and len(files) > 1
         return "training.html", {
             "trainings": [training.described(file) for file in files],
-            "number": number,
-            "curves": training.curves(files[number]) if files else None,
+            "number": "all" if is_overlaid else _chosen(request, len(files)),
+            "overlaid": training.overlaid(files) if is_overlaid else None,
         }
 
     def curves(self, request: Request) -> Values:
         files = training.find_metrics(self.index.paths)
         if not files:
             raise Missing("there is no metrics.jsonl in the given folders")
+        if request.query_params.get("n") == "all":
+            return training.overlaid(files)
         return training.curves(files[_chosen(request, len(files))])
 
     def code(self, request: Request) -> Page:
@@ -513,6 +527,13 @@ class Pages:
             )
         found = self.faults.found(self.index.snapshot(), wanted=True)
         return "code.html", {"code": CODES[given], "count": len(found.with_code(given)), "unchecked": found.unchecked}
+
+    def status(self, _: Request) -> Page:
+        """How far each run and each training is."""
+        reports = [status(path) for path in self.index.paths if path.is_dir()]
+        runs = [run for report in reports for run in report.runs]
+        disk_free = min((report.disk_free for report in reports if report.disk_free is not None), default=None)
+        return "status.html", {"runs": runs, "running": any(run.is_running for run in runs), "disk_free": disk_free}
 
     def lineage(self, _: Request) -> Page:
         return "lineage.html", lineage.graph(self.index.paths)

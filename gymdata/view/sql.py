@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from markupsafe import Markup
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from gymdata.errors import GymdataError
+from gymdata.public import Figures
 from gymdata.query.child import run_query
 from gymdata.query.guard import Limits
 from gymdata.query.run import write_result
 from gymdata.query.types import json_value, python_values
 from gymdata.query.views import Views, find_files
+from gymdata.report.charts import Chart, bars
+from gymdata.report.drawing import svg
+from gymdata.report.rollouts import histogram
 from gymdata.view.settings import ViewConfig
 
 FORMATS = {"csv": "text/csv", "jsonl": "application/jsonl", "parquet": "application/vnd.apache.parquet"}
+CHARTS = ("bars", "line", "histogram")
+#: Rows that are drawn as bars.
+_MOST_BARS = 40
 _MOST_TEXT = 400
 #: Hints that only help with ``gymdata query``.
 _OF_COMMAND = re.compile(r"`-|^query takes|given after it")
@@ -67,6 +78,36 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
         "seconds": time.monotonic() - began,
         "condition": condition_of(ids) if len(rows) <= config.sql_rows else None,
     }
+
+
+def chart_of(result: Figures, kind: str = "", x: str = "", y: str = "") -> Figures | None:
+    """A chart of a result: ``kind``, ``x`` and ``y``, by its columns where they are not given, and its ``svg``. None where
+    there are no two numbers to draw."""
+    names = [name for name, _ in result["columns"]]
+    numeric = [name for name, is_number in result["columns"] if is_number]
+    if not numeric or len(result["rows"]) < 2:
+        return None
+    x = x if x in names else names[0]
+    y = y if y in numeric else next((name for name in numeric if name != x), numeric[0])
+    if kind not in CHARTS:
+        few = len(result["rows"]) <= _MOST_BARS and not x.endswith("_id")
+        kind = "histogram" if x == y else "line" if x in numeric else "bars" if few else "histogram"
+    cells = [(row[names.index(x)], row[names.index(y)]) for row in result["rows"]]
+    points = [(at, float(value)) for at, value in cells if value is not None and math.isfinite(value)]
+    if kind == "line":
+        points = sorted((float(at), value) for at, value in points if isinstance(at, (int, float, Decimal)))
+    if len(points) < 2:
+        return {"kind": kind, "x": x, "y": y, "svg": None}
+    values = [value for _, value in points]
+    if kind == "histogram":
+        drawn = bars("result", y, histogram(np.array(values)), y)
+    elif kind == "line":
+        drawn = Chart("result", y, "lines", x=x, series={y: points})
+    else:
+        lowest = min(0.0, *values)
+        rows = [(str(at), value, min(0.0, value), max(0.0, value)) for at, value in points[:_MOST_BARS]]
+        drawn = Chart("result", y, "rates", rates=rows, bounds=(lowest, max(0.0, *values)))
+    return {"kind": kind, "x": x, "y": y, "svg": Markup(svg(drawn))}
 
 
 def condition_of(ids: Sequence[Any]) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymdata.public import Figures
+from gymdata.report.several import names_of, settings_that_differ
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
 from gymdata.view.evidence.stages import facts_of
@@ -74,6 +75,22 @@ def curves(file: Path) -> Figures:
     panels = [{"title": title, "series": some} for title, some in grouped if some]
     panels += [{"title": name, "series": {name: values}} for name, values in series.items()]
     return {"steps": steps, "panels": panels}
+
+
+def overlaid(files: Sequence[Path]) -> Figures:
+    """The series that several trainings have, a panel for each with a curve for each training; and ``settings``, those
+    that are not the same in all, by training."""
+    folders = [file.parent for file in files]
+    drawn = dict(zip(names_of(folders), map(curves, files), strict=True))
+    steps = sorted({step for one in drawn.values() for step in one["steps"]})
+    panels: dict[str, Figures] = {}
+    for name, one in drawn.items():
+        for series in (panel["series"] for panel in one["panels"]):
+            for title, values in series.items():
+                by_step = dict(zip(one["steps"], values, strict=True))
+                panels.setdefault(title, {})[name] = [by_step.get(step) for step in steps]
+    shared = [{"title": title, "series": series} for title, series in panels.items() if len(series) > 1]
+    return {"steps": steps, "panels": shared, "names": list(drawn), "settings": settings_that_differ(folders)}
 
 
 def _flat(row: Figures, before: str = "") -> Figures:

@@ -1,5 +1,6 @@
-"""What the pages of ``gymdata view`` cost over 100,000 and 1,000,000 rollouts: the first page, filters that were not seen
-before, one rollout of 20,000 tokens, and the server's memory.
+"""What the pages of ``gymdata view`` cost over 100,000 and 1,000,000 rollouts with prompts of 200 and answers of 800
+characters: the first page with its facets, a value of a facet, texts and filters that were not asked for before, one
+rollout of 20,000 tokens, and the server's memory.
 
 The server is a process of its own, asked over HTTP; the rival column is the bound in seconds or megabytes.
 """
@@ -28,6 +29,9 @@ from tests.benchmarks.bench_query import write_rollouts
 from tests.benchmarks.rows import Row
 
 ROWS, LONG = 100_000, 20_000
+#: Texts that a rollout in 100 has, one in 100,000, none; the first one reads the messages.
+SEARCHES = ("needle", "unique-77777", "nowhere")
+FACET = 'task.level == "hard"'
 FILTERS = (
     "reward > 0.5",
     "0 < mean_reward < 1 and n_turns < 3",
@@ -41,7 +45,7 @@ def write_run(folder: Path, parts: int) -> Path:
     """``parts`` times 100,000 rollouts with tokens and task rows, and one of 20,000 tokens."""
     base = write_rollouts(folder, ROWS)
     first = folder / "rollouts" / "part-00000.parquet"
-    table = read_table(first, ROLLOUTS)
+    table, texts = read_table(first, ROLLOUTS), messages()
     for part in range(parts):
         numbers = np.arange(ROWS) + part * ROWS
         tasks = [json.dumps({"level": ("easy", "hard")[n % 2], "number": n}) for n in range(ROWS // 8 + 1)]
@@ -50,9 +54,11 @@ def write_run(folder: Path, parts: int) -> Path:
             "task_id": [f"task-{n // 8}" for n in numbers],
             "group_id": [f"group-{n // 8:026}" for n in numbers],
             "task": [tasks[n // 8] for n in range(ROWS)],
+            "messages": texts,
         }
         for name, values in columns.items():
-            table = table.set_column(table.column_names.index(name), ROLLOUTS.schema.field(name), [pa.array(values)])
+            field = ROLLOUTS.schema.field(name)
+            table = table.set_column(table.column_names.index(name), field, [pa.array(values, field.type)])
         write_table(table, folder / "rollouts" / f"part-{part:05}.parquet", ROLLOUTS)
     write_table(
         pa.Table.from_pylist([long_rollout()], ROLLOUTS.arrow),
@@ -61,6 +67,19 @@ def write_run(folder: Path, parts: int) -> Path:
     )
     write_run_json(folder, {"run_id": "bench"})
     return base
+
+
+def messages() -> list[list[dict[str, object]]]:
+    """A question of 200 characters and an answer of 800, of 5,000 words."""
+    rng = np.random.default_rng(1)
+    words = np.array(["".join(map(chr, rng.integers(97, 123, 7))) for _ in range(5_000)])
+    rollouts: list[list[dict[str, object]]] = []
+    asked, answered = (words[rng.integers(0, 5_000, (ROWS, size))].tolist() for size in (25, 100))
+    for n in range(ROWS):
+        answer = [*answered[n], f"unique-{n}", *(["needle"] if n % 100 == 0 else [])]
+        rollouts.append([{"role": "user", "content": " ".join(asked[n])},
+                         {"role": "assistant", "content": " ".join(answer), "turn": 0}])  # fmt: skip
+    return rollouts
 
 
 def long_rollout() -> dict[str, object]:
@@ -107,11 +126,17 @@ def measured(parts: int) -> dict[str, float]:
         run = write_run(Path(folder), parts)
         with served(run) as (base, pid):
             first = timed(f"{base}/")
+            facet = timed(f"{base}/?{urllib.parse.urlencode({'where': FACET})}")
+            searches = [timed(f"{base}/?text={text}") for text in SEARCHES]
             filters = [timed(f"{base}/?{urllib.parse.urlencode({'where': text})}") for text in FILTERS]
             sort = timed(f"{base}/?sort=n_generated_tokens&down=1&by=group")
             long = [timed(f"{base}/rollout?id=long") + timed(f"{base}/data/tokens?id=long") for _ in range(3)]
-            return {"first page": first, "slowest filter": max(filters), "median filter": statistics.median(filters),
-                    "sorted by group": sort, "rollout of 20,000 tokens": max(long), "memory": memory(pid)}  # fmt: skip
+            return {
+                "first page": first, "a value of a facet": facet, "first search of texts": searches[0],
+                "slowest later search": max(searches[1:]), "slowest filter": max(filters),
+                "median filter": statistics.median(filters), "sorted by group": sort,
+                "rollout of 20,000 tokens": max(long), "memory": memory(pid),
+            }  # fmt: skip
 
 
 def main() -> list[Row]:

@@ -58,6 +58,8 @@ def test_trainings_are_compared_by_their_curves_and_settings(tmp_path: Path) -> 
     assert "<title>loss</title>" in page
     assert "<title>a, 1: 1</title>" in page
     assert "<title>b, 1: 2</title>" in page
+    last = page.partition("Last values")[2]
+    assert last.index("0.3333") < last.index("0.6667")
 
 
 def test_names_are_as_long_as_tells_them_apart(tmp_path: Path) -> None:

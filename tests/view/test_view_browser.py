@@ -56,6 +56,22 @@ def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: p
     assert page.url.endswith("#t=1")
 
 
+def test_a_text_is_set_and_a_key_takes_the_setting_away(page: Any, serve: Serve, tmp_path: Path):
+    """Markdown is set with its marks, HTML in it is text, and `x` shows the same characters without a setting."""
+    text = "**strong**\n\n```python\nx = 1\n```\n" + HOSTILE.replace("\x1b", "")
+    page.goto(
+        serve(write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40), text=text)])) + "/rollout?id=a-0"
+    )
+    ready(page)
+    answer = page.locator("#messages .message.assistant .text").last
+    weight = "(node) => getComputedStyle(node.querySelector('strong')).fontWeight"
+    assert (answer.text_content(), answer.evaluate(weight)) == (text, "700")
+    page.keyboard.press("x")
+    assert (answer.text_content(), answer.evaluate(weight)) == (text, "400")
+    assert page.locator("#plain").get_attribute("aria-pressed") == "true"
+    assert page.evaluate("window.hit") is None
+
+
 @pytest.mark.full
 def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
     """Clicking a bar keeps the rollouts with its rewards."""

@@ -22,6 +22,23 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "sample_data" / "rollouts" / "broken.jsonl"
+MARKDOWN = """
+
+# A heading
+
+- **strong** and `code`, $a^2$
+
+> quoted
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+def f(x: int) -> str:  # a comment
+    return "text" * 2
+```
+"""
 LONG_PATH = "/home/somebody/projects/" + "a-judge-with-a-long-name/" * 3 + "checkpoint-00010"
 SIZES = {"laptop": (1280, 720), "phone": (390, 844)}
 #: Boxes of the page that scroll sideways.
@@ -108,7 +125,7 @@ def is_fit(page: Any, name: str) -> None:
 def run(tmp_path: Path) -> Path:
     """Two groups with rewards, a judge's verdicts of every kind, pairs, experiences and an audit."""
     long = "a long answer of many words, " * 12
-    rows = [rollout("a", k, float(k % 2 == 0), two_turns(20, 40 + k), text=f"{k} {long}") for k in range(4)]
+    rows = [rollout("a", k, float(k % 2 == 0), two_turns(20, 40 + k), text=f"{k} {long}{MARKDOWN}") for k in range(4)]
     rows += [rollout("b" * 60, k, 0.5, two_turns(21, 50), status="truncated", stop_reason="length") for k in range(2)]
     folder = write_run(tmp_path / "run", rows)
     scores = {
@@ -158,7 +175,8 @@ def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Pat
     pair = page.locator("tr[data-href]").first.get_attribute("data-href")
     shown = ["/", "/?by=group", "/?min=0.5", "/?where=reward+%3E+5", "/?where=rewrd+%3E+1", "/pairs", pair,
              "/group?id=group-a", "/comparisons", "/comparisons?show=half", "/comparison?id=0-3", "/comparison?id=2-0",
-             "/training", "/lineage", "/sql?q=SELECT+*+FROM+rollouts", "/nothing",
+             "/training", "/lineage", "/status", "/sql?q=SELECT+*+FROM+rollouts", "/?text=strong", "/nothing",
+             "/sql?q=SELECT+task_id,+count(*)+AS+n+FROM+rollouts+GROUP+BY+1",
              "/rollout?id=nobody"]  # fmt: skip
     faulty = ["/", "/?by=group&fault=any", "/code?code=T206", "/training", "/comparisons", "/pairs",
               "/rollout?id=3d3ca74d586f0eea4ffd9720f6a55325", "/rollout?id=f19f962238f9a4dbf67d58d0ae9719cc",

@@ -109,6 +109,27 @@ def test_sql_runs_is_kept_and_becomes_a_selection(page: Any, serve: Serve, run: 
     assert "expected a SELECT" in page.locator(".problem").inner_text()
 
 
+def test_four_trainings_in_one_chart(page: Any, serve: Serve, tmp_path: Path):
+    """Each has a curve in the panel of the loss; smoothing and logarithmic axes draw it again."""
+    models = [tmp_path / name for name in ("w", "x", "y", "z")]
+    for number, model in enumerate(models):
+        model.mkdir()
+        (model / "run.json").write_text('{"stage": "train-sft"}')
+        rows = [{"step": step, "loss": (number + step % 2) / step} for step in range(20)[1:]]
+        (model / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.goto(serve(*models) + "/training")
+    page.get_by_role("link", name="all, compared").click()
+    page.wait_for_selector("#curves[data-drawn='1']")
+    labels = page.locator(".u-legend .u-label").all_inner_texts()
+    assert labels == ["step", "w", "x", "y", "z"]
+    drawn = "document.querySelector('.curve canvas').toDataURL()"
+    pictures = {page.evaluate(drawn)}
+    for change in ("smooth.value = 0.9", "logx.checked = true", "logy.checked = true"):
+        page.evaluate(f"{change}; {change.partition('.')[0]}.dispatchEvent(new Event('input'))")
+        pictures.add(page.evaluate(drawn))
+    assert len(pictures) == 4
+
+
 def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path: Path):
     """Curves are drawn from metrics.jsonl, and again when a line has come."""
     model = tmp_path / "model"

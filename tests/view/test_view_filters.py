@@ -92,6 +92,22 @@ def test_the_list_shows_prompt_answer_and_reference(serve: Serve, tmp_path: Path
     assert re.findall(r'<td class="task"><a[^>]*>(\w+)<', found) == ["a"]
 
 
+def test_columns_are_chosen_and_stand_in_the_address(serve: Serve, tmp_path: Path):
+    """The list has the columns that the address names, fields of tasks, too; a filter keeps them."""
+    rows = [
+        rollout(f"t{t}", 0, 1.0, two_turns(20, 40)) | {"task": json.dumps({"level": ("easy", "hard")[t % 2]})}
+        for t in range(8)
+    ]
+    base = serve(write_run(tmp_path / "run", rows))
+    page = get(f"{base}/?columns=reward,id,task.level,nothing&text=question+t1")[1]
+    heads = [re.sub(r"<[^>]*>", "", head).strip() for head in re.findall(r"<th [^>]*>(.*?)</th>", page)]
+    assert heads == ["Task", "#", "Reward", "Id", "task.level"]
+    assert "<td>hard</td>" in page
+    assert 'name="columns" value="reward,id,task.level,nothing"' in page
+    assert "columns=reward%2Cid%2Cnothing" in page
+    assert "<mark>question t1</mark>" in get(f"{base}/?text=question+t1")[1]
+
+
 @pytest.mark.parametrize("code", FAULTY)
 def test_a_rollout_that_fails_validation_says_its_code(serve: Serve, code: str):
     """Its page has code and meaning and leads to the explanation; the list marks it and can be filtered by the code."""

@@ -19,7 +19,7 @@ from tests.view.conftest import Serve
 
 PAGES = ["/", "/?where=reward+%3E+0", "/rollout?id=plain-0", "/data/tokens?id=plain-0", "/break?id=none", "/pairs",
          "/data/why?id=plain-0&turn=0&k=0", "/group?id=group-plain", "/comparisons", "/sql?q=SELECT+1", "/training",
-         "/lineage"]  # fmt: skip
+         "/lineage", "/status"]  # fmt: skip
 HOSTILE = (
     '<script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31mred\x1b]0;title\x07\u202e"\'`</textarea>{{7*7}}'
 )
@@ -53,6 +53,15 @@ def hostile(tmp_path: Path) -> Path:
                   rewards=[{"name": HOSTILE, "value": 1.0}, {"name": "b", "value": None}])  # fmt: skip
     plain = rollout("plain", 0, 0.0, two_turns(20, 40))
     return write_run(tmp_path / "run", [row, plain])
+
+
+def test_the_page_of_the_status_says_how_far_runs_are(serve: Serve, tmp_path: Path):
+    """Each run with what `gymdata status` says of it; a file of rollouts alone says nothing."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
+    page = get(serve(run) + "/status")[1]
+    for text in (str(run), "<dt>state</dt>", "GB free"):
+        assert text in page
+    assert "No run folder was given" in get(serve(run / "rollouts" / "part-00000.parquet") + "/status")[1]
 
 
 def addresses(rollout_id: str, group_id: str) -> list[str]:

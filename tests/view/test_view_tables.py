@@ -95,7 +95,7 @@ def test_a_pair_parts_where_its_tokens_do(serve: Serve, run: Path):
     )
     shown = text_of(page)
     assert shown.count("raw output") == 2
-    assert pair["pair_id"] in get(base + "/pairs")[1]
+    assert "question a 40 2 41 2" in text_of(get(base + "/pairs")[1])
 
 
 def test_pairs_of_each_score_are_listed_apart(serve: Serve, run: Path):
@@ -191,7 +191,7 @@ def test_sql_reads_and_does_nothing_else(serve: Serve, run: Path, tmp_path: Path
     """One SELECT is answered; anything that writes, reads elsewhere or never ends is refused or stopped, and says so."""
     base = serve(run, sql_seconds=0.3)
     page = sql(base, "SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
-    assert re.findall(r"<td[^>]*>([^<]*)</td>", page) == ["a", "4", "b", "2"]
+    assert re.findall(r"<td[^>]*>(?:<a[^>]*>)?([^<]*)(?:</a>)?</td>", page) == ["a", "4", "b", "2"]
     target = tmp_path / "stolen.csv"
     for text, why in [
         (f"COPY rollouts TO '{target}'", "expected a SELECT"),
@@ -202,6 +202,36 @@ def test_sql_reads_and_does_nothing_else(serve: Serve, run: Path, tmp_path: Path
     ]:
         assert why in sql(base, text), text
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "kind", "drawn"),
+    [
+        ("SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1", "", "bars", "<title>a</title>"),
+        ("SELECT rollout_index AS i, avg(reward) AS r FROM rollouts GROUP BY 1", "", "line", "<title>r</title>"),
+        ("SELECT rollout_id, reward FROM rollouts", "", "histogram", "<title>1: "),
+        (
+            "SELECT task_id, 1 AS a, 2.5 AS b FROM rollouts",
+            "&chart=histogram&y=b",
+            "histogram",
+            "<title>2.5: 6</title>",
+        ),
+        ("SELECT task_id, reward FROM rollouts", "&chart=line", "line", "no two numbers"),
+    ],
+)
+def test_a_result_of_sql_is_drawn(serve: Serve, run: Path, text: str, chosen: str, kind: str, drawn: str):
+    """Names and numbers are bars, numbers by numbers a line, numbers of rollouts a histogram; or what the address says."""
+    page = get(f"{serve(run)}/sql?{urllib.parse.urlencode({'q': text})}{chosen}")[1]
+    assert f"<option selected>{kind}</option>" in page
+    assert drawn in page
+
+
+def test_ids_in_a_result_of_sql_are_links(serve: Serve, run: Path):
+    """A rollout, a group and a task open as their pages; one row of text has no chart."""
+    page = sql(serve(run), "SELECT rollout_id, group_id, task_id FROM rollouts LIMIT 1")
+    for address in ("/rollout?id=a-0", "/group?id=group-a", "/?task=a"):
+        assert f'href="{address}"' in page
+    assert 'id="chart"' not in page
 
 
 @pytest.mark.parametrize(
@@ -277,6 +307,23 @@ def test_curves_leave_gaps_and_torn_lines_out(tmp_path: Path):
     assert found["steps"] == [1.0, 2.0]
     panels = {panel["title"]: panel["series"] for panel in found["panels"]}
     assert panels == {"loss": {"loss": [2.5, None]}, "KL": {"kl": [None, 0.1]}}
+
+
+def test_trainings_are_overlaid(serve: Serve, tmp_path: Path):
+    """A panel for each series that two have, over the steps of both, and the settings that differ."""
+    for name, rate, losses in (("a", 0.1, (3.0, 2.0)), ("b", 0.2, (4.0, 1.0, 0.5))):
+        folder = tmp_path / name
+        folder.mkdir()
+        facts = {"stage": "train-sft", "config": {"learning_rate": rate, "seed": 1}}
+        (folder / "run.json").write_text(json.dumps(facts))
+        rows = [{"step": step, "loss": loss, f"only_{name}": 1.0} for step, loss in enumerate(losses, 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = serve(tmp_path / "a", tmp_path / "b")
+    page = text_of(get(base + "/training?n=all")[1])
+    assert "Settings that differ setting a b learning_rate 0.1 0.2" in page
+    found = json.loads(get(base + "/data/curves?n=all")[1])
+    assert found["steps"] == [1.0, 2.0, 3.0]
+    assert found["panels"] == [{"title": "loss", "series": {"a": [3.0, 2.0, None], "b": [4.0, 1.0, 0.5]}}]
 
 
 def test_lineage_draws_what_run_json_names(serve: Serve, run: Path, tmp_path: Path):

@@ -27,6 +27,10 @@ class Column:
     values: tuple[Any, ...]
     codes: npt.NDArray[np.int32]
 
+    def of(self, row: int) -> Any:
+        """The value of a rollout; None without one."""
+        return None if self.codes[row] < 0 else self.values[self.codes[row]]
+
 
 @dataclass(frozen=True, slots=True)
 class Facet:
@@ -63,15 +67,15 @@ def _columns(snapshot: Snapshot) -> Iterator[Column]:
     if not batches:
         return
     table = pa.Table.from_batches(batches)
-    fields = task_fields(table)
-    number = {task: n for n, task in enumerate(fields)}
     coded = table["task_id"].combine_chunks().dictionary_encode()
-    task_of = np.array([number[task] for task in coded.dictionary.to_pylist()], np.int64)
-    task_of = task_of[coded.indices.to_numpy(zero_copy_only=False)]
-    for name in fields_to_split_by(list(fields.values()), _MOST):
+    task_of = coded.indices.to_numpy(zero_copy_only=False)
+    # Each task is decoded once, from its first rollout.
+    first = np.unique(task_of, return_index=True)[1]
+    tasks = list(task_fields(table.take(pa.array(first))).values())
+    for name in fields_to_split_by(tasks, _MOST):
         if not re.fullmatch(r"\w+", name):
             continue
-        of_task = [task.get(name) for task in fields.values()]
+        of_task = [task.get(name) for task in tasks]
         values = sorted({value for value in of_task if isinstance(value, (str, int))}, key=str)
         code = {value: n for n, value in enumerate(values)}
         codes = np.array([code.get(value, -1) if isinstance(value, (str, int)) else -1 for value in of_task], np.int32)

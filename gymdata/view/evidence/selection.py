@@ -34,6 +34,9 @@ SORTS = (
     "duration_s",
     "started_at",
 )
+#: Columns of the list besides the task, and those shown without a choice; a field of tasks is one, too, as ``task.NAME``.
+COLUMNS = ("prompt", "answer", "reward", "parts", "status", "turns", "breaks", "context", "generated", "time", "id")
+_SHOWN = ("prompt", "answer", "reward", "parts", "status", "turns", "generated")
 #: Up to this many distinct rewards have a bar each.
 _BARS = 12
 _BINS = 20
@@ -63,6 +66,7 @@ class Query:
     mixed: str = ""
     fault: str = ""
     run: str = ""
+    columns: str = ""
     sort: str = ""
     down: bool = False
     groups: bool = False
@@ -76,6 +80,7 @@ class Query:
         return cls(
             given.get("where", "").strip(),
             **{name: given.get(name, "").strip() for name in _BOXES},
+            columns=given.get("columns", ""),
             sort=sort if sort in SORTS else "",
             down=given.get("down") == "1",
             groups=given.get("by") == "group",
@@ -134,10 +139,20 @@ class Query:
         """The address of this query with some parts changed; from its first page unless that is named."""
         other = replace(self, **{"page": 1, **changes})
         parts = {"where": other.where, **{name: getattr(other, name) for name in _BOXES}, "sort": other.sort}
-        parts |= {"down": "1" if other.down else "", "by": "group" if other.groups else ""}
+        parts |= {"columns": other.columns, "down": "1" if other.down else "", "by": "group" if other.groups else ""}
         parts["page"] = str(other.page) if other.page > 1 else ""
         given = urlencode({key: value for key, value in parts.items() if value})
         return f"/?{given}" if given else "/"
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns of the list."""
+        return tuple(self.columns.split(",")) if self.columns else _SHOWN
+
+    def with_column(self, name: str) -> str:
+        """The address that shows a column, or hides it."""
+        shown = [one for one in self.shown if one != name]
+        return self.address(columns=",".join(shown if name in self.shown else [*shown, name]) or "task", page=self.page)
 
     def sorted_by(self, column: str) -> str:
         """The address that sorts by a column, or turns its order round."""

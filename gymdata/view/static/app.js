@@ -3,7 +3,7 @@
 const root = document.documentElement;
 const $ = (selector) => document.querySelector(selector);
 const POLL_MS = 1500;
-const PAGES = { r: "/", p: "/pairs", c: "/comparisons", s: "/sql", t: "/training", l: "/lineage" };
+const PAGES = { r: "/", p: "/pairs", c: "/comparisons", s: "/sql", t: "/training", l: "/lineage", w: "/status" };
 
 $("#theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -30,9 +30,15 @@ document.addEventListener("click", (event) => {
 // On a phone the pages do not fit beside each other.
 $(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-const filters = $("#filters");
-filters?.addEventListener("change", (event) => {
-  if (event.target.matches("select, [type=checkbox]")) filters.requestSubmit();
+// The texts of rollouts keep every character when they are set as Markdown, code or JSON; this takes the setting away.
+function plain() {
+  const on = root.classList.toggle("plain-text");
+  $("#plain")?.setAttribute("aria-pressed", on);
+}
+$("#plain")?.addEventListener("click", plain);
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("#filters :is(select, [type=checkbox]), #chart select")) event.target.form.requestSubmit();
 });
 document.addEventListener("submit", (event) => {
   // An empty box says nothing: it need not stand in the address.
@@ -82,6 +88,7 @@ document.addEventListener("keydown", (event) => {
     case "[": follow("a[rel=prev]"); break;
     case "]": follow("a[rel=next]"); break;
     case "u": follow("#up"); break;
+    case "x": plain(); break;
     case "g": awaitingPage = true; break;
     case "Enter": if (document.activeElement === document.body && $("tr.on")) location.href = $("tr.on").dataset.href; break;
   }
