@@ -360,9 +360,9 @@ class Pages:
         number = _chosen(request, len(rows.files))
         values, snapshot = comparing.list_pairs(rows, number, _page(request), sort), self.index.snapshot()
         ids = {row[f"{side}_rollout_id"] for row in values["rows"] for side in ("chosen", "rejected")}
-        numbers = {one: number for one in ids if (number := snapshot.find(one)) is not None}
-        lines = self.index.lines(snapshot, list(numbers.values()))
-        return "pairs.html", values | {"sort": sort, "lines": {one: lines[number] for one, number in numbers.items()}}
+        rows_of = {one: row for one in ids if (row := snapshot.find(one)) is not None}
+        lines = self.index.lines(snapshot, list(rows_of.values()))
+        return "pairs.html", values | {"sort": sort, "lines": {one: lines[row] for one, row in rows_of.items()}}
 
     def pair(self, request: Request) -> Page:
         given = request.query_params.get("id", "")
