@@ -180,7 +180,10 @@ class Pages:
         page = min(query.page, pages)
         rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
         listed = _rows_of(snapshot, rows, found)
-        lines, fields = self.index.lines(snapshot, rows.tolist()), self.selector.columns(snapshot, columns_of)
+        lines, fields = (
+            self.index.lines(snapshot, rows.tolist(), query.text),
+            self.selector.columns(snapshot, columns_of),
+        )
         tags = self.marking.now().tags
         for row, number in zip(listed, rows.tolist(), strict=True):
             row["line"], row["tags"] = lines[number], tags.get(row["rollout_id"], [])
@@ -194,7 +197,10 @@ class Pages:
         page = min(query.page, pages)
         first, last = (page - 1) * PAGE_GROUPS, page * PAGE_GROUPS
         here = np.flatnonzero((codes >= first) & (codes < last))
-        listed = _rows_of(snapshot, selection.rows[here], found)
+        listed, numbers = _rows_of(snapshot, selection.rows[here], found), selection.rows[here].tolist()
+        lines = self.index.lines(snapshot, numbers, query.text)
+        for row, number in zip(listed, numbers, strict=True):
+            row["line"] = lines[number]
         groups: dict[int, list[Values]] = {}
         for code, row in zip(codes[here].tolist(), listed, strict=True):
             groups.setdefault(code, []).append(row)

@@ -33,7 +33,7 @@ _INLINE = re.compile(
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
 _QUOTE = re.compile(r"\s*>")
 _CELL = re.compile(r"\|?(?:\\.|[^|])+|\|", re.DOTALL)
-_JSON = re.compile(r'\{\s*\}|"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+')
+_JSON = re.compile(r'\{\s*\}|"(?:[^"\\]|\\.)*"|,\s*|[{}\[\]:]|\s+|[^\s"{}\[\],:]+')
 #: Colors of code, by kind of token.
 _COLORS = (
     (Kind.Comment, "y-c"),
@@ -142,24 +142,25 @@ def _inline(text: str) -> Markup:
 
 
 def _json(text: str) -> Markup | None:
-    """An object or a list of JSON, a member of an object on a line of its own; None for any other text."""
+    """An object or a list of JSON, the members of objects on lines of their own, as they may be already; None for another
+    text."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    out, inside = list[Markup](), list[str]()
+    out, inside, in_one_line = list[Markup](), list[str](), "\n" not in text
     for match in _JSON.finditer(text):
         part = match[0]
         html = escape(part)
         if part in ("{", "["):
             inside.append(part)
-            html = Markup('{<span class="members"><span>') if part == "{" else html
+            html = Markup('{<span class="members"><span>') if part == "{" and in_one_line else html
         elif part in ("}", "]"):
-            html = Markup("</span></span>}") if inside.pop() == "{" else html
-        elif part == "," and inside[-1:] == ["{"]:
-            html = Markup(",</span><span>")
+            html = Markup("</span></span>}") if inside.pop() == "{" and in_one_line else html
+        elif part[0] == "," and inside[-1] == "{" and in_one_line:
+            html += Markup("</span><span>")
         elif part[0] == '"':
             is_name = text[match.end() : match.end() + 20].lstrip()[:1] == ":"
             # What comes after an escaped line break begins a line, too.

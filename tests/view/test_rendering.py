@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gymdata.view.rendering import hits, rendered, rendered_arguments
 
+A = '<span class="y-f">&#34;a&#34;</span>'
 ONE = '<span class="y-n">1</span>'
 #: Elements that a text can have: none of them loads, links or runs anything.
 ALLOWED = {"span", "code", "strong", "em", "i", "br", "mark"}
@@ -79,8 +80,10 @@ def test_every_character_stays(text: str):
         ("\\[ x < y \\]", '<code class="formula">\\[ x &lt; y \\]</code>'),
         ("```py\n1 #\n```", f'<span class="fence"><i>```py\n</i>{ONE} <span class="y-c">#</span>\n<i>```</i></span>'),
         ("~~~nothing-known\na", '<span class="fence"><i>~~~nothing-known\n</i>a<i></i></span>'),
-        ('{"a": 1}', f'{{<span class="members"><span><span class="y-f">&#34;a&#34;</span>: {ONE}</span></span>}}'),
+        ('{"a": 1}', f'{{<span class="members"><span>{A}: {ONE}</span></span>}}'),
         ('["b\\nc"]', '[<span class="y-s">&#34;b\\n<br>c&#34;</span>]'),
+        ('{"a": 1, "a": 1}', f'{{<span class="members"><span>{A}: {ONE}, </span><span>{A}: {ONE}</span></span>}}'),
+        ('{\n"a": 1\n}', f"{{\n{A}: {ONE}\n}}"),
         ("[1, null]", f'[{ONE}, <span class="y-n">null</span>]'),
         ("{not JSON}", "{not JSON}"),
         ("<img src=x> [a](javascript:b) ![c](http://d)", "&lt;img src=x&gt; [a](javascript:b) ![c](http://d)"),

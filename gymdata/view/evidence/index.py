@@ -151,7 +151,7 @@ class RolloutIndex:
             start += part.table.num_rows
         return pa.concat_tables([found[n] for n in numbers], promote_options="default")
 
-    def lines(self, snapshot: Snapshot, numbers: Sequence[int]) -> dict[int, Line]:
+    def lines(self, snapshot: Snapshot, numbers: Sequence[int], searched: str = "") -> dict[int, Line]:
         """What a list shows of the texts of some rows, by row; each row group is read once. Raises DataError."""
         found: dict[int, Line] = {}
         start = 0
@@ -164,7 +164,7 @@ class RolloutIndex:
                 inside = mine[which == group]
                 rows = (part.texts or part.groups)[group].load().select(_TEXTS)
                 taken = rows.take(pa.array(inside - part.starts[group]))
-                found |= zip((start + inside).tolist(), lines_of(taken), strict=True)
+                found |= zip((start + inside).tolist(), lines_of(taken, searched), strict=True)
             start += part.table.num_rows
         return found
 

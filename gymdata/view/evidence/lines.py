@@ -26,11 +26,16 @@ class Line:
     reference: str | None
 
 
-def lines_of(rows: pa.Table) -> list[Line]:
-    """One for each row, cut to what a list can show. ``rows``: the columns messages and task."""
+def lines_of(rows: pa.Table, searched: str = "") -> list[Line]:
+    """One for each row, cut to what a list can show: the beginning, or the place of what was ``searched``. ``rows``: the
+    columns messages and task."""
     texts = zip(rows["messages"].to_pylist(), rows["task"].to_pylist(), strict=True)
     return [
-        Line(_short(one.prompt), _short(one.answer), None if one.reference is None else _short(one.reference))
+        Line(
+            _short(one.prompt, searched),
+            _short(one.answer, searched),
+            None if one.reference is None else _short(one.reference),
+        )
         for one in (texts_of(messages or [], task) for messages, task in texts)
     ]
 
@@ -56,6 +61,8 @@ def _call(call: Any) -> str:
     return f"→ {function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})"
 
 
-def _short(text: str) -> str:
+def _short(text: str, searched: str = "") -> str:
+    if (at := text.find(searched)) > _WIDEST // 2:
+        text = "…" + text[at - _WIDEST // 4 :]
     line = " ".join(text[: 4 * _WIDEST].split())
     return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
