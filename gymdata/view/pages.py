@@ -30,6 +30,7 @@ from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, Found, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import COLUMNS, PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
@@ -251,6 +252,7 @@ class Pages:
             "violations": [v for v in evidence.violations if v.severity == "error" or v.code[0] not in "TR"],
             "codes": CODES,
             "turns": len(row["turns"]),
+            "reference": texts_of([], row["task"]).reference,
             "has": tokens.colors() if tokens is not None else {},
             "notes": tokens.notes if tokens is not None else [],
             "text_known": self.vocabulary(row) is not None,

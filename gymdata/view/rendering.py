@@ -1,7 +1,7 @@
 """Markdown, code, JSON and formulas in the texts of rollouts, set as such without hiding a character.
 
-Invariants: the text of the HTML is the given text, with the marks of its Markdown; all of it is escaped, and HTML, links and
-pictures in it stay text; a text that a library cannot read is shown as it is.
+Invariants: the text of the HTML is the given text, with the marks of its Markdown, and with escapes for what a terminal or
+browser would act on; HTML, links and pictures in it stay text; what a library cannot read is shown as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from markupsafe import Markup, escape
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Token as Kind
 from pygments.util import ClassNotFound
+
+from gymdata.errors import printable
 
 #: Longer texts are shown as they are, in characters.
 _LONGEST = 200_000
@@ -48,6 +50,7 @@ _COLORS = (
 
 def rendered(text: str) -> Markup:
     """A message as HTML: an object or a list of JSON by its members, everything else as Markdown."""
+    text = printable(text)
     if len(text) > _LONGEST:
         return escape(text)
     if (members := _json(text)) is not None:
@@ -80,14 +83,15 @@ def rendered(text: str) -> Markup:
 
 def rendered_arguments(text: str) -> Markup:
     """The arguments of a tool call as HTML."""
+    text = printable(text)
     return (_json(text) if len(text) <= _LONGEST else None) or escape(text)
 
 
 def hits(text: str, searched: str) -> Markup:
     """A line of a list with what was searched for marked."""
     if not searched:
-        return escape(text)
-    parts = re.split(f"({re.escape(searched)})", text)
+        return escape(printable(text))
+    parts = re.split(f"({re.escape(printable(searched))})", printable(text))
     return Markup().join(Markup("<mark>{}</mark>").format(part) if n % 2 else part for n, part in enumerate(parts))
 
 

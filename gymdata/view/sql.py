@@ -90,7 +90,7 @@ def chart_of(result: Figures, kind: str = "", x: str = "", y: str = "") -> Figur
     x = x if x in names else names[0]
     y = y if y in numeric else next((name for name in numeric if name != x), numeric[0])
     if kind not in CHARTS:
-        few = len(result["rows"]) <= _MOST_BARS and not x.endswith("_id")
+        few = len(result["rows"]) <= _MOST_BARS and x != "rollout_id"
         kind = "histogram" if x == y else "line" if x in numeric else "bars" if few else "histogram"
     cells = [(row[names.index(x)], row[names.index(y)]) for row in result["rows"]]
     points = [(at, float(value)) for at, value in cells if value is not None and math.isfinite(value)]

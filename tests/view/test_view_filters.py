@@ -88,6 +88,8 @@ def test_the_list_shows_prompt_answer_and_reference(serve: Serve, tmp_path: Path
     page = shown(url)
     for line in ("What is 2*3? 6 1", "What is 233? 5 expected 7", 'Hm → add({"a": 2}) expected 1'):
         assert line in page
+    assert "expected 7" in shown(f"{url}/rollout?id=b-0")
+    assert '{ "answer" : "7" }' in shown(f"{url}/rollout?id=b-0")
     found = get(f"{url}/?text={urllib.parse.quote('2*3')}")[1]
     assert re.findall(r'<td class="task"><a[^>]*>(\w+)<', found) == ["a"]
 
@@ -254,4 +256,4 @@ def test_values_stand_with_their_counts_and_lead_to_their_rollouts(serve: Serve,
     assert "task.same" not in text
     hard = shown(url + "/?" + urllib.parse.urlencode({"where": "task.level == 'hard'"}))
     assert "status completed 2 truncated 2" in hard
-    assert "task.level" not in hard.partition("Prompt")[0].partition("task.level ==")[2]
+    assert "task.level" not in hard.partition("By rollout")[0].partition("task.level ==")[2]

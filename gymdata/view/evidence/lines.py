@@ -53,6 +53,8 @@ def texts_of(messages: Sequence[Message], task: str | None) -> Line:
         answer = written[-1].get("content") or calls
     fields = object_of(loads(task)) if task else {}
     reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
+    if isinstance(reference, (dict, list)):
+        reference = json.dumps(reference, ensure_ascii=False)
     return Line(prompt or "", answer, None if reference is None else str(reference))
 
 
