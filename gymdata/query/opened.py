@@ -120,10 +120,18 @@ class OpenedRun:
             for task, line, reward, rollout in zip(tasks, lines_of(table), rewards, ids, strict=True)
         ]
         names = ("task", "prompt", "answer", "reference", "reward", "rollout_id")
-        cells = ["".join(f"<td>{escape('' if value is None else str(value))}</td>" for value in row) for row in rows]
-        head = "".join(f"<th style='text-align: left'>{name}</th>" for name in names)
-        body = "".join(f"<tr>{cell}</tr>" for cell in cells)
-        return f"<table><caption>{escape(repr(self))}</caption><tr>{head}</tr>{body}</table>"
+        # Texts break their lines, names and numbers do not.
+        wraps = {"prompt": "min-width: 14em", "answer": "min-width: 14em"}
+        styles = [f"text-align: left; vertical-align: top; {wraps.get(name, 'white-space: nowrap')}" for name in names]
+
+        def line(tag: str, values: Sequence[object]) -> str:
+            texts = ("" if value is None else escape(str(value)) for value in values)
+            cells = (f"<{tag} style='{style}'>{text}</{tag}>" for style, text in zip(styles, texts, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        body = "".join(line("td", row) for row in rows)
+        caption = f"<caption style='text-align: left'>{escape(repr(self))}</caption>"
+        return f"<div style='overflow-x: auto'><table>{caption}{line('th', names)}{body}</table></div>"
 
     @property
     def facts(self) -> dict[str, object]:

@@ -111,7 +111,7 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
 def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
     """Both sides of a pair from where they part: tokens where there are ids, and their messages."""
     ids = {side: row[f"{side}_ids"] for side in ("chosen", "rejected")}
-    sides: Values = {"tokens": None, "fork": None, "shared": None}
+    sides: Values = {"tokens": None, "fork": None, "shared": None, "as_text": vocabulary is not None}
     if ids["chosen"] and ids["rejected"]:
         a, b = ids["chosen"], ids["rejected"]
         fork = common_length(a, b)
