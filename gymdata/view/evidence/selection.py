@@ -330,6 +330,9 @@ def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
         conditions.check(expression, columns.kinds, "filter")
     for expression in expressions:
         passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
+    # The texts of all rollouts may have been read.
+    del columns
+    pa.default_memory_pool().release_unused()
     return np.flatnonzero(passing).astype(np.int32)
 
 
