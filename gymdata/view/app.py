@@ -126,7 +126,8 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:
     """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``links``: where
     rollouts and comparisons are, if not on pages of their own."""
-    from gymdata.view import rendering, text
+    from gymdata.view import text
+    from gymdata.view.evidence import rendering
 
     def shown(value: Any) -> Any:
         # What is marked as HTML comes from the templates themselves.

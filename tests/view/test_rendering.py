@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymdata.errors import printable
-from gymdata.view.rendering import hits, rendered, rendered_arguments
+from gymdata.view.evidence.rendering import hits, rendered, rendered_arguments
 
 A = '<span class="y-f">&#34;a&#34;</span>'
 ONE = '<span class="y-n">1</span>'

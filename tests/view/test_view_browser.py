@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,33 @@ def test_a_text_is_set_and_a_key_takes_the_setting_away(page: Any, serve: Serve,
     assert (answer.text_content(), answer.evaluate(weight)) == (text, "400")
     assert page.locator("#plain").get_attribute("aria-pressed") == "true"
     assert page.evaluate("window.hit") is None
+
+
+def test_texts_are_searched_values_clicked_and_columns_chosen(page: Any, serve: Serve, tmp_path: Path):
+    """What was searched for is marked; a value keeps its rollouts; a column is shown and stays when the filter changes."""
+    rows = [
+        rollout(f"t{k}", 0, 1.0, two_turns(20, 40), text=f"{'long ' * 60}needle" if k == 3 else "hay")
+        | {"task": json.dumps({"level": ("easy", "hard")[k % 2]})}
+        for k in range(8)
+    ]
+    page.goto(serve(write_run(tmp_path / "run", rows)))
+    page.fill("[name=text]", "needle")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**text=needle**")
+    assert page.locator("tr[data-href]").count() == 1
+    assert page.locator("td.words mark").all_inner_texts() == ["needle"]
+    page.get_by_role("link", name="Clear").click()
+    page.get_by_role("link", name="hard 4").click()
+    page.wait_for_url("**where=**")
+    assert page.locator("tr[data-href]").count() == 4
+    page.locator(".columns summary").click()
+    page.get_by_role("link", name="task.level").click()
+    page.wait_for_url("**columns=**")
+    assert page.locator("thead th", has_text="task.level").count() == 1
+    page.fill("[name=task]", "t3")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**task=t3**")
+    assert page.locator("tr[data-href] td").last.inner_text() == "hard"
 
 
 @pytest.mark.full

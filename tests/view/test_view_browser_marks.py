@@ -47,3 +47,30 @@ def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp
     page.get_by_role("button", name="Save", exact=True).click()
     page.get_by_role("link", name="solved").wait_for()
     assert read_marks([run]).selections == {"solved": "/?where=reward+%3E+0"}
+
+
+def test_two_people_mark_at_once(chromium: Any, serve: Serve, tmp_path: Path) -> None:
+    """Both tag and comment with the page open: nothing is lost, comments have their person, and both pages show both tags."""
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
+    address = f"{serve(run, annotate=True)}/rollout?id=a-0"
+    people = {who: chromium.new_context().new_page() for who in ("ada", "ben")}
+    for who, page in people.items():
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]")
+        page.fill("#who", who)
+        page.locator("#who").blur()
+    for who, page in people.items():
+        page.fill("#tagbox", f"of-{who}")
+        page.keyboard.press("Enter")
+        page.locator(".tag", has_text=f"of-{who}").wait_for()
+    for who, page in people.items():
+        page.get_by_label("Comment").fill(f"{who} says")
+        page.keyboard.press("Enter")
+        page.get_by_text(f"{who} says").wait_for()
+        page.reload()
+        assert page.locator("#marks .tag", has_text="of-").count() == 2
+    for page in people.values():
+        page.context.close()
+    marks = read_marks([run])
+    assert marks.tags["a-0"] == ["of-ada", "of-ben"]
+    assert marks.comments["a-0"] == {"ada": "ada says", "ben": "ben says"}

@@ -157,6 +157,23 @@ def test_lineage_is_a_graph_to_click(page: Any, serve: Serve, run: Path):
     assert "pairs.parquet" in shown.inner_text()
 
 
+def test_cells_of_a_notebook(page: Any, run: Path):
+    """A rollout, a group, a pair and a report show their texts in frames; nothing runs in them and nothing is loaded."""
+    gymdata.pairs(run, strategy="all")
+    opened = gymdata.open(run)
+    pair = gymdata.query("SELECT min(pair_id) AS id FROM pairs", run).to_pylist()[0]["id"]
+    cells = [opened.rollout("a-0"), opened.group("group-a"), opened.pair(pair), gymdata.report(run, write=False)]
+    page.set_content("".join(cell._repr_html_() for cell in cells))
+    frames = page.locator("iframe")
+    assert frames.count() == 4
+    for number, text in enumerate(("question a", "Final answers", "Chosen", "Rewards of rollouts")):
+        inside = frames.nth(number).content_frame
+        inside.get_by_text(text).first.wait_for()
+        assert inside.locator("script").count() == 0
+    page.set_content(opened._repr_html_())
+    assert page.locator("td", has_text="a-0").count() == 1
+
+
 @pytest.mark.full
 def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path):
     """From the disk, without network: rollouts to pick, tokens to color and to point at, and no error."""
