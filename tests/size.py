@@ -41,7 +41,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_572,
     "pairs": 1_559,
     "publish": 617,
-    "query": 1_463,
+    "query": 1_471,
     "record": 4_579,
     "remote": 1_425,
     "report": 1_562,
@@ -59,12 +59,12 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 6_998,
     "validate": 1_350,
-    "view": 3_531,
+    "view": 3_827,
     "workers": 593,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_109, 598
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 509, 289, 14
+TOTAL, FILE_LINES = 86_413, 598
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 510, 289, 14
 
 
 def sources() -> list[Path]:
