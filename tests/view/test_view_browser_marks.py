@@ -50,7 +50,7 @@ def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp
 
 
 def test_two_people_mark_at_once(chromium: Any, serve: Serve, tmp_path: Path) -> None:
-    """Both tag and comment with the page open: nothing is lost, comments have their person, and both pages show both tags."""
+    """Both tag and comment with the page open: nothing is lost, comments have a person, and both pages show both tags."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
     address = f"{serve(run, annotate=True)}/rollout?id=a-0"
     people = {who: chromium.new_context().new_page() for who in ("ada", "ben")}
