@@ -54,6 +54,7 @@ def card(
     about = [("rows", f"{counted(n_rows, 'row')} of the table `{table.name}`"), *_origin(facts)]
     with contextlib.suppress(GymdataError):  # a table that no report is about
         about.insert(1, ("result", report(source, write=False).headline))
+    texts = [(what, f"{value:,}" if isinstance(value, int) else str(value)) for what, value in about]
     columns = [f"| `{field.name}` | `{_brief(field.type)}` |" for field in schema]
     return "\n".join(
         [
@@ -68,7 +69,7 @@ def card(
             "",
             "| | |",
             "| --- | --- |",
-            *(f"| {what} | {_cell(value)} |" for what, value in about),
+            *("| " + what + " | " + text.replace("|", "\\|").replace("\n", " ") + " |" for what, text in texts),
             "",
             "## Read it",
             "",
@@ -113,8 +114,3 @@ def _brief(kind: pa.DataType) -> str:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"list of {_brief(kind.value_type)}"
     return f"{{{', '.join(field.name for field in kind)}}}" if pa.types.is_struct(kind) else str(kind)
-
-
-def _cell(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -43,24 +43,16 @@ def write_preview(paths: Sequence[Path], table: Table, rewards: Sequence[str], t
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for path in paths:
             for batch in scan_batches(path, table, _COLUMNS[table.name], _BATCH_ROWS):
-                plain = [_plain(row, table, rewards) for row in to_rows(batch)]
-                writer.write_table(pa.Table.from_pylist(plain, schema))
-
-
-def _plain(row: dict[str, Any], table: Table, rewards: Sequence[str]) -> dict[str, Any]:
-    kept = {name: row[name] for name in _KEPT[table.name]}
-    if table is PAIRS:
-        return kept | {name: _last_text(row[name]) for name in _TEXTS[table.name]}
-    texts = texts_of(row["messages"], row["task"])
-    values = row["rewards"] or {}
-    return {
-        **kept,
-        "prompt": texts.prompt,
-        "answer": texts.answer,
-        "reference": texts.reference,
-        **{f"reward_{name}": values.get(name) for name in rewards},
-    }
-
-
-def _last_text(messages: Sequence[dict[str, Any]] | None) -> str:
-    return next((text for message in reversed(messages or ()) if (text := text_of(message.get("content")))), "")
+                rows = list[dict[str, Any]]()
+                for row in to_rows(batch):
+                    rows.append({name: row[name] for name in _KEPT[table.name]})
+                    if table is PAIRS:
+                        # The last text of a conversation.
+                        for name in _TEXTS[table.name]:
+                            texts = (text_of(message.get("content")) for message in reversed(row[name] or ()))
+                            rows[-1][name] = next(filter(None, texts), "")
+                        continue
+                    shown, values = texts_of(row["messages"], row["task"]), row["rewards"] or {}
+                    rows[-1] |= {"prompt": shown.prompt, "answer": shown.answer, "reference": shown.reference}
+                    rows[-1] |= {f"reward_{name}": values.get(name) for name in rewards}
+                writer.write_table(pa.Table.from_pylist(rows, schema))

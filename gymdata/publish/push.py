@@ -87,7 +87,12 @@ def push(
     target holds something else or has changed meanwhile, OutsideError("object store") when the Hub cannot be reached.
     """
     repository, source = data_set(target), local_output(path, "push")
-    run_json, facts = _complete(source)
+    facts, run_json = read_run_json(source), find_run_json(source)
+    assert run_json is not None
+    if is_written(run_json):
+        raise StoreError(f"{source}: is being written", hint="push it when its command has ended")
+    if state_left(facts) == "interrupted":
+        raise StoreError(f"{source}: was interrupted", hint="run the command that wrote it again, which completes it")
     table, files = _files(source, run_json, facts)
     find, findings = finder(), Counter[str]()
 
@@ -108,7 +113,8 @@ def push(
         )
     name = repository[0] if repository is not None else Path(target).absolute().name
     with tempfile.TemporaryDirectory(prefix="gymdata-push-") as scratch:
-        contents = _contents(source, facts, table, files, n_rows, name, None if allow_findings else find, Path(scratch))
+        taken_out = None if allow_findings else find
+        contents = _contents(source, run_json, facts, table, files, n_rows, name, taken_out, Path(scratch))
         size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in contents.values())
         report = PushReport(str(source), str(target), n_rows, size, sorted(contents), dict(findings.most_common()))
         if not write:
@@ -125,17 +131,6 @@ def push(
 
 def _listed(findings: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} ({n:,})" for kind, n in findings.items())
-
-
-def _complete(source: Path) -> tuple[Path, RunFacts]:
-    """The run.json of what is published. Raises where there is none, or where more is to come."""
-    facts, run_json = read_run_json(source), find_run_json(source)
-    assert run_json is not None
-    if is_written(run_json):
-        raise StoreError(f"{source}: is being written", hint="push it when its command has ended")
-    if state_left(facts) == "interrupted":
-        raise StoreError(f"{source}: was interrupted", hint="run the command that wrote it again, which completes it")
-    return run_json, facts
 
 
 def _files(source: Path, run_json: Path, facts: RunFacts) -> tuple[Table, dict[str, Path]]:
@@ -161,6 +156,7 @@ def _files(source: Path, run_json: Path, facts: RunFacts) -> tuple[Table, dict[s
 
 def _contents(
     source: Path,
+    run_json: Path,
     facts: RunFacts,
     table: Table,
     files: Mapping[str, Path],
@@ -179,8 +175,6 @@ def _contents(
 
     published: RunFacts = rewritten(dict(facts), clean)
     names = {file: here for here, file in files.items()}
-    run_json = find_run_json(source)
-    assert run_json is not None
     entries = {names.get(run_json.parent / str(entry["path"])): entry for entry in facts.get("files") or []}
     published["files"] = [{**entries[here], "path": here} for here in files]
     splits: dict[str, list[str]] = {}

@@ -13,17 +13,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from gymdata.errors import EXIT_FAULTS, GymdataError, UsageError, reported
 from gymdata.query.guard import Limits
 from gymdata.store import reading
+from gymdata.workers import end_after
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,15 @@ def run_query(
     spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
     limits = replace(limits, spill=spill.name)
     statement = Statement(sql, tuple(map(str, paths)), as_text, limits, reading.current().allow_changed)
-    process, connection = _started()
+    from gymdata.workers.signals import OWN_GROUP
+
+    # A Python of its own: a fork would copy the locks of this process's threads as they are.
+    connection, theirs = Pipe()
+    with theirs:
+        number = theirs.fileno()
+        words = [sys.executable, "-c", _START, str(number), *sys.path]
+        # Output of libraries must not get into the result.
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(number,), **OWN_GROUP)
     try:
         with contextlib.suppress(OSError):  # dead at once: its first message is missing
             connection.send(statement)
@@ -104,24 +112,6 @@ def _inherited(kind: int) -> int:
     """This process's own limit in bytes."""
     limit = resource.getrlimit(kind)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
-
-
-def _started() -> tuple[subprocess.Popen[bytes], Connection]:
-    """A Python of its own: a fork would copy the locks of this process's threads as they are."""
-    from gymdata.workers.signals import OWN_GROUP
-
-    ours, theirs = Pipe()
-    with theirs:
-        number = theirs.fileno()
-        # Output of libraries must not get into the result.
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(number), *sys.path],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            pass_fds=(number,),
-            **OWN_GROUP,
-        )
-    return process, ours
 
 
 def _streams(
@@ -184,7 +174,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection = Connection(int(sys.argv[1]))
     statement: Statement = connection.recv()
-    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    end_after(connection.recv_bytes)
     with contextlib.suppress(BrokenPipeError):
         try:
             # Data of this process, not its address space: libraries and DuckDB's allocator reserve far more than they
@@ -206,12 +196,6 @@ def serve() -> None:
             defect = RuntimeError(f"{type(error).__name__}: {error}")
             defect.add_note("".join(traceback.format_exception(error)))
             connection.send(defect)
-
-
-def _end_with_parent(connection: Connection) -> NoReturn:
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
-    os._exit(1)
 
 
 def _send_result(statement: Statement, connection: Connection) -> None:

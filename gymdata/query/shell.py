@@ -113,7 +113,14 @@ def _statements(lines: Callable[[str], str]) -> Iterator[str]:
 def lines_of_terminal(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> Callable[[str], str]:
     """Lines of the terminal, with history and completion; of a pipe, one after the other."""
     if not sys.stdin.isatty():
-        return _piped
+
+        def piped(_: str) -> str:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line
+
+        return piped
     from prompt_toolkit import PromptSession
     from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -128,13 +135,6 @@ def lines_of_terminal(views: Callable[[], Mapping[str, Mapping[str, str]]]) -> C
     suggest = AutoSuggestFromHistory()
     session: PromptSession[str] = PromptSession(history=history, auto_suggest=suggest, completer=completer(views()))
     return lambda prompt: str(session.prompt(prompt))
-
-
-def _piped(_: str) -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line
 
 
 def completer(views: Mapping[str, Iterable[str]]) -> Any:

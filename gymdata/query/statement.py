@@ -59,7 +59,18 @@ def run_statement(
             if result is None:
                 raise UsageError("SQL: the statement has no result", hint="query takes one SELECT")
             names = result.columns
-            reader = (_with_text(views.con, sql, result) if as_text else result).to_arrow_reader(_BATCH_ROWS)
+            casts = printable(result.types) if as_text else []
+            if any(casts):
+                # The columns cast whose types cannot be printed. They are named by position.
+                numbered = [f"c{index}" for index in range(len(casts))]
+                shown = ", ".join(
+                    name if cast is None else f"CAST({name} AS {cast}) AS {name}"
+                    for name, cast in zip(numbered, casts, strict=True)
+                )
+                # A comment may end the statement.
+                body = f"(\n{sql.strip().rstrip(';')}\n)"
+                result = views.con.sql(f"SELECT {shown} FROM {body} AS t({', '.join(numbered)})")
+            reader = result.to_arrow_reader(_BATCH_ROWS)
             try:
                 yield _unique_names(reader, names)
             finally:
@@ -77,20 +88,6 @@ def run_statement(
             if re.search("out of memory|bad_alloc|malloc of", str(error), re.IGNORECASE):
                 raise MemoryError(first_line(error)) from error
             raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
-
-
-def _with_text(con: duckdb.DuckDBPyConnection, sql: str, result: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-    """``result`` with the columns cast whose types cannot be printed. They are named by position."""
-    casts = printable(result.types)
-    if not any(casts):
-        return result
-    numbered = [f"c{index}" for index in range(len(casts))]
-    shown = ", ".join(
-        name if cast is None else f"CAST({name} AS {cast}) AS {name}"
-        for name, cast in zip(numbered, casts, strict=True)
-    )
-    # A comment may end the statement.
-    return con.sql(f"SELECT {shown} FROM (\n{sql.strip().rstrip(';')}\n) AS t({', '.join(numbered)})")
 
 
 def _unique_names(reader: pa.RecordBatchReader, wanted: Sequence[str]) -> pa.RecordBatchReader:

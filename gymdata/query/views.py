@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError, GymdataError, counted, json_value
 from gymdata.query.guard import Limits, lock
 from gymdata.remote.reading import located
-from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table, check_version
+from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
 from gymdata.store.formats import format_of
 from gymdata.store.journal import FAILURES
-from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve, sealed_twin
+from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
 from gymdata.store.reading import check_source, same_content, warn
 
 if TYPE_CHECKING:
@@ -213,7 +213,9 @@ class Views:
             if name == "failures":
                 self.con.register("failures", _failures(self.files.folders))
             elif name == "marks":
-                self.con.register("marks", _marks(self.files.folders))
+                from gymdata.scores.marks import marks_table
+
+                self.con.register("marks", marks_table(self.files.folders))
             elif name in ("turns", "messages"):
                 self._base("rollouts", rewards)
                 if name == "turns" and prompts:
@@ -233,13 +235,14 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
             return
         self._made.add(name)
         from gymdata.store.partial_reads import verified_datasets
+        from gymdata.store.tables import read_source
 
         sources, table = self.files.by_table[name], TABLES[name]
         # DuckDB's own reader ignores checksums and trusts a file's statistics.
         scanned = verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)
         self._scanned += scanned
         loaded: list[Any] = [*scanned]
-        loaded += [_load(source, table) for source in sources if source.kind != "parquet"]
+        loaded += [read_source(source, table, None) for source in sources if source.kind != "parquet"]
         loaded = loaded or [table.arrow.empty_table()]
         parts = []
         for number, data in enumerate(loaded):
@@ -345,29 +348,6 @@ def _has_rows(path: Path) -> bool:
         return bool(pq.read_metadata(path).num_rows)
     except (pa.ArrowInvalid, OSError):
         return True
-
-
-def _load(source: Source, table: Table) -> pa.Table:
-    """The rows of JSON lines or a journal, in memory."""
-    from gymdata.store.tables import read_table
-
-    try:
-        return read_table(source.path, table)
-    except DataError:
-        # A run that is being collected: the journal was sealed since the folder was listed.
-        twin = sealed_twin(source.path)
-        if twin is None or source.path.exists():
-            raise
-        return read_table(twin.path, table)
-
-
-def _marks(folders: Sequence[Path]) -> pa.Table:
-    import pyarrow as pa
-
-    from gymdata.scores.marks import marks_table
-
-    texts = [(name, pa.string()) for name in ("marked_at", "who", "kind", "rollout_id", "task_id", "value", "over")]
-    return pa.Table.from_pylist(marks_table(folders), pa.schema([*texts, ("reward", pa.float64())]))
 
 
 def _failures(folders: Sequence[Path]) -> pa.Table:

@@ -224,14 +224,6 @@ def _tag(meta: Any) -> str:
     return tag if tag.endswith('"') else f'"{tag}"'
 
 
-def _store(place: Place, more_s: float = 0.0) -> Any:
-    check_installed(place)
-    limit_s = float(os.environ.get(_REQUEST_S) or 120) + more_s
-    # Tries within the library; ``_request`` adds more of them.
-    tries_s = min(LATE_S, float(os.environ.get(_TRIES_S) or _RETRY_S))
-    return _made(place.scheme, place.bucket, endpoint(place.scheme), os.getpid(), limit_s, tries_s)
-
-
 @cache
 def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: float, tries_s: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -294,7 +286,12 @@ def _request(place: Place, send: Callable[[Any], T], more_s: float = 0.0) -> T:
     while True:
         try:
             with _attributed(place):
-                return send(_store(place, more_s))
+                check_installed(place)
+                request_s = float(os.environ.get(_REQUEST_S) or 120) + more_s
+                # Tries within the library; those of this loop are more.
+                tries_s = min(LATE_S, limit_s)
+                address = endpoint(place.scheme)
+                return send(_made(place.scheme, place.bucket, address, os.getpid(), request_s, tries_s))
         except OutsideError as error:
             if error.final or time.monotonic() - began >= limit_s:
                 raise

@@ -63,7 +63,11 @@ class Place:
 
     def under(self, base: Path) -> Path:
         """Its path in a staging folder or a view."""
-        top = base / f"{self.scheme}{_server(self.scheme)}"
+        address = endpoint(self.scheme)
+        # What distinguishes the mirrors of two servers.
+        host = "" if address is None else address.partition("://")[2].rpartition("@")[2]
+        server = "" if address is None else "@" + re.sub(r"[^A-Za-z0-9.-]+", "_", host)
+        top = base / f"{self.scheme}{server}"
         show_as(str(top), f"{self.scheme}:/")
         return top / self.bucket / self.key
 
@@ -184,11 +188,3 @@ def is_spool(folder: Path) -> bool:
 def is_odd(key: str) -> bool:
     """Whether no file can have this key as its name."""
     return bool(_ODD & set(key.split("/"))) or "\0" in key
-
-
-def _server(scheme: str) -> str:
-    """What distinguishes the mirrors of two servers."""
-    address = endpoint(scheme)
-    return (
-        "" if address is None else "@" + re.sub(r"[^A-Za-z0-9.-]+", "_", address.partition("://")[2].rpartition("@")[2])
-    )

@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import orjson
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.store.lineage import run_folder
 from gymdata.store.reading import warn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FILE = "marks.jsonl"
 Kind = Literal["tag", "untag", "comment", "reward", "choice", "bad_task", "good_task", "selection"]
@@ -141,16 +144,20 @@ def read_marks(paths: Iterable[str | Path]) -> Marks:
     return marks
 
 
-def marks_table(paths: Sequence[str | Path]) -> list[dict[str, object]]:
-    """Every mark that was made, oldest first, as rows of SQL: numbers of rewards apart from texts."""
+def marks_table(paths: Sequence[str | Path]) -> pa.Table:
+    """Every mark that was made, oldest first, for SQL: numbers of rewards apart from texts."""
+    import pyarrow as pa
+
     logs = dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    rows = sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at)
-    return [
+    marks = sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at)
+    rows = [
         asdict(mark)
         | {"value": mark.value if isinstance(mark.value, str) else None}
         | {"reward": None if isinstance(mark.value, str) else mark.value}
-        for mark in rows
+        for mark in marks
     ]
+    texts = [(name, pa.string()) for name in ("marked_at", "who", "kind", "rollout_id", "task_id", "value", "over")]
+    return pa.Table.from_pylist(rows, pa.schema([*texts, ("reward", pa.float64())]))
 
 
 def now() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,32 +55,23 @@ def parsed(text: object) -> object:
 
 def messages_of(messages: Sequence[Mapping[str, object]], turns: Sequence[Mapping[str, object]]) -> list[MessageView]:
     """Messages for people, with the rewards of the turns that sampled them."""
-    return list(_messages(messages, [turn.get("reward") for turn in turns]))
-
-
-def _messages(messages: Sequence[Mapping[str, object]], rewards: Sequence[object]) -> Iterator[MessageView]:
+    views = []
     for message in messages:
         content, reasoning, name = (printable(str(message.get(key) or "")) for key in ("content", "reasoning", "name"))
         turn = message.get("turn")
         number = turn if isinstance(turn, int) else None
-        reward = rewards[number] if number is not None and 0 <= number < len(rewards) else None
+        reward = turns[number].get("reward") if number is not None and 0 <= number < len(turns) else None
+        score = float(reward) if isinstance(reward, (int, float)) else None
         calls = parsed(message.get("tool_calls")) or []
-        yield MessageView(
-            printable(str(message.get("role"))),
-            content,
-            reasoning,
-            name,
-            number,
-            float(reward) if isinstance(reward, (int, float)) else None,
-            [_call(call) for call in (calls if isinstance(calls, list) else [calls])],
-        )
-
-
-def _call(call: object) -> CallView:
-    function = call.get("function") or call if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or "name" not in function:
-        return CallView("", call)
-    return CallView(printable(str(function["name"])), function.get("arguments"))
+        called = []
+        for call in calls if isinstance(calls, list) else [calls]:
+            function = call.get("function") or call if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and "name" in function:
+                called.append(CallView(printable(str(function["name"])), function.get("arguments")))
+            else:
+                called.append(CallView("", call))
+        views.append(MessageView(printable(str(message.get("role"))), content, reasoning, name, number, score, called))
+    return views
 
 
 def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Reader | None) -> list[Violation]:

@@ -101,10 +101,11 @@ def show(
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
     from gymdata.models._transformers import reader_of
+    from gymdata.store.tables import holds_pairs
 
     found = find_run_json(path)
     reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
-    if config.pair is not None or (not chosen and _holds_only_pairs(path)):
+    if config.pair is not None or (not chosen and holds_pairs(path)):
         if config.limit is not None:
             name = config.called("limit")
             raise UsageError(
@@ -121,27 +122,20 @@ def show(
             keys[name] += batch.column(name).to_pylist()
     if not keys["rollout_id"]:
         raise DataError.empty(path, "rollouts")
-    score = _score_of_extremes(path, config)
+    score = None  # the total reward
+    if config.best or config.worst:
+        from gymdata.scores.chosen import default_score
+        from gymdata.store.reading import warn
+
+        score, note = default_score([path], config.reward)
+        if note:
+            warn(note)
     rows = _choose(path, keys, rollout_id, config, score)
     rollouts = _load(path, keys, rows, None if reader is None else lambda: _read(reader))
     if score is not None:
         values = _scores(path, score)
         rollouts = [replace(one, score=(score, values[row])) for one, row in zip(rollouts, rows, strict=True)]
     return Shown(rollouts, None, len(keys["rollout_id"]), not chosen, _read(reader))
-
-
-def _score_of_extremes(path: str | Path, config: ShowConfig) -> str | None:
-    """The score by which --best and --worst choose; None for the total reward, and for another choice."""
-    if not (config.best or config.worst):
-        return None
-    from gymdata.scores.chosen import default_score
-
-    name, note = default_score([path], config.reward)
-    if note:
-        from gymdata.store.reading import warn
-
-        warn(note)
-    return name
 
 
 def _read(reader: Any) -> Reading | None:
@@ -249,21 +243,6 @@ def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]
 def _message(message: Message) -> Message:
     known = {key: value for key, value in message.items() if value is not None}
     return known | {key: parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
-
-
-def _holds_only_pairs(path: str | Path) -> bool:
-    from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-    from gymdata.store import resolve
-    from gymdata.store.lines import iter_lines
-    from gymdata.store.tables import schema_of
-
-    found = resolve(path, PAIRS)
-    if not found or Path(path).is_dir():
-        return bool(found) and not resolve(path, ROLLOUTS)
-    if found[0].kind == "parquet":
-        return "chosen" in schema_of(found[0].path).names
-    row = parsed(next((line for _, line in iter_lines(found[0])), b"").decode(errors="replace"))
-    return isinstance(row, dict) and "chosen" in row
 
 
 def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:

@@ -327,7 +327,13 @@ def _to_list(array: pa.Array) -> list[Any]:
         )
         slices: list[Any] = [items[a:b] for a, b in pairwise(bounds)]
         if kind == NAMED_VALUE:
-            slices = [_as_object(parts) for parts in slices]
+            for at, parts in enumerate(slices):
+                slices[at] = {part["name"]: part["value"] for part in parts}
+                if len(slices[at]) != len(parts):
+                    named = ", ".join(part["name"] for part in parts)
+                    raise DataError(
+                        f"two parts of one reward have the same name ({named}); JSON lines need distinct names"
+                    )
         return slices if not array.null_count else _hide_nulls(slices, array)
     if not plain and pa.types.is_struct(kind):
         names = [f.name for f in kind]
@@ -353,14 +359,6 @@ def _is_plain(kind: pa.DataType) -> bool:
 def _hide_nulls(values: list[Any], array: pa.Array) -> list[Any]:
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     return [v if ok else None for v, ok in zip(values, valid, strict=True)]
-
-
-def _as_object(items: list[dict[str, Any]]) -> dict[str, Any]:
-    named = {item["name"]: item["value"] for item in items}
-    if len(named) != len(items):
-        names = ", ".join(item["name"] for item in items)
-        raise DataError(f"two parts of one reward have the same name ({names}); JSON lines need distinct names")
-    return named
 
 
 def _describe(value: Any) -> str:

@@ -5,6 +5,7 @@ Formats are files of ``gymdata/interop/formats/`` and entry points of the group 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -77,27 +78,29 @@ def format_of(source: Source) -> ForeignFormat | None:
     try:
         known = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda one: one.general)
         if source.kind == "parquet":
-            values: Iterable[Any] = _rows(source)
+            from gymdata.remote.reading import parquet_file
+
+            with parquet_file(source.path) as file:
+                # None of gymdata's own, and no empty columns.
+                is_own = not OWN.isdisjoint(file.schema_arrow.names)
+                batch = None if is_own else next(file.iter_batches(_LOOKED_AT), None)
+                rows = batch.to_pylist() if batch is not None else []
+            values: Iterable[Any] = [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
             formats = [one for one in known if one.marks] if values else []
         else:
             lines, values = _head_and_values(source)
             formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
         for value in values if formats else ():
-            if (found := next((one for one in formats if _is_of(one, value)), None)) is not None:
-                return found
+            for one in formats:
+                with contextlib.suppress(TypeError, LookupError, AttributeError):  # of another type than its format has
+                    if one.recognise(value):
+                        return one
             if isinstance(value, dict) and not OWN.isdisjoint(value):
                 return None
     except (DataError, OSError, ValueError):  # Arrow's errors of a Parquet file are ValueErrors
         # The reader reports what is wrong with the file.
         return None
     return None
-
-
-def _is_of(format: ForeignFormat, value: Any) -> bool:
-    try:
-        return format.recognise(value)
-    except (TypeError, LookupError, AttributeError):  # a value of another type than its format has there
-        return False
 
 
 def refuse_foreign(path: Path, wanted: str) -> None:
@@ -149,15 +152,3 @@ def _head_and_values(source: Source) -> tuple[Sequence[bytes], Iterator[Any]]:
 def _with_rows(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
-
-
-def _rows(source: Source) -> list[Any]:
-    """The first rows of a Parquet file, without their empty columns; none of gymdata's own."""
-    from gymdata.remote.reading import parquet_file
-
-    with parquet_file(source.path) as file:
-        if not OWN.isdisjoint(file.schema_arrow.names):
-            return []
-        batch = next(file.iter_batches(_LOOKED_AT), None)
-        rows = batch.to_pylist() if batch is not None else []
-    return [{name: cell for name, cell in row.items() if cell is not None} for row in rows]

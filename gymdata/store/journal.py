@@ -367,25 +367,23 @@ def row_parser() -> Callable[[bytes], Any]:
     def parse(body: bytes) -> Any:
         try:
             document: Any = parser.parse(body)
-            turns = [_turn(turn) for turn in document["turns"]]
+            turns = []
+            for turn in document["turns"]:
+                values: dict[str, object] = {}
+                for key in turn:
+                    value = turn[key]
+                    if key in _BUFFERS:
+                        kind, dtype = _BUFFERS[key]
+                        values[key] = np.frombuffer(value.as_buffer(of_type=kind), dtype)
+                    else:
+                        values[key] = python_value(value)
+                turns.append(values)
             return {key: turns if key == "turns" else python_value(document[key]) for key in document}
         except (TypeError, ValueError):
             # A non-finite log-probability is a string, which does not fit the buffer.
             return orjson.loads(body)
 
     return parse
-
-
-def _turn(turn: Any) -> dict[str, object]:
-    result: dict[str, object] = {}
-    for key in turn:
-        value = turn[key]
-        if key in _BUFFERS:
-            kind, dtype = _BUFFERS[key]
-            result[key] = np.frombuffer(value.as_buffer(of_type=kind), dtype)
-        else:
-            result[key] = python_value(value)
-    return result
 
 
 def python_value(value: Any) -> Any:

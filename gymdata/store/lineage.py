@@ -126,24 +126,18 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
         row += len(some)
     named = pa.chunked_array(alike, pa.string())
     extra = len(named) - pc.count_distinct(named).as_py()
-    if extra:
-        raise RefusedError(
-            f"{counted(extra, 'rollout is', 'rollouts are')} there more than once",
-            code="D701",
-            hint=_how_to_see_repeats(sources),
-        )
-
-
-def _how_to_see_repeats(sources: Sequence[str | Path]) -> str:
-    """The command that lists the duplicate rollouts under ``sources``."""
-    files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
-    if twice := next((file for file in files if files.count(file) > 1), None):
-        return f"{twice} is given twice: give each file once"
+    if not extra:
+        return
+    # The command that lists them.
     given = " ".join(shlex.quote(str(source)) for source in sources)
-    if len(sources) == 1:
-        return f"`gymdata validate {given}` lists them as D701"
     sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
-    return f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
+    hint = f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
+    if len(sources) == 1:
+        hint = f"`gymdata validate {given}` lists them as D701"
+    files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
+    if repeated := next((file for file in files if files.count(file) > 1), None):
+        hint = f"{repeated} is given twice: give each file once"
+    raise RefusedError(f"{counted(extra, 'rollout is', 'rollouts are')} there more than once", code="D701", hint=hint)
 
 
 def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:

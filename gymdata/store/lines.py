@@ -20,7 +20,7 @@ import orjson
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject
-from gymdata.store.paths import BOM, Source, resolve
+from gymdata.store.paths import BOM, Compression, Source, resolve
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
@@ -116,7 +116,7 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
     number = source.part.lines if source.part is not None else 0
     try:
-        for line in _plain_lines(source) if source.compression is None else _decompressed_lines(source):
+        for line in _raw_lines(source):
             text = line.removeprefix(BOM) if number == 0 else line
             number += 1
             if text and not text.isspace():
@@ -159,25 +159,20 @@ def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     text = first[1].lstrip()
     if source.part is None and (text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}")):
         for number, value, whole in (values := values_over_lines(source)):
-            # Line breaks of JSON are outside of its texts.
-            yield from (
-                ((number, _as_line(row)) for row in value) if isinstance(value, list) else [(number, _on_one(whole))]
-            )
+            if not isinstance(value, list):
+                # Line breaks of JSON are outside of its texts.
+                yield number, whole.replace(b"\r", b" ").replace(b"\n", b" ")
+                continue
+            for row in value:
+                try:
+                    # As ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode.
+                    line = json.dumps(row, separators=(",", ":")).encode()
+                except RecursionError:
+                    line = b"nested too deeply"
+                yield number, line
         if values:
             return
     yield from chain([first], lines)
-
-
-def _as_line(row: Any) -> bytes:
-    """A row as ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode."""
-    try:
-        return json.dumps(row, separators=(",", ":")).encode()
-    except RecursionError:
-        return b"nested too deeply"
-
-
-def _on_one(text: bytes) -> bytes:
-    return text.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
 def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
@@ -192,7 +187,17 @@ def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
     return numbers
 
 
-def _plain_lines(source: Source) -> Iterator[bytes]:
+def _raw_lines(source: Source) -> Iterator[bytes]:
+    """Raises OSError or EOFError when the file is broken or cut off."""
+    if source.compression is not None:
+        rest = b""
+        with source.path.open("rb") as file:
+            for block in _blocks(file, source.compression):
+                *whole, rest = (rest + block).split(b"\n")
+                yield from whole
+        if rest:
+            yield rest
+        return
     with source.path.open("rb", buffering=_BLOCK // 4) as file:
         if source.part is None:
             for line in file:
@@ -204,33 +209,36 @@ def _plain_lines(source: Source) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
-def _decompressed_lines(source: Source) -> Iterator[bytes]:
-    """Raises OSError or EOFError when the file is broken or cut off."""
-    rest = b""
-    with source.path.open("rb") as file:
-        for block in {"gzip": _gunzipped, "zstd": _unzstd, "eval": _of_eval}[source.compression or ""](file):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from whole
-    if rest:
-        yield rest
-
-
-def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
-    import gzip
+def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
+    """The content of a compressed file."""
     import zlib
 
-    try:
-        with gzip.open(file) as content:
-            while block := content.read(_BLOCK):
-                yield block
-    except zlib.error as error:
-        raise OSError(f"broken gzip data: {error}") from error
+    if compression == "gzip":
+        import gzip
 
+        try:
+            with gzip.open(file) as content:
+                while block := content.read(_BLOCK):
+                    yield block
+        except zlib.error as error:
+            raise OSError(f"broken gzip data: {error}") from error
+        return
+    if compression == "eval":
+        import zipfile
 
-def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
-    """Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one."""
+        # inspect_ai's archive as the JSON that `inspect log convert` makes of it: its header with the samples.
+        try:
+            with zipfile.ZipFile(file) as archive:
+                header = json.loads(archive.read("header.json"))
+                samples = [json.loads(archive.read(n)) for n in archive.namelist() if n.startswith("samples/")]
+        except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError) as error:
+            why = f"no log of inspect_ai that is whole: {error}; `inspect log convert` makes JSON of it"
+            raise OSError(why) from error
+        yield json.dumps({**header, "samples": samples}).encode()
+        return
     import zstandard
 
+    # Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one.
     frame, inside = zstandard.ZstdDecompressor().decompressobj(), False
     try:
         while data := file.read(_BLOCK // 16):
@@ -244,20 +252,6 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
         raise OSError(f"broken zstd data: {error}") from error
     if inside:
         raise EOFError("the file ends before its last zstd frame does")
-
-
-def _of_eval(file: IO[bytes]) -> Iterator[bytes]:
-    """inspect_ai's archive as the JSON that `inspect log convert` makes of it: its header with the samples."""
-    import zipfile
-    import zlib
-
-    try:
-        with zipfile.ZipFile(file) as archive:
-            header = json.loads(archive.read("header.json"))
-            samples = [json.loads(archive.read(n)) for n in archive.namelist() if n.startswith("samples/")]
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise OSError(f"no log of inspect_ai that is whole: {error}; `inspect log convert` makes JSON of it") from error
-    yield json.dumps({**header, "samples": samples}).encode()
 
 
 def _odd(value: Any) -> bool:

@@ -36,7 +36,6 @@ from gymdata.store.run_json import replacing
 from gymdata.store.tables import (
     _chosen,
     _present,
-    _refuse_short,
     _shape,
     broken_parquet,
     read_source,
@@ -292,7 +291,15 @@ def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) ->
             lock = Lock(folder, f".{name}.lock", wait=True)
             try:
                 if not (cache.is_file() and _is_made_from(cache, made_from)):
-                    _build(source, table, cache, made_from)
+                    parts = _groups_of(source, table, None)
+                    with replacing(cache) as temporary:
+                        first = parts[0].load() if parts else table.schema.empty_table()
+                        schema = first.schema.with_metadata({**table.metadata, _MADE_FROM: made_from})
+                        with pa.ipc.new_file(temporary, schema) as writer:
+                            for index in range(len(parts)):
+                                data = first if index == 0 else parts[index].load()
+                                for batch in data.to_batches():
+                                    writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
             finally:
                 lock.remove()
         reader = pa.ipc.open_file(pa.memory_map(str(cache)))
@@ -320,7 +327,9 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
         try:
             with parquet_file(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
-                _refuse_short(where, data.num_rows, sizes[index])
+                if data.num_rows != sizes[index]:
+                    what = f"{data.num_rows:,} of {counted(sizes[index], 'row')} can be read"
+                    raise DataError.damaged(where, what)
         except (pa.ArrowException, OSError) as error:
             raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()
@@ -334,15 +343,3 @@ def _is_made_from(cache: Path, made_from: bytes) -> bool:
             return bool((pa.ipc.open_file(mapped).schema.metadata or {}).get(_MADE_FROM) == made_from)
     except (pa.ArrowException, OSError):
         return False
-
-
-def _build(source: Source, table: Table, cache: Path, made_from: bytes) -> None:
-    groups = _groups_of(source, table, None)
-    with replacing(cache) as temporary:
-        first = groups[0].load() if groups else table.schema.empty_table()
-        schema = first.schema.with_metadata({**table.metadata, _MADE_FROM: made_from})
-        with pa.ipc.new_file(temporary, schema) as writer:
-            for index in range(len(groups)):
-                data = first if index == 0 else groups[index].load()
-                for batch in data.to_batches():
-                    writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))

@@ -100,7 +100,15 @@ def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Sour
     given = Path(path)
     found = matches(path)
     if found != [given]:
-        return [source for match in _rows_once(found) for source in _resolve_one(match, name)]
+        # Segments in their order, none from its journal and its part, and nothing that was put aside.
+        kept = {match for match in found if not match.name.endswith((".torn", ".tmp"))}
+        kept -= {match for match in kept if (twin := sealed_twin(match)) and twin.path in kept}
+
+        def order(file: Path) -> tuple[Path, int, str]:
+            segment = PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name)
+            return file.parent, int(segment[1]) if segment else -1, file.name
+
+        return [source for match in sorted(kept, key=order) for source in _resolve_one(match, name)]
     return _resolve_one(given, name)
 
 
@@ -369,18 +377,6 @@ def sealed_twin(journal: Path) -> Source | None:
 def _expand(pattern: str) -> list[Path]:
     # Path.glob cannot take an absolute pattern.
     return belonging(sorted(Path(m) for m in globbing.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute pattern
-
-
-def _rows_once(matches: list[Path]) -> list[Path]:
-    """Segments in their order, none from its journal and its part, and nothing that was put aside."""
-    kept = {m for m in matches if not m.name.endswith((".torn", ".tmp"))}
-    kept -= {m for m in kept if (twin := sealed_twin(m)) and twin.path in kept}
-
-    def order(file: Path) -> tuple[Path, int, str]:
-        segment = PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name)
-        return file.parent, int(segment[1]) if segment else -1, file.name
-
-    return sorted(kept, key=order)
 
 
 def _resolve_one(path: Path, table: str) -> list[Source]:

@@ -190,6 +190,9 @@ def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
     That of a large file is remembered across processes, in the user's cache folder where one can be written. A file that
     changed less than ``settled_ns`` before is hashed again: it could have changed within the resolution of its times.
     """
+    import orjson
+    import xxhash
+
     file = path.resolve()
     content = content_key(file)
     # Of an object its name and tag tell whether it is the same, in any process.
@@ -198,15 +201,29 @@ def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
         held = known_hashes.get(key)
     if held is not None and held[0] == state:
         return held[1]
-    memo = _memo_of(key) if content is not None or state[0] >= _REMEMBERED_BYTES else None
-    value = _recall(memo, key, state)
+    value = memo = None
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
+    # "~" may be there that could not be expanded.
+    if (content is not None or state[0] >= _REMEMBERED_BYTES) and os.path.isabs(home):  # noqa: PTH117 - as above
+        memo = Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(key)) + ".json")
+    if memo is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = orjson.loads(memo.read_bytes())
+            if kept["path"] == str(key) and tuple(kept["state"]) == state:
+                value = str(kept["xxh3"])
     if value is None:
         from gymdata.store.run_json import hash_file
 
         value = hash_file(file)
         if content is None and (_state(file) != state or time.time_ns() - max(state[1], state[2]) < settled_ns):
             return value
-        _remember(memo, key, state, value)
+        if memo is not None:
+            temporary = memo.with_name(f".{memo.name}.{os.getpid()}.{threading.get_ident()}")
+            # Without a cache folder the file is hashed again the next time.
+            with contextlib.suppress(OSError, TypeError):
+                memo.parent.mkdir(parents=True, exist_ok=True)
+                temporary.write_bytes(orjson.dumps({"path": str(key), "state": state, "xxh3": value}))
+                temporary.replace(memo)
     with _guard:
         known_hashes[key] = (state, value)
     return value
@@ -216,40 +233,6 @@ def _state(file: Path) -> tuple[int, ...]:
     """Values that change when a file does. The change time is the kernel's: copying times onto a file updates it."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
-
-
-def _memo_of(file: Path) -> Path | None:
-    import xxhash
-
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
-    if not os.path.isabs(home):  # noqa: PTH117 - "~" that could not be expanded
-        return None
-    return Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(file)) + ".json")
-
-
-def _recall(memo: Path | None, file: Path, state: tuple[int, ...]) -> str | None:
-    import orjson
-
-    if memo is None:
-        return None
-    try:
-        kept = orjson.loads(memo.read_bytes())
-        return str(kept["xxh3"]) if kept["path"] == str(file) and tuple(kept["state"]) == state else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _remember(memo: Path | None, file: Path, state: tuple[int, ...], value: str) -> None:
-    import orjson
-
-    if memo is None:
-        return
-    temporary = memo.with_name(f".{memo.name}.{os.getpid()}.{threading.get_ident()}")
-    # Without a cache folder the file is hashed again the next time.
-    with contextlib.suppress(OSError, TypeError):
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(orjson.dumps({"path": str(file), "state": state, "xxh3": value}))
-        temporary.replace(memo)
 
 
 def _is_part(file: Path) -> bool:

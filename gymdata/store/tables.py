@@ -115,9 +115,12 @@ def holds_pairs(path: str | Path) -> bool:
     if Path(path).is_dir():
         return bool(files) and not resolve(path, ROLLOUTS)
     first = files[0] if files else None
-    if first is not None and first.kind == "parquet":
-        return "pair_id" in parquet_schema(first.path).names
-    return first is not None and any(b'"pair_id"' in line for line in head(first)[:1])
+    if first is None or first.kind == "parquet":
+        return first is not None and "chosen" in schema_of(first.path).names
+    row: Any = None
+    with contextlib.suppress(ValueError):
+        row = decode(next(iter(head(first)), b"null"))
+    return isinstance(row, dict) and "chosen" in row
 
 
 def held_instead(path: str | Path, table: Table) -> str | None:
@@ -187,12 +190,14 @@ class ParquetSink:
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
+        # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
+        levels = {leaf: table.float_level if pa.types.is_float32(kind) else 1 for leaf, kind in leaves.items()}
+        levels |= {leaf: table.id_level for leaf in leaves if leaf.endswith("_ids.list.element")}
         self._writer = pq.ParquetWriter(
             path.absolute(),  # pyarrow takes a relative name with a colon for a URL
             schema.with_metadata(table.metadata),
             compression="zstd",
-            # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
-            compression_level={leaf: _level(table, leaf, kind) for leaf, kind in leaves.items()},
+            compression_level=levels,
             data_page_size=table.page_bytes,
             use_dictionary=[c for c in table.dictionary if c in leaves],
             use_byte_stream_split=[c for c in table.split if c in leaves],
@@ -271,12 +276,6 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
     return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
 
 
-def _refuse_short(where: str, rows: int, expected: int) -> None:
-    """Raises DataError when a damaged footer makes a column shorter than the others."""
-    if rows != expected:
-        raise DataError.damaged(where, f"{rows:,} of {counted(expected, 'row')} can be read")
-
-
 def scan_source(
     source: Source,
     table: Table,
@@ -323,7 +322,8 @@ def scan_source(
                     seen += batch.num_rows
                     if batch.num_rows:
                         yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
-            _refuse_short(where, seen, expected)
+            if seen != expected:  # a damaged footer makes a column shorter than the others
+                raise DataError.damaged(where, f"{seen:,} of {counted(expected, 'row')} can be read")
     except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
 
@@ -378,16 +378,12 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
 def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
     """(line, row, bytes) of a file in our format, or in a foreign one that holds rollouts."""
     foreign = format_of(source)
-    if foreign is None or (foreign.read_in_place and table.name != ROLLOUTS.name):
-        yield from _parsed(source)
-        return
-    if not foreign.read_in_place:
+    if foreign is not None and not foreign.read_in_place:
         raise foreign.refused(source, table.name)
-    for number, row in enumerate(foreign.rollouts(source), 1):
-        yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
-
-
-def _parsed(source: Source) -> Iterator[tuple[int, Any, int]]:
+    if foreign is not None and table.name == ROLLOUTS.name:
+        for number, row in enumerate(foreign.rollouts(source), 1):
+            yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
+        return
     if source.kind == "journal":
         yield from read_rows(source.path)
         return
@@ -494,13 +490,6 @@ def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
         elif pa.types.is_floating(column.type.value_type):
             longest = np.maximum(longest, sizes)
     return total if any(name.endswith("_ids") for name in lists) else longest
-
-
-def _level(table: Table, leaf: str, kind: pa.DataType) -> int:
-    """The zstd level of a leaf."""
-    if leaf.endswith("_ids.list.element"):
-        return table.id_level
-    return table.float_level if pa.types.is_float32(kind) else 1
 
 
 def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from gymdata.errors import GymdataError, OutsideError, UsageError, option, reported
 from gymdata.store import reading
+from gymdata.workers import end_after
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -134,14 +135,9 @@ def _begin(work: Callable[[Any], Iterable[Any]], allow_changed: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What libraries print is no data.
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_after(parent.join)
 
 
 def _answer(job: Any) -> _Answer:
