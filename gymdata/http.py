@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import orjson
 
@@ -409,3 +410,13 @@ def _seconds(retry_after: str | None) -> float | None:
     with contextlib.suppress(ValueError, TypeError):
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     return None
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Whether a value of an answer is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an integer beyond any float
+        return False

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from gymdata.audit.compare import LogprobComparison, worst
 from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.models.model_identity import identity_of
 from gymdata.rollouts.logprobs import temperature_biases, truncations
-from gymdata.rollouts.messages import JsonObject, split_messages
+from gymdata.rollouts.messages import JsonObject, chat_message, split_messages
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Turn, expand_prompts
 from gymdata.store import scan_batches
@@ -106,8 +105,11 @@ def first_prompts(sources: Sources, model: str, rollout_ids: Sequence[str]) -> M
         columns = (batch.column("rollout_id"), opening, batch.column("tools"))
         for name, messages, tools in zip(*(c.to_pylist() for c in columns), strict=True):
             where = f"rollout {name}"
-            opened = [_chat_message(m, f"{where}, message {n}") for n, m in enumerate(messages)]
-            openings[name] = opened, _from_json(tools or "[]", f"{where}, field 'tools'") or []
+            opened = [chat_message(m, f"{where}, message {n}") for n, m in enumerate(messages)]
+            try:
+                openings[name] = opened, json.loads(tools or "[]") or []
+            except ValueError as error:
+                raise DataError.bad_json(f"{where}, field 'tools'", tools, "a list") from error
 
     def rendered(rollout_id: str, with_tools: bool) -> list[int] | None:
         if rollout_id not in openings:
@@ -132,20 +134,6 @@ def _rollouts(sources: Sources, rollout_ids: Iterable[str], columns: Sequence[st
             some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=chosen))
             if some.num_rows:
                 yield some
-
-
-def _from_json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError.bad_json(where, text, "a list") from error
-
-
-def _chat_message(message: JsonObject, where: str) -> JsonObject:
-    chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
-    if message.get("tool_calls"):
-        chat["tool_calls"] = _from_json(message["tool_calls"], f"{where}, field 'tool_calls'")
-    return {"content": None, **chat}
 
 
 def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str | None, n: int) -> list[JsonObject]:

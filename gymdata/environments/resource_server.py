@@ -17,16 +17,15 @@ a number, and ``done``; the policy sees the rest of the object.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 from urllib.parse import quote
 
 from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
-from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply
+from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, is_finite
 from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
 from gymdata.urls import ENVIRONMENT_KEYS, address
@@ -167,7 +166,10 @@ class ServerEpisode:
             f"/{quote(name, safe='')}",
             arguments,
             lambda reply: self._read(reply, name),
-            is_answer=_is_verdict,
+            # The message for the policy: the tool's answer, or the fault of the call.
+            is_answer=lambda status: (
+                200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))
+            ),
             repeatable=False,
             cookies=self._cookies,
         )
@@ -185,7 +187,7 @@ class ServerEpisode:
             return Step(as_text(reply.text))
         reward, done = answer.pop(field, None), answer.pop("done", False)
         where = f"{self._server.http.base}/{name}"
-        if reward is not None and not _is_number(reward):
+        if reward is not None and not is_finite(reward):
             raise OutsideError("environment", f"{where}: got {reward!r:.80}, expected a finite number as {field}")
         if not isinstance(done, bool):
             raise OutsideError("environment", f"{where}: got {done!r:.80}, expected true or false as done")
@@ -198,22 +200,7 @@ def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
     if answer.get("mask_sample") is True:
         return Verdict(None, extra)
     reward = answer.get("reward")
-    if not _is_number(reward):
+    if not is_finite(reward):
         got = repr(reward)[:80] if "reward" in answer else "no reward"
         raise OutsideError("environment", f"{where}: got {got}, expected a finite number as reward")
     return Verdict(float(reward), extra)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # an integer beyond any float
-        return False
-
-
-def _is_verdict(status: int) -> bool:
-    """The message for the policy: the tool's answer, or the fault of the call."""
-    return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))

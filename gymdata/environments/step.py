@@ -89,20 +89,19 @@ def user_answer(value: Any, what: str) -> StepResult:
     content = [] if step.content is None else step.content
     if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
         content = [content]
-    messages = [_message(one, what) for one in content]
+    messages: list[Message] = []
+    for one in content:
+        if isinstance(one, str):
+            messages.append({"role": "user", "content": as_text(one)})
+        elif isinstance(one, Mapping) and one.get("role") in _SPEAKERS and isinstance(one.get("content"), str):
+            messages.append({**copy.deepcopy(dict(one)), "content": as_text(one["content"])})
+        else:
+            raise OutsideError(
+                "environment",
+                f"{what} gave {brief(one)}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as "
+                "text, a list of these, gymdata.Step, or None",
+            )
     return StepResult(messages, step.done or not messages, reward_of(step.reward, f"the reward of {what}"), step.ended)
-
-
-def _message(value: Any, what: str) -> Message:
-    if isinstance(value, str):
-        return {"role": "user", "content": as_text(value)}
-    if isinstance(value, Mapping) and value.get("role") in _SPEAKERS and isinstance(value.get("content"), str):
-        return {**copy.deepcopy(dict(value)), "content": as_text(value["content"])}
-    raise OutsideError(
-        "environment",
-        f"{what} gave {brief(value)}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as text, "
-        "a list of these, gymdata.Step, or None",
-    )
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeGuard
 
 from gymdata.engines.port import Generation
@@ -196,8 +196,12 @@ class HttpWorkflow:
             raise self._http.garbage(f"ids in both {PROMPT} and {GENERATED}", {PROMPT: prompt, GENERATED: generated})
         if log_probs is None or log_probs == []:
             log_probs = [math.nan] * len(generated)
-        numbers = _numbers(log_probs)
-        if numbers is None or len(numbers) != len(generated):
+        # NaN and the infinities may be strings. ``validate`` reports them (L302).
+        listed = log_probs if isinstance(log_probs, list) else [None]
+        numbers: list[Any] = [NON_FINITE.get(v) if isinstance(v, str) else v for v in listed]
+        # An integer beyond float64 is no logarithm of anything, and could not be stored.
+        sound = all(type(v) is float or (type(v) is int and abs(v) < 1 << 1023) for v in numbers)
+        if not sound or len(numbers) != len(generated):
             raise self._http.garbage(f"one number in {LOG_PROBS} for each generated id", log_probs)
         reason: Literal["stop", "length", "abort"] = "length" if holder.get("finish_reason") == "length" else "stop"
         return Generation(prompt, generated, numbers, reason)
@@ -213,12 +217,3 @@ def _is_message(value: Any) -> bool:
 
 def _ids(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < _MAX_ID for v in values)
-
-
-def _numbers(values: Any) -> Sequence[float] | None:
-    """The numbers as floats; NaN and the infinities may be strings. ``validate`` reports them (L302)."""
-    if not isinstance(values, list):
-        return None
-    numbers: list[Any] = [NON_FINITE.get(v) if isinstance(v, str) else v for v in values]
-    # An integer beyond float64 is no logarithm of anything, and could not be stored.
-    return numbers if all(type(v) is float or (type(v) is int and abs(v) < 1 << 1023) for v in numbers) else None

@@ -67,57 +67,41 @@ def experience(
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         made = "experiences that were made"
         out.refuse_other("config", config, made, parents=[parent_of(p) for p in sources])
-        return _build(sources, out, target, config, notes, command, progress or NullProgress())
+        by_name = (
+            ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
+        )
+        rollouts = Scalars.read(sources, named=by_name or config.token_columns is not None)
+        score, values, scored_by, parts = _scores(sources, rollouts, config)
+        allowed = None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources)
+        baselines = _baselines(sources, config.baseline)
+        work = Crediting(sources, rollouts, values, config, score, allowed, parts, baselines)
+        if work.comparing:
+            notes += mixed_tasks(sources)
+        report = ExperiencesReport(target, config.estimator, score, notes=notes)
+        models: dict[str, dict[str, Any]] = {}
+        named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
+        for name, model in named.items():
+            if model is not None:
+                from gymdata.models.model_identity import policy_facts
 
-
-def _build(
-    sources: Sequence[str | Path],
-    out: StageOutput,
-    target: Path,
-    config: ExperienceConfig,
-    notes: list[str],
-    command: Sequence[str],
-    progress: Progress,
-) -> ExperiencesReport:
-    by_name = ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
-    rollouts = Scalars.read(sources, named=by_name or config.token_columns is not None)
-    score, values, scored_by, parts = _scores(sources, rollouts, config)
-    work = Crediting(
-        sources,
-        rollouts,
-        values,
-        config,
-        score,
-        None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources),
-        parts,
-        _baselines(sources, config.baseline),
-    )
-    if work.comparing:
-        notes += mixed_tasks(sources)
-    report = ExperiencesReport(target, config.estimator, score, notes=notes)
-    models: dict[str, dict[str, Any]] = {}
-    named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
-    for name, path in named.items():
-        if path is not None:
-            from gymdata.models.model_identity import policy_facts
-
-            models[name] = {"path": path, "policy_hash": policy_facts(path)["policy_hash"]}
-    shaped = work.shape(report)
-    refuse_short_horizon(report.counts["rollouts_used"], config)
-    if models:
-        _score(work, shaped, models, config, sources, progress)
-    _write(out, target.name, work, shaped, report, progress)
-    parents = [*sources, *scored_by, config.token_columns, config.baseline, *named.values()]
-    facts = {
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "parents": [parent_of(path) for path in parents if path is not None],
-        **{key: value for key, value in report.to_dict().items() if key != "path"},
-        "dropped_groups": report.dropped_groups,
-        **models,
-    }
-    out.finish(facts)
-    return report
+                models[name] = {"path": model, "policy_hash": policy_facts(model)["policy_hash"]}
+        shaped = work.shape(report)
+        refuse_short_horizon(report.counts["rollouts_used"], config)
+        progress = progress or NullProgress()
+        if models:
+            _score(work, shaped, models, config, sources, progress)
+        _write(out, target.name, work, shaped, report, progress)
+        parents = [*sources, *scored_by, config.token_columns, config.baseline, *named.values()]
+        facts = {
+            "command": list(command),
+            "config": config.model_dump(mode="json"),
+            "parents": [parent_of(parent) for parent in parents if parent is not None],
+            **{key: value for key, value in report.to_dict().items() if key != "path"},
+            "dropped_groups": report.dropped_groups,
+            **models,
+        }
+        out.finish(facts)
+        return report
 
 
 def _scores(

@@ -56,7 +56,14 @@ class RolloutTexts:
 
 
 def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
-    for path in dict.fromkeys(path for file in resolve(experiences, EXPERIENCES) for path in _behind(file.path)):
+    behind = dict[str | Path, None]()
+    for file in resolve(experiences, EXPERIENCES):
+        try:
+            refuse_replaced(file.path)
+        except (DataError, StoreError):
+            continue
+        behind |= dict.fromkeys(path for path in rollouts_behind(file.path) if not is_url(path))
+    for path in behind:
         try:
             for batch in scan_batches(path, ROLLOUTS, _COLUMNS, _BATCH_ROWS):
                 ids, messages, n_turns, tasks = (batch.column(name) for name in _COLUMNS)
@@ -72,11 +79,3 @@ def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
                 yield {rollout_id: _Texts(prompt, *task) for rollout_id, prompt, task in rows}
         except (DataError, StoreError):
             continue  # a model or a table of scores, or rollouts that are gone
-
-
-def _behind(file: Path) -> Iterator[str | Path]:
-    try:
-        refuse_replaced(file)
-    except (DataError, StoreError):
-        return
-    yield from (path for path in rollouts_behind(file) if not is_url(path))

@@ -256,40 +256,32 @@ def _part_faults(values: Mapping[str, Any], where: str, names: Mapping[str, str]
 
 
 def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
+    from gymdata.train.settings import TRAINERS
+    from gymdata.train.trainer_settings import check_settings
+
     loop = config.finetuning
     for section in ("trainers", "trajectory_builders", "trainer_adapters"):
         try:
-            part_of(config, section, getattr(loop, section.removesuffix("s")))
+            name, part = part_of(config, section, getattr(loop, section.removesuffix("s")))
         except UsageError as error:
             yield error
-        else:
-            if section == "trainer_adapters":
-                yield from _training_faults(config, where)
+            continue
+        if section != "trainer_adapters" or part.type_ != "trl" or loop.algorithm not in TRAINERS:
+            continue
+        # Faults that the training command would find only after the first rollouts were sampled.
+        kind, keys = TRAINERS[loop.algorithm], part.keys()
+        try:
+            settings = {**_section(keys, "settings"), **_section(keys, loop.algorithm), "model": "", "output": ""}
+            check_settings(loop.algorithm, kind.of(settings, "settings").trainer, own=kind.model_fields)
+        except MissingExtraError:
+            continue  # no fault of the file: finetune names everything that it lacks before it starts
+        except UsageError as error:
+            yield error.within(f"{where}: trainer_adapters.{name}")
     if loop.target_model is None and len(config.llms) > 1:
         missing = f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}"
         yield UsageError(missing, hint="name the one to train")
     if loop.target_model is not None and loop.target_model not in config.llms:
         yield UsageError.unknown_choice(f"{where}: finetuning.target_model", loop.target_model, config.llms)
-
-
-def _training_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
-    """Faults that the training command would find only after the first rollouts were sampled."""
-    from gymdata.train.settings import TRAINERS
-    from gymdata.train.trainer_settings import check_settings
-
-    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
-    algorithm, keys = config.finetuning.algorithm, part.keys()
-    if part.type_ != "trl" or algorithm not in TRAINERS:
-        return
-    try:
-        kind = TRAINERS[algorithm]
-        settings = {**_section(keys, "settings"), **_section(keys, algorithm), "model": "", "output": ""}
-        own = kind.of(settings, "settings")
-        check_settings(algorithm, own.trainer, own=kind.model_fields)
-    except MissingExtraError:
-        return  # no fault of the file: finetune names everything that it lacks before it starts
-    except UsageError as error:
-        yield error.within(f"{where}: trainer_adapters.{name}")
 
 
 def _section(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -111,7 +111,7 @@ class _Run:
         policy_of = int(trained["policy_of_epoch"])
         after = plan.folder(policy_of) / "policy" if policy_of else plan.start
         next_version = int(trained["next_policy_version"])
-        if plan.deploy is not None and next_version != version:
+        if plan.loop.deploy is not None and next_version != version:
             self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
         kl: Figures = {}
         if fresh and plan.measure_kl is not None and plan.trainer.measure_kl:
@@ -140,7 +140,7 @@ class _Run:
     def _sample(self, builder: TrajectoryBuilder, run: Path, policy: Path, version: int, order: Figures) -> None:
         """Rollouts of ``policy``, or of the one that an endpoint serves: without ``deploy`` it keeps the first."""
         plan = self.plan
-        sampled = version if not plan.served or plan.deploy is not None else 0
+        sampled = version if not plan.served or plan.loop.deploy is not None else 0
         model = None if plan.served else str(policy)
         builder.collect(CollectOrder(output=run, model=model, policy_version=sampled, **order), self.watch)
 
@@ -224,8 +224,11 @@ class _Run:
         return value
 
     def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, object]:
-        assert self.plan.deploy is not None
-        self.plan.deploy(policy, version, self.plan.folder(epoch) / "logs" / "deploy.log", self.watch)
+        from gymdata.finetune.jobs import complete
+
+        words = self.plan.loop.deploy or []
+        command = [word.replace("{model}", str(policy)).replace("{version}", str(version)) for word in words]
+        complete("finetuning.deploy", command, self.plan.folder(epoch) / "logs" / "deploy.log", self.watch)
         return {"policy_version": version}
 
     def _kl(self, epoch: int, version: int) -> Figures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from gymdata.public import Figures
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import mean_ci, paired_difference_ci, wilson
 from gymdata.store import read_run_json, read_table, scan_lazy
+from gymdata.store.lines import read_metrics
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,29 +82,18 @@ def trained(policy: Path) -> Figures:
     facts = read_run_json(policy) if (policy / "run.json").is_file() else {}
     proof = (facts.get("trained_tokens") or {}).get("batches") or {}
     ratio = facts.get("ratio") or {}
+    # The mean over the whole training where it was logged, else over the log's entries.
+    logged = read_metrics(policy / "metrics.jsonl")
+    means = [float(row["train_loss"]) for row in logged if isinstance(row.get("train_loss"), (int, float))]
+    losses = [float(row["loss"]) for row in logged if isinstance(row.get("loss"), (int, float))]
     return {
         "trained_tokens": proof.get("count"),
         "trained_tokens_checksum": proof.get("checksum"),
-        "training_loss": _loss(policy / "metrics.jsonl"),
+        "training_loss": means[0] if means else sum(losses) / len(losses) if losses else None,
         "ratio_mean": ratio.get("mean"),
         "effective_sample_size": ratio.get("effective_sample_size"),
         "steps": facts.get("steps"),
     }
-
-
-def _loss(metrics: Path) -> float | None:
-    """The mean over the whole training where it was logged, else over the log's entries."""
-    losses: list[float] = []
-    for line in metrics.read_text().splitlines() if metrics.is_file() else []:
-        try:
-            row: Figures = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a torn last line
-        if isinstance(row.get("train_loss"), (int, float)):
-            return float(row["train_loss"])
-        if isinstance(row.get("loss"), (int, float)):
-            losses.append(float(row["loss"]))
-    return sum(losses) / len(losses) if losses else None
 
 
 def _by_task(run: Path, threshold: float) -> dict[str, float]:

@@ -57,7 +57,20 @@ def make_data(
         if not counts["pairs"]:
             return {**counts, "skipped": "no pair came of the selected rollouts"}
     if kind == "experiences":
-        source, counts = _experiences(plan, folder, rollouts, kl_coef, progress)
+        settings = dict(plan.trainer.experience)
+        if kl_coef is not None:
+            settings["kl_coef"] = kl_coef
+        if settings.get("kl_coef") and not (settings.get("reference") or settings.get("token_columns")):
+            settings["reference"] = str(plan.start)
+        result = _run(plan, folder, "experience", rollouts, folder / "experiences", settings, progress)
+        source, kl = folder / "experiences" / "experiences.parquet", result["kl"]
+        counts = {
+            "sequences": result["counts"]["sequences"],
+            "rollouts_left_out": {why: n for why, n in result["left_out"].items() if n},
+            "groups_dropped": {why: n for why, n in result["dropped_groups"].items() if n},
+            **({"kl_coef": kl["coef"], "kl_to_reference": kl["mean"]} if kl else {}),
+            **({"next_kl_coef": kl["next_coef"]} if "next_coef" in kl else {}),
+        }
     if kind.startswith("export:"):
         format = kind.removeprefix("export:")
         target = folder / "export" / ("data.parquet" if format == "verl" else "data.jsonl")
@@ -65,25 +78,6 @@ def make_data(
         plan.commands.run(words, folder / "logs" / "export.log", progress)
         source = target
     return {"path": str(source), **counts, "data_xxh3": hash_file(source)}
-
-
-def _experiences(
-    plan: Plan, folder: Path, rollouts: Path, kl_coef: float | None, progress: Progress
-) -> tuple[Path, Figures]:
-    settings = dict(plan.trainer.experience)
-    if kl_coef is not None:
-        settings["kl_coef"] = kl_coef
-    if settings.get("kl_coef") and not (settings.get("reference") or settings.get("token_columns")):
-        settings["reference"] = str(plan.start)
-    result = _run(plan, folder, "experience", rollouts, folder / "experiences", settings, progress)
-    kl = result["kl"]
-    return folder / "experiences" / "experiences.parquet", {
-        "sequences": result["counts"]["sequences"],
-        "rollouts_left_out": {why: n for why, n in result["left_out"].items() if n},
-        "groups_dropped": {why: n for why, n in result["dropped_groups"].items() if n},
-        **({"kl_coef": kl["coef"], "kl_to_reference": kl["mean"]} if kl else {}),
-        **({"next_kl_coef": kl["next_coef"]} if "next_coef" in kl else {}),
-    }
 
 
 def _run(
@@ -138,7 +132,7 @@ class Validation:
 @dataclass(frozen=True)
 class Plan:
     """``start``: folder of the first policy, which training starts from. ``served``: rollouts come from an endpoint that
-    keeps serving the first policy unless ``deploy`` is there. ``identity`` names inputs by their content;
+    keeps serving the first policy unless the loop has a ``deploy``. ``identity`` names inputs by their content;
     ``defaults``: of its settings, for a run that is too old to have them."""
 
     output: Path
@@ -156,8 +150,6 @@ class Plan:
     measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Figures] | None
     #: Writes curve.png and report.html of the rows so far.
     draw: Callable[[Path, list[EpochRow], Figures], None] | None
-    #: Makes the endpoint serve a model as a version: (model, version, log, progress).
-    deploy: Callable[[Path, int, Path, Progress], None] | None = None
     identity: Identity = field(default_factory=dict)
     defaults: Settings = field(default_factory=dict)
     facts: RunFacts = field(default_factory=dict)

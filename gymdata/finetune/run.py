@@ -273,7 +273,6 @@ def plan_of(
         commands=commands,
         measure_kl=None if served else _measure_kl,
         draw=_draw(loop.tensorboard),
-        deploy=_deploy(loop.deploy) if loop.deploy is not None else None,
         identity=identity,
         defaults=defaults,
         facts={
@@ -462,16 +461,6 @@ def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, p
     complete("scoring with the first policy", words, log, progress)
     divergence: Figures = json.loads(out.read_text())
     return divergence
-
-
-def _deploy(words: Sequence[str]) -> Any:
-    def run(model: Path, version: int, log: Path, progress: Progress) -> None:
-        from gymdata.finetune.jobs import complete
-
-        command = [word.replace("{model}", str(model)).replace("{version}", str(version)) for word in words]
-        complete("finetuning.deploy", command, log, progress)
-
-    return run
 
 
 def _draw(tensorboard: bool) -> Any:

@@ -65,7 +65,20 @@ def load_rewards(
     """
     loaded: list[tuple[RewardFunction, float]] = []
     for spec in specs:
-        function, weight = (functions or {}).get(spec) or _load(spec, decode)
+        if functions is not None and spec in functions:
+            function, weight = functions[spec]
+        else:
+            name, argument, weight = parse_spec(spec)
+            if name.startswith(_URL):
+                from gymdata.rewards.remote import RemoteReward
+
+                function = RemoteReward(name, decode=decode)
+            elif name.endswith(".py"):
+                from gymdata.rewards.loading import load_user_reward
+
+                function = load_user_reward(f"{name}:{argument}")
+            else:
+                function = named_reward(name, argument)
         names = [other.name for other, _ in loaded]
         if function.name == "remote" and all(function.source != other.source for other, _ in loaded):
             numbered = ("remote", *(f"remote_{n}" for n in range(2, len(names) + 2)))
@@ -74,19 +87,6 @@ def load_rewards(
             raise UsageError(f"{option('reward', spec)}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
     return loaded
-
-
-def _load(spec: str, decode: Callable[[Sequence[int]], str] | None) -> tuple[RewardFunction, float]:
-    name, argument, weight = parse_spec(spec)
-    if name.startswith(_URL):
-        from gymdata.rewards.remote import RemoteReward
-
-        return RemoteReward(name, decode=decode), weight
-    if name.endswith(".py"):
-        from gymdata.rewards.loading import load_user_reward
-
-        return load_user_reward(f"{name}:{argument}"), weight
-    return named_reward(name, argument), weight
 
 
 def parse_spec(spec: str) -> tuple[str, str | None, float]:

@@ -13,14 +13,11 @@ answered with the wrong number of rewards: by itself a rollout would get a rewar
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from gymdata.errors import OutsideError, RewardError, option
-from gymdata.http import Advice, HttpClient
+from gymdata.http import Advice, HttpClient, is_finite
 from gymdata.rewards.port import View
 from gymdata.rewards.user import first_prompt_ids, last_ids
 from gymdata.rollouts.messages import JsonObject, Message
@@ -145,7 +142,12 @@ class RemoteReward:
                 raise client.garbage('an object with a list "rewards"', answer)
             if len(rewards) != len(texts):
                 raise _MiscountError(f"the server gave {len(rewards)} rewards, expected {len(texts)}", retryable=True)
-            return [_number(reward) for reward in rewards]
+            return [
+                float(reward)
+                if is_finite(reward)
+                else RewardError(f"the server gave {reward!r}, expected a finite number")
+                for reward in rewards
+            ]
 
         try:
             most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
@@ -167,11 +169,3 @@ def as_lines(messages: Sequence[Message]) -> str:
         texts += [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
         lines.append(f"{message['role']}: " + "\n".join(part for part in texts if part))
     return "\n\n".join(lines)
-
-
-def _number(reward: Any) -> float | OutsideError:
-    if isinstance(reward, (int, float)) and not isinstance(reward, bool):
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(number := float(reward)):
-                return number
-    return RewardError(f"the server gave {reward!r}, expected a finite number")

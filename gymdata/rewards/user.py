@@ -209,8 +209,13 @@ class UserReward:
     def _run(self, awaitable: Any) -> Any:
         """Await in the loop that every call of this function shares: a client that it keeps is bound to that loop."""
         if self._loop is None or self._loop.is_running():  # a running loop belongs to a thread that was left behind
+
+            def close(loop: asyncio.AbstractEventLoop) -> None:
+                if not loop.is_running():
+                    loop.close()
+
             self._loop = asyncio.new_event_loop()
-            weakref.finalize(self, _close, self._loop)
+            weakref.finalize(self, close, self._loop)
 
         async def awaited() -> Any:
             return await awaitable
@@ -321,11 +326,6 @@ def _is_number(annotation: Any) -> bool:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     names = {part.strip().rpartition(".")[2] for part in text.replace("Optional[", "None|").rstrip("]").split("|")}
     return names <= _NUMBERS and names != {"None"}
-
-
-def _close(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_running():
-        loop.close()
 
 
 def _plain(rollout: View) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from gymdata.errors import UsageError, counted, option
+from gymdata.errors import DataError, UsageError, counted, option
 from gymdata.rollouts.ragged import Ints, list_parts, offsets_of, places
 
 if TYPE_CHECKING:
@@ -404,6 +404,23 @@ def _model_items(message: Message, number: int) -> Iterator[ResponseItem]:
             "id": f"fc_{number}_{index}",
             "status": "completed",
         }
+
+
+def chat_message(message: Message, where: str) -> Message:
+    """A message of a rollouts row as chat templates take it, the arguments of its calls as objects where they are the JSON
+    text of one. Raises DataError for invalid tool calls."""
+    chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
+    if message.get("tool_calls"):
+        calls = loads(message["tool_calls"])
+        if not isinstance(calls, list):
+            raise DataError.bad_json(f"{where}, field 'tool_calls'", message["tool_calls"], "a list")
+        for at, call in enumerate(calls):
+            function = object_of(object_of(call).get("function"))
+            arguments = loads(function.get("arguments"))
+            if isinstance(arguments, dict):
+                calls[at] = {**call, "function": {**function, "arguments": arguments}}
+        chat["tool_calls"] = calls
+    return {"content": None, **chat}
 
 
 def loads(text: Any) -> Any:

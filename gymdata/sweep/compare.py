@@ -54,49 +54,38 @@ def combinations(
                 hint="let every cell evaluate on the same task file",
             )
     points = [dict(items) for items in dict.fromkeys(tuple(cell.values.items()) for cell in cells)]
-    means = {}
-    for number, point in enumerate(points):
+    means = []
+    for point in points:
         results = [by_cell[cell.name] for cell in done if cell.values == point]
         tasks = sorted(set.intersection(*map(set, results))) if results else []
-        means[number] = {task: math.fsum(one[task] for one in results) / len(results) for task in tasks}
+        means.append({task: math.fsum(one[task] for one in results) / len(results) for task in tasks})
     of_baseline = means[points.index(dict(baseline))]
-    return [
-        _combination(point, cells, by_cell, means[number], of_baseline, seconds, is_baseline=point == dict(baseline))
-        for number, point in enumerate(points)
-    ]
-
-
-def _combination(
-    point: dict[str, Value],
-    cells: Sequence[Cell],
-    by_cell: Mapping[str, Mapping[str, float]],
-    by_task: Mapping[str, float],
-    of_baseline: Mapping[str, float],
-    seconds: Mapping[str, float],
-    *,
-    is_baseline: bool,
-) -> Combination:
-    own = [cell for cell in cells if cell.values == point]
-    mean, low, high = mean_ci(np.array(list(by_task.values())))
-    difference = None
-    common = sorted(by_task.keys() & of_baseline.keys())
-    if common and not is_baseline:
-        rate, lower, upper = paired_difference_ci([of_baseline[t] for t in common], [by_task[t] for t in common])
-        difference = {"rate": rate, "ci95": interval(lower, upper), "n": len(common)}
-    by_seed = {
-        str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
-        for cell in own
-        if by_cell.get(cell.name)
-    }
-    return Combination(
-        values=point,
-        cells=len(own),
-        missing=sum(cell.name not in by_cell for cell in own),
-        n_tasks=len(by_task),
-        rate=None if math.isnan(mean) else mean,
-        ci95=interval(low, high),
-        by_seed=by_seed,
-        difference=difference,
-        seconds=round(sum(seconds.get(cell.name, 0.0) for cell in own), 1),
-        is_baseline=is_baseline,
-    )
+    combined = []
+    for point, by_task in zip(points, means, strict=True):
+        own, is_baseline = [cell for cell in cells if cell.values == point], point == dict(baseline)
+        mean, low, high = mean_ci(np.array(list(by_task.values())))
+        difference = None
+        common = sorted(by_task.keys() & of_baseline.keys())
+        if common and not is_baseline:
+            rate, lower, upper = paired_difference_ci([of_baseline[t] for t in common], [by_task[t] for t in common])
+            difference = {"rate": rate, "ci95": interval(lower, upper), "n": len(common)}
+        by_seed = {
+            str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
+            for cell in own
+            if by_cell.get(cell.name)
+        }
+        combined.append(
+            Combination(
+                values=point,
+                cells=len(own),
+                missing=sum(cell.name not in by_cell for cell in own),
+                n_tasks=len(by_task),
+                rate=None if math.isnan(mean) else mean,
+                ci95=interval(low, high),
+                by_seed=by_seed,
+                difference=difference,
+                seconds=round(sum(seconds.get(cell.name, 0.0) for cell in own), 1),
+                is_baseline=is_baseline,
+            )
+        )
+    return combined

@@ -8,14 +8,22 @@ and has no log-probability (NaN).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import Message, PairRow, RolloutRow, Tools, loads, messages_of, object_of
+from gymdata.rollouts.messages import (
+    Message,
+    PairRow,
+    RolloutRow,
+    Tools,
+    chat_message,
+    loads,
+    messages_of,
+    object_of,
+)
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.tokenize.settings import Mask
 
@@ -160,26 +168,3 @@ def generated(row: RolloutRow, mask: Mask = "completion") -> list[int]:
 
 def _says(message: Message) -> tuple[Any, Any]:
     return message.get("role"), message.get("content") or ""
-
-
-def chat_message(message: Message, where: str) -> Message:
-    """A message of a rollouts row as chat templates take it. Raises DataError for invalid tool calls."""
-    chat = {k: v for k, v in message.items() if v is not None and k not in ("turn", "extra", "tool_calls")}
-    if message.get("tool_calls"):
-        made = loads(message["tool_calls"])
-        if not isinstance(made, list):
-            raise DataError.bad_json(f"{where}, field 'tool_calls'", message["tool_calls"], "a list")
-        chat["tool_calls"] = [_with_arguments(call) for call in made]
-    return {"content": None, **chat}
-
-
-def _with_arguments(call: Any) -> Any:
-    """A call whose arguments are an object, where they are the JSON text of one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -22,7 +22,7 @@ from gymdata.checks.violations import CODES
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, paths_of
-from gymdata.rollouts.messages import PairRow, RolloutRow
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
 
 _BATCH_ROWS = 512
+_SIDES = ("prompt", "chosen", "rejected")
 _BREAKS = ("T200", "T201", "T202", "T203", "T204")
 _HASHES = ("tokenizer_hash", "chat_template_hash")
 
@@ -126,9 +127,9 @@ def tokenize(
     ) as out:
         parents = [parent_of(source) for source in sources]
         out.refuse_other("rendered", how, "rollouts that were rendered", parents=parents)
-        batches = _batches(sources, table, chat, config.mask, report)
+        batches = _batches(sources, table, chat, config.mask, report, progress or NullProgress())
         schema = pa.schema([table.schema.field(name) for name in _names(table)], metadata=table.metadata)
-        out.batches(target.name, _reported(batches, report, progress or NullProgress()), table, schema)
+        out.batches(target.name, batches, table, schema)
         if not report.rendered and not report.not_rendered:
             raise RefusedError(
                 f"{', '.join(map(str, sources))}: all {report.rollouts + report.pairs:,} {table.name} have token ids: "
@@ -165,19 +166,16 @@ def _names(table: Table) -> list[str]:
     return table.schema.names if table is ROLLOUTS else [*table.required(), "tools", "rendered"]
 
 
-def _reported(
-    batches: Iterator[pa.RecordBatch], report: TokenizeReport, progress: Progress
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch
-        progress.update(done=report.rollouts + report.pairs, tokens=report.tokens_generated)
-
-
 def _batches(
-    sources: Sequence[str | Path], table: Table, chat: TransformersChat, mask: Mask, report: TokenizeReport
+    sources: Sequence[str | Path],
+    table: Table,
+    chat: TransformersChat,
+    mask: Mask,
+    report: TokenizeReport,
+    progress: Progress,
 ) -> Iterator[pa.RecordBatch]:
     """The rows in order: those with ids as they are, between those that are rendered."""
-    names, render = _names(table), _rollout if table is ROLLOUTS else _pair
+    names = _names(table)
     for source in sources:
         for batch in scan_batches(source, table, None if table is ROLLOUTS else names, _BATCH_ROWS):
             # The rows that have no token ids, rising.
@@ -190,9 +188,19 @@ def _batches(
             report.sampled += batch.num_rows - len(without_ids)
             start = 0
             for row in without_ids:
-                rendered = render(to_rows(batch.slice(row, 1))[0], chat, mask, report)
-                if rendered is None:
+                (text,) = to_rows(batch.slice(row, 1))
+                try:
+                    rendered = rendered_pair(text, chat) if table is PAIRS else rendered_row(text, chat, mask)
+                except DataError as error:
+                    report.not_rendered[text["pair_id" if table is PAIRS else "rollout_id"]] = error.message
                     continue
+                report.rendered += 1
+                if table is PAIRS:
+                    trained = int(rendered["chosen_mask"].sum() + rendered["rejected_mask"].sum())
+                    report.tokens_generated += trained
+                    report.tokens_context += sum(len(rendered[f"{side}_ids"]) for side in _SIDES) - trained
+                else:
+                    _count(rendered, chat, report)
                 if row > start:
                     yield batch.slice(start, row - start)
                 # Through JSON, from which batches are built.
@@ -201,20 +209,15 @@ def _batches(
             if start < batch.num_rows:
                 yield batch.slice(start)
             setattr(report, table.name, getattr(report, table.name) + batch.num_rows)
+            progress.update(done=report.rollouts + report.pairs, tokens=report.tokens_generated)
 
 
-def _rollout(row: RolloutRow, chat: TransformersChat, mask: Mask, report: TokenizeReport) -> RolloutRow | None:
-    try:
-        made = rendered_row(row, chat, mask)
-    except DataError as error:
-        report.not_rendered[row["rollout_id"]] = error.message
-        return None
-    report.rendered += 1
+def _count(made: RolloutRow, chat: TransformersChat, report: TokenizeReport) -> None:
+    """Count a rendered rollout's turns and tokens, and the breaks that the template causes, by code."""
     report.turns += made["n_turns"]
     report.tokens_generated += made["n_generated_tokens"]
     report.tokens_context += made["n_context_tokens"]
     if made["n_breaks"]:
-        # Count the breaks that the template causes, by code.
         special = frozenset(chat.tokenizer.all_special_ids)
         found = [r for r in relations(made["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
         counts = Counter(report.breaks) + Counter(relation.code for relation in found)
@@ -222,17 +225,3 @@ def _rollout(row: RolloutRow, chat: TransformersChat, mask: Mask, report: Tokeni
         if report.first_break is None and found:
             where = f"rollout {made['rollout_id']}, turn {found[0].turn}"
             report.first_break = f"{where}: {CODES[found[0].code].meaning.removeprefix('a break: ')}"
-    return made
-
-
-def _pair(row: PairRow, chat: TransformersChat, _: Mask, report: TokenizeReport) -> PairRow | None:
-    try:
-        made = rendered_pair(row, chat)
-    except DataError as error:
-        report.not_rendered[row["pair_id"]] = error.message
-        return None
-    report.rendered += 1
-    trained = int(made["chosen_mask"].sum() + made["rejected_mask"].sum())
-    report.tokens_generated += trained
-    report.tokens_context += len(made["prompt_ids"]) + len(made["chosen_ids"]) + len(made["rejected_ids"]) - trained
-    return made

@@ -228,7 +228,7 @@ def test_an_endpoint_that_is_never_told_needs_a_lag(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"keeps serving the first policy, 9 version"):
         plan_of(load(file), file)
     assert plan_of(load(file, [("max_policy_lag", "9")]), file)[0].served
-    assert plan_of(load(file, [("deploy", "[reload, '{model}']")]), file)[0].deploy is not None
+    assert plan_of(load(file, [("deploy", "[reload, '{model}']")]), file)[0].loop.deploy == ["reload", "{model}"]
 
 
 def test_paths_are_found_beside_the_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,19 @@ class HumanEval(NamedEnvironment):
         """1 where the tests of the problem pass. Raises OutsideError where they cannot be run."""
         completion = completion_of(text)
         job = {"problem": dict(problem), "completion": completion, **self.arguments}
-        with tempfile.TemporaryDirectory() as folder, _runner(folder) as process:
-            try:
-                output, errors = process.communicate(json.dumps(job).encode(), 2 * float(job["timeout"]) + 10)
-            except subprocess.TimeoutExpired:
-                return Verdict(0.0, {"completion": completion, "result": "timed out"})
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what the program started, too
+        pipe, words = subprocess.PIPE, [sys.executable, "-s", str(_RUNNER)]
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": folder, "TMPDIR": folder}
+            with subprocess.Popen(
+                words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            ) as process:
+                try:
+                    output, errors = process.communicate(json.dumps(job).encode(), 2 * float(job["timeout"]) + 10)
+                except subprocess.TimeoutExpired:
+                    return Verdict(0.0, {"completion": completion, "result": "timed out"})
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # what the program started, too
         if process.returncode == _NO_NAMESPACE:
             raise OutsideError(
                 "environment",
@@ -83,15 +88,6 @@ class HumanEval(NamedEnvironment):
         _, marked, result = output.decode(errors="replace").rpartition("\n@")
         result = result.strip() if marked else f"failed: exit code {process.returncode}"
         return Verdict(float(result == "passed"), {"completion": completion, "result": result[:200]})
-
-
-def _runner(folder: str) -> subprocess.Popen[bytes]:
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": folder, "TMPDIR": folder}
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-s", str(_RUNNER)]
-    return subprocess.Popen(
-        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-    )
 
 
 def completion_of(text: str) -> str:
