@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from json import loads
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,6 @@ from .console import Watch, facts, finish, grid, note, say
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.check.run import ModelReport
     from gymdata.environments.python_tools import ToolEpisode
     from gymdata.rollouts.messages import Message
     from gymdata.score.trial import RewardCheck
@@ -89,7 +87,18 @@ def check(
             "no model given", hint="gymdata check MODEL, --endpoint URL, --recorder URL, or --reward SPEC --data RUN"
         )
     report = checking.check(model, chat_template=settings.chat_template)
-    return finish(report, lambda: _show(report), json=json)
+
+    def show() -> None:
+        for b in report.check.breaks[:SHOWN]:
+            print(f"{b.probe}, turn {b.turn}: {b.where} change at token {b.position}")
+            print(f"  was  {b.before!r}\n  now  {b.after!r}")
+        if (more := len(report.check.breaks) - SHOWN) > 0:
+            print(f"… and {more} more: --json gives all")
+        for probe, why in list(report.check.no_bridge.items())[:1]:
+            print(f"{probe}: token IDs cannot be carried over: {why}")
+        facts(report.model, report.rows())
+
+    return finish(report, show, json=json)
 
 
 def _check_environment(settings: CheckConfig, *, json: bool) -> int:
@@ -113,8 +122,9 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
             named = ", ".join(f"{name}: {one.get('type', 'any')}" for name, one in properties.items())
             say(f"{function['name']}({named}): {function.get('description', '')}")
         rows = [
-            (one.policy, one.task_id, one.steps, _number(one.reward), one.ended, _state(one.state))
+            (one.policy, one.task_id, one.steps, _number(one.reward), one.ended, state)
             for one in report.plays
+            for state in [", ".join(f"{name} {value}" for name, value in one.state.items()) or "–"]
         ]
         if rows:
             grid(("policy", "task", "steps", "reward", "ended", "state"), rows)
@@ -123,10 +133,6 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
         facts("check", report.rows())
 
     return finish(report, show, json=json)
-
-
-def _state(state: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in state.items()) or "–"
 
 
 def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
@@ -189,15 +195,3 @@ def _show_reward(report: RewardCheck) -> None:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _show(report: ModelReport) -> None:
-    found = report.check
-    for b in found.breaks[:SHOWN]:
-        print(f"{b.probe}, turn {b.turn}: {b.where} change at token {b.position}")
-        print(f"  was  {b.before!r}\n  now  {b.after!r}")
-    if len(found.breaks) > SHOWN:
-        print(f"… and {len(found.breaks) - SHOWN} more: --json gives all")
-    for probe, why in list(found.no_bridge.items())[:1]:
-        print(f"{probe}: token IDs cannot be carried over: {why}")
-    facts(report.model, report.rows())

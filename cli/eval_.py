@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from gymdata.eval.settings import EvalConfig
 
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, ray_here, with_flags
-
-if TYPE_CHECKING:
-    from gymdata.eval.run import EvalReport
 
 rewrite = ray_here
 #: Tasks that regressed in the text output; --json and results.md have all.
@@ -37,15 +34,15 @@ def eval_(
         report = evaluating.evaluate(config=settings, dry_run=dry_run, progress=watch, command=command_words())
     if isinstance(report, evaluating.CollectPlan):
         return finish(report, "eval (dry run: nothing was sampled or written)", json=json)
-    return finish(report, lambda: _show(report), json=json, then="view {}")
 
+    def show() -> None:
+        for name, values in report.by_field.items():
+            rows = [(one["value"], f"{one['pass_at_1']:.1%}", one["tasks"]) for one in values]
+            grid((name, "pass@1", "tasks"), rows)
+        if report.against is not None and (regressed := report.against["regressed"]):
+            first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
+            columns = ("task_id", "before", "after")
+            grid(columns, [[one[c] for c in columns] for one in regressed[:_SHOWN]], title=f"Regressed ({first})")
+        facts("eval", report.rows())
 
-def _show(report: EvalReport) -> None:
-    for name, values in report.by_field.items():
-        rows = [(one["value"], f"{one['pass_at_1']:.1%}", one["tasks"]) for one in values]
-        grid((name, "pass@1", "tasks"), rows)
-    if report.against is not None and (regressed := report.against["regressed"]):
-        first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
-        columns = ("task_id", "before", "after")
-        grid(columns, [[one[c] for c in columns] for one in regressed[:_SHOWN]], title=f"Regressed ({first})")
-    facts("eval", report.rows())
+    return finish(report, show, json=json, then="view {}")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from .console import finish, fits, grid, note, paragraphs, say
 from .flags import Json
-
-if TYPE_CHECKING:
-    from gymdata.ls.run import LsReport
 
 _SPARED = ("parents", "size", "changed (UTC)", "kind")
 
@@ -45,7 +42,29 @@ def ls(
     from gymdata.ls.run import ls as run
 
     report = run(path, unused=unused, experiment=experiment, tags=tag or ())
-    code = finish(report, lambda: _show(report, unused), json=json)
+
+    def show() -> None:
+        if not report.outputs:
+            paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
+            return
+        rows = [
+            (o.path, o.kind, o.rows, decimal(o.bytes), o.changed[:16].replace("T", " "), o.state, ", ".join(o.parents))
+            for o in report.outputs
+        ]
+        names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")
+        # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
+        for count in range(len(_SPARED) + 1):
+            kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]
+            shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+            if fits(*shown):
+                break
+        grid(*shown)
+        if report.removal is not None:
+            say(report.removal)
+        if count:
+            note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")
+
+    code = finish(report, show, json=json)
     if report.removal is not None:
         size = decimal(sum(output.bytes for output in report.outputs))
         note(f"{size} that no model below {report.folder} was made from; the rm line removes it, folders and all")
@@ -53,25 +72,3 @@ def ls(
         states = ", ".join(sorted({output.state for output in report.unfinished}))
         note(f"{states}: rows may be missing; rerun the same command to resume")
     return code
-
-
-def _show(report: LsReport, unused: bool) -> None:
-    if not report.outputs:
-        paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
-        return
-    rows = [
-        (o.path, o.kind, o.rows, decimal(o.bytes), o.changed[:16].replace("T", " "), o.state, ", ".join(o.parents))
-        for o in report.outputs
-    ]
-    names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")
-    # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
-    for count in range(len(_SPARED) + 1):
-        kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]
-        shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
-        if fits(*shown):
-            break
-    grid(*shown)
-    if report.removal is not None:
-        say(report.removal)
-    if count:
-        note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")

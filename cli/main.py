@@ -146,7 +146,7 @@ class OneCommand(TyperCommand):
             if name == "--set" and re.match(r"[a-z][\w.]*=", second) and not os.path.exists(second):  # noqa: PTH110 - no Path of it
                 hint = f"repeat --set: --set {shlex.quote(first)} --set {shlex.quote(second)}"
                 raise UsageError(f"--set takes one KEY=VALUE, got {second} after {first}", hint=hint)
-        every, options = self.make_parser(ctx), {}
+        every, options = self.make_parser(ctx), dict[str, Any]()
         for param in self.get_params(ctx):
             if param.param_type_name == "option" and not param.multiple and not getattr(param, "count", False):
                 options[param.name] = gathering = copy.copy(param)
@@ -155,23 +155,21 @@ class OneCommand(TyperCommand):
         given, _, order = every.parse_args(args=list(args))
         if not any(param.is_eager for param in order):
             for name, option in options.items():
-                _refuse_twice(option, given.get(name) or [])
+                values = given.get(name) or []
+                if option.is_flag:
+                    # A repeated flag is harmless; on and off exclude each other.
+                    names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
+                    values = [names[value] for value in dict.fromkeys(values)]
+                if len(values) > 1:
+                    often = "twice" if len(values) == 2 else f"{len(values)} times"
+                    listed = f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
+                    hint = "it takes one value: give it once"
+                    raise UsageError(f"{option.opts[-1]}: given {often}: {listed}", hint=hint)
         return super().parse_args(ctx, args)
 
 
 def _name(argument: Any) -> str:
     return str(argument.metavar or argument.name.upper())
-
-
-def _refuse_twice(option: Any, values: list[Any]) -> None:
-    if option.is_flag:
-        # A repeated flag is harmless; on and off exclude each other.
-        names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
-        values = [names[value] for value in dict.fromkeys(values)]
-    if len(values) > 1:
-        often = "twice" if len(values) == 2 else f"{len(values)} times"
-        listed = f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
-        raise UsageError(f"{option.opts[-1]}: given {often}: {listed}", hint="it takes one value: give it once")
 
 
 def build(command: str | None) -> typer.Typer:

@@ -33,9 +33,16 @@ def mix(
     """
     from gymdata.mix.run import mix as run
 
+    weights = dict[str, float]()
+    for source in path:
+        name, _, weight = source.rpartition("=")
+        try:
+            weights[name] = float(weight if name else "")
+        except ValueError:
+            raise UsageError(f"got {source!r}, expected SOURCE=WEIGHT, such as {name or source}=0.7") from None
     with Watch("mix") as watch:
         report = run(
-            dict(map(_weighted, path)),
+            weights,
             output,
             config=settings,
             dry_run=dry_run,
@@ -53,11 +60,3 @@ def mix(
         facts("mix", report.rows())
 
     return finish(report, show, json=json)
-
-
-def _weighted(source: str) -> tuple[str, float]:
-    name, _, weight = source.rpartition("=")
-    try:
-        return name, float(weight if name else "")
-    except ValueError:
-        raise UsageError(f"got {source!r}, expected SOURCE=WEIGHT, such as {name or source}=0.7") from None

@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +75,17 @@ def query(
         return
     sql, paths = _split_words(words, shell)
     if shell:
-        _shell(paths)
+        from gymdata.query.shell import HELP, Shell, lines_of_terminal
+
+        def run(sql: str, full: bool) -> None:
+            with run_query(sql, *paths, as_text=True) as reader:
+                (_show_whole if full else _show)(reader)
+
+        prompt = Shell(paths, run, say, lambda columns, rows: _aligned(list(columns), list(map(list, rows))))
+        prompt.views()  # a path that is not there is an error before the first prompt
+        if sys.stdin.isatty():
+            note(HELP)
+        prompt.loop(lines_of_terminal(prompt.views))
         return
     if output is not None:
         check_target(output, *paths)
@@ -131,24 +141,6 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     if statement.startswith(":"):
         statement = saved(statement)
     return sys.stdin.read() if statement == "-" else statement, [Path(word) for word in paths]
-
-
-def _shell(paths: Sequence[Path]) -> None:
-    from gymdata.query.child import run_query
-    from gymdata.query.shell import HELP, Shell, lines_of_terminal
-
-    def run(sql: str, full: bool) -> None:
-        with run_query(sql, *paths, as_text=True) as reader:
-            (_show_whole if full else _show)(reader)
-
-    def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        _aligned(list(columns), [list(row) for row in rows])
-
-    prompt = Shell(paths, run, say, table)
-    prompt.views()  # a path that is not there is an error before the first prompt
-    if sys.stdin.isatty():
-        note(HELP)
-    prompt.loop(lines_of_terminal(prompt.views))
 
 
 def _show_whole(reader: pa.RecordBatchReader) -> None:

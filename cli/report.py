@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,17 +30,17 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
 
     def show() -> None:
         say(made.headline)
-        if rows := made.figures.get("compared"):
-            grid(("run", "mean", "difference", "95 %", "tasks"), [_row(row) for row in rows])
+        cells = []
+        for row in (rows := made.figures.get("compared")) or ():
+            gap = row.get("difference")
+            ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
+            rate = "first" if gap is None else f"{gap['rate']:+.4g}"
+            cells.append((row["name"], f"{row['mean']:.4g}", rate, ends, row["tasks"]))
+        if cells:
+            grid(("run", "mean", "difference", "95 %", "tasks"), cells)
         if rows is not None and (settings := made.figures["settings"]):
             grid(("setting", *made.figures["names"]), [(name, *map(str, values)) for name, values in settings.items()])
         for path in [made.path, *made.charts]:
             say(f"written to {path}")
 
     return finish(made, show, json=json)
-
-
-def _row(row: Mapping[str, Any]) -> list[object]:
-    gap = row.get("difference")
-    ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
-    return [row["name"], f"{row['mean']:.4g}", "first" if gap is None else f"{gap['rate']:+.4g}", ends, row["tasks"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from gymdata.score.settings import ScoreConfig
 
 from .console import Watch, command_words, facts, finish, fits, grid
 from .flags import Json, with_flags
-
-if TYPE_CHECKING:
-    from gymdata.score.run import ScoreSummary
 
 #: Flips listed in the text output; --json has all.
 _SHOWN = 20
@@ -32,21 +29,20 @@ def score(
 
     with Watch("score") as watch:
         summary = scoring.score(config=settings, progress=watch, command=command_words())
-    return finish(summary, lambda: _show(summary), json=json)
 
+    def show() -> None:
+        if flipped := summary.flips["flipped"]:
+            columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
+            first = f"largest {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
+            largest = heapq.nlargest(_SHOWN, flipped, key=lambda row: abs(row["new"] - row["old"]))
+            rows = [[row[c] for c in columns] for row in largest]
+            if not fits(columns, rows):
+                # As many characters as tell the ids apart, and are a name that `show` takes.
+                ids, length = {row[-1] for row in rows}, _SHORTEST
+                while len({one[:length] for one in ids}) < len(ids):
+                    length += 1
+                rows = [[*row[:-1], row[-1][:length]] for row in rows]
+            grid(columns, rows, title=f"Flipped ({first})")
+        facts("score", summary.rows())
 
-def _show(summary: ScoreSummary) -> None:
-    flipped = summary.flips["flipped"]
-    if flipped:
-        columns = ("task_id", "rollout_index", "old", "new", "rollout_id")
-        first = f"largest {_SHOWN} of {len(flipped):,}" if len(flipped) > _SHOWN else f"{len(flipped):,}"
-        largest = heapq.nlargest(_SHOWN, flipped, key=lambda row: abs(row["new"] - row["old"]))
-        rows = [[row[c] for c in columns] for row in largest]
-        if not fits(columns, rows):
-            # As many characters as tell the ids apart, and are a name that `show` takes.
-            ids, length = {row[-1] for row in rows}, _SHORTEST
-            while len({one[:length] for one in ids}) < len(ids):
-                length += 1
-            rows = [[*row[:-1], row[-1][:length]] for row in rows]
-        grid(columns, rows, title=f"Flipped ({first})")
-    facts("score", summary.rows())
+    return finish(summary, show, json=json)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from .console import facts, finish, paragraphs, say
 from .flags import Json
-
-if TYPE_CHECKING:
-    from gymdata.status.run import StatusReport
 
 _Path = Annotated[
     str, typer.Argument(metavar="[PATH]", help="Run folder, folder of runs, or a run's URL (default: this one).")
@@ -36,13 +33,13 @@ def status(path: _Path = ".", notify: _Notify = None, stalled_after: _Stalled = 
     from gymdata.status.run import status as run
 
     report = run(path, notify=notify, stalled_after=stalled_after)
-    return finish(report, lambda: _show(report), json=json)
 
+    def show() -> None:
+        if not report.runs:
+            paragraphs(f"every run below {report.path} is complete")
+        for one in report.runs:
+            facts(f"{one.path} ({one.kind})", one.rows())
+        if report.disk_free is not None:
+            say(f"disk: {decimal(report.disk_free)} free")
 
-def _show(report: StatusReport) -> None:
-    if not report.runs:
-        paragraphs(f"every run below {report.path} is complete")
-    for one in report.runs:
-        facts(f"{one.path} ({one.kind})", one.rows())
-    if report.disk_free is not None:
-        say(f"disk: {decimal(report.disk_free)} free")
+    return finish(report, show, json=json)

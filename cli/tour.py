@@ -7,15 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import finish, note, paragraphs, say
 from .flags import Json
-
-if TYPE_CHECKING:
-    from gymdata.tour.run import TourReport
 
 _Output = Annotated[
     Path, typer.Option("-o", "--output", help="Folder for the rollouts (default: runs/tour).", show_default=False)
@@ -70,19 +67,14 @@ def tour(
 
     code = finish(report, end, json=False)
     if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
-        _serve(report, port, browser=not no_browser)
+        import webbrowser
+
+        from gymdata.view.run import view as serve
+
+        def opened(text: str) -> None:
+            note(text)
+            if not no_browser and not webbrowser.open(text.removeprefix("open ").split()[0]):
+                note("no browser was found: open the address yourself")
+
+        serve(report.output, say=opened, port=port, tokenizer=Path(report.view[-1]))
     return code
-
-
-def _serve(report: TourReport, port: int, *, browser: bool) -> None:
-    import webbrowser
-
-    from gymdata.view.run import view
-
-    def opened(text: str) -> None:
-        note(text)
-        address = text.removeprefix("open ").split()[0]
-        if browser and not webbrowser.open(address):
-            note("no browser was found: open the address yourself")
-
-    view(report.output, say=opened, port=port, tokenizer=Path(report.view[-1]))

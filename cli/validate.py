@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -106,6 +106,7 @@ def _fix(
 
 
 def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
+    from gymdata.checks.violations import both_sides
     from gymdata.store.lines import line_numbers
 
     what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
@@ -131,8 +132,15 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     lines = {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
     for violation in shown:
         print(folded(_line(violation, report.path, lines), sys.stdout, 10))
-        if violation.evidence is not None:
-            print(_windows(violation.evidence))
+        if (evidence := violation.evidence) is not None:
+            # The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧.
+            print(f"    {evidence['explanation']}")
+            sides = both_sides(evidence)
+            for side, left, middle, right in sides:
+                marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
+                print(f"    {side}  {left}{marked}{right}")
+            if sides and (more := len(evidence["spans"]) - 1) > 0:
+                print(f"    {counted(more, 'more place')} of this turn differ")
     if len(listed) > len(shown):
         print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
@@ -159,19 +167,6 @@ def _worth_a_line(violations: list[Violation]) -> list[Violation]:
             alike[words] += 1
             shown.append(v)
     return shown
-
-
-def _windows(evidence: dict[str, Any]) -> str:
-    """The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧."""
-    from gymdata.checks.violations import both_sides
-
-    lines = [f"    {evidence['explanation']}"]
-    for side, left, middle, right in both_sides(evidence):
-        marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
-        lines.append(f"    {side}  {left}{marked}{right}")
-    if len(lines) > 1 and (more := len(evidence["spans"]) - 1) > 0:
-        lines.append(f"    {counted(more, 'more place')} of this turn differ")
-    return "\n".join(lines)
 
 
 def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:

@@ -379,13 +379,6 @@ class RefusedError(GymdataError):
         self.code = code
 
 
-def _changed_files(was: object, now: object) -> list[str]:
-    """The files whose hashes differ in two sources of user code (``file.py:name@hash+helper.py@hash``) of one name."""
-    spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
-    parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
-    return sorted({part.partition("@")[0].partition(":")[0] for part in parts})
-
-
 class StoreError(GymdataError):
     """A run folder cannot be opened or written as requested."""
 
@@ -400,7 +393,12 @@ class StoreError(GymdataError):
 
     @classmethod
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = [", ".join(_changed_files(was, now)) for _, was, now in differences]
+        changed = []
+        for _, was, now in differences:
+            # The files whose hashes differ in two sources of user code (``file.py:name@hash+helper.py@hash``) of one name.
+            spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
+            parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
+            changed.append(", ".join(sorted({part.partition("@")[0].partition(":")[0] for part in parts})))
         lines = "; ".join(
             f"{key}: {f'{files} changed since' if files else f'run has {was!r}, now {now!r}'}"
             for files, (key, was, now) in zip(changed, differences, strict=True)

@@ -199,7 +199,13 @@ _end_process = os._exit
 def exit_raises() -> Iterator[None]:
     """``os._exit`` in a call of user code raises SystemExit, as ``sys.exit`` does. It would silently end the command with
     the code's exit code. Other threads, and processes that the code forks, end as they always do."""
-    os._exit = _raise_or_exit
+
+    def raise_or_exit(status: int) -> NoReturn:
+        if _calling.get() == os.getpid():
+            raise SystemExit(status)
+        _end_process(status)
+
+    os._exit = raise_or_exit
     token = _calling.set(os.getpid())
     try:
         yield
@@ -215,12 +221,6 @@ def end_forked() -> None:
     """End a process that user code forked and that came back from its call: it would run on as a second command."""
     if _calling.get() not in (None, os.getpid()):
         _end_process(0)
-
-
-def _raise_or_exit(status: int) -> NoReturn:
-    if _calling.get() == os.getpid():
-        raise SystemExit(status)
-    _end_process(status)
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -44,25 +44,20 @@ def refuse_endless(template: str, renderings: Sequence[Mapping[str, Any]], cpu_s
     """Render ``template`` with each of these variables in a process of its own, once in the life of this one. Raises
     TemplateLimitError when it needs more than ``cpu_s`` seconds of processor time, or too much memory."""
     if template not in _faults:
-        _faults[template] = _tried(template, renderings, cpu_s)
-    if (fault := _faults[template]) is not None:
-        raise TemplateLimitError(fault)
-
-
-def _tried(template: str, renderings: Sequence[Mapping[str, Any]], cpu_s: int) -> str | None:
-    given = json.dumps({"template": template, "renderings": renderings, "cpu_s": cpu_s}, default=str)
-    slow = f"it does not end within {cpu_s} s"
-    try:
+        order = json.dumps({"template": template, "renderings": renderings, "cpu_s": cpu_s}, default=str)
         # -P: the folder of this file is no place for modules.
         command, silent = [sys.executable, "-P", __file__], subprocess.DEVNULL
-        done = subprocess.run(command, input=given.encode(), timeout=WALL_S, check=False, stdout=silent, stderr=silent)
-    except subprocess.TimeoutExpired:
-        return slow
-    if done.returncode == _TOO_MUCH:
-        return (
-            f"it makes a text of more than {CHARACTERS:,} characters, or needs more than {MEMORY >> 30} GiB of memory"
-        )
-    return slow if done.returncode in _TIMES_OUT else None
+        status = _TIMES_OUT[0]  # where it is ended here
+        with suppress(subprocess.TimeoutExpired):
+            status = subprocess.run(
+                command, input=order.encode(), timeout=WALL_S, check=False, stdout=silent, stderr=silent
+            ).returncode
+        _faults[template] = f"it does not end within {cpu_s} s" if status in _TIMES_OUT else None
+        if status == _TOO_MUCH:
+            memory = f"more than {MEMORY >> 30} GiB of memory"
+            _faults[template] = f"it makes a text of more than {CHARACTERS:,} characters, or needs {memory}"
+    if (fault := _faults[template]) is not None:
+        raise TemplateLimitError(fault)
 
 
 class _Generation(Extension):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 from gymdata.errors import DataError, RefusedError
@@ -169,7 +170,18 @@ def check_template(rendering: Rendering) -> TemplateCheck:
     written = dict.fromkeys(("system", "tools", "reasoning"), False)
     for probe in probes():
         try:
-            steps = _steps(rendering, probe)
+            turns = [i for i, m in enumerate(probe.messages) if m["role"] == "assistant"]
+            steps = [
+                _Step(
+                    number,
+                    probe.messages[at],
+                    rendering.text(probe.messages[:at], probe.tools, generate=False),
+                    rendering.text(probe.messages[:at], probe.tools, generate=True),
+                    rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
+                    rendering.text(probe.messages[:end], probe.tools, generate=True),
+                )
+                for number, (at, end) in enumerate(pairwise([*turns, len(probe.messages)]))
+            ]
         except DataError as error:
             report.refused[probe.name] = str(error.message)
             continue
@@ -182,9 +194,9 @@ def check_template(rendering: Rendering) -> TemplateCheck:
             continue
         for step in steps:
             _compare(rendering, report, probe, step)
-        last = max(i for i, m in enumerate(probe.messages) if m["role"] == "assistant")
+        after = turns[-1] + 1
         try:
-            rendering.bridge(probe.messages[: last + 1], probe.messages[last + 1 :], probe.tools)
+            rendering.bridge(probe.messages[:after], probe.messages[after:], probe.tools)
         except (DataError, RefusedError) as error:
             report.no_bridge[probe.name] = str(error.message)
         _presence(probe, steps, written, report)
@@ -213,22 +225,6 @@ class _Step:
     prompt: str
     closed: str
     following: str
-
-
-def _steps(rendering: Rendering, probe: Probe) -> list[_Step]:
-    turns = [i for i, m in enumerate(probe.messages) if m["role"] == "assistant"]
-    ends = [*turns[1:], len(probe.messages)]
-    return [
-        _Step(
-            number,
-            probe.messages[at],
-            rendering.text(probe.messages[:at], probe.tools, generate=False),
-            rendering.text(probe.messages[:at], probe.tools, generate=True),
-            rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
-            rendering.text(probe.messages[:end], probe.tools, generate=True),
-        )
-        for number, (at, end) in enumerate(zip(turns, ends, strict=True))
-    ]
 
 
 def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:

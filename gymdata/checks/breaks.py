@@ -7,7 +7,7 @@ of the first one; the cost grows as n·log n with the tokens after the break.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,10 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
         turn, prompt = turns[index], prompts[index]
         parent, shared = int(turn["parent"]), int(turn["prefix_length"])
         above = np.concatenate((prompts[parent], turns[parent]["generation_token_ids"]))
+        # An earlier turn whose prompt begins with this turn's prompt ++ generation: it was sampled after this one.
+        generation = np.asarray(turn["generation_token_ids"], np.int32)
+        whole, earlier = np.concatenate((prompt, generation)), range(index if len(generation) else 0)
+        later = next((n for n in earlier if np.array_equal(prompts[n][: len(whole)], whole)), None)
         if shared < min(len(above), len(prompt)) and above[shared] == prompt[shared]:
             longest = tokens.common_prefix(above, prompt)
             found.append(
@@ -70,36 +74,25 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
                     detail="not longest",
                 )
             )
-        elif (later := _sampled_before(turns, prompts, index)) is not None:
+        elif later is not None:
             found.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
         elif kind == "break":
-            found.append(_break(turns, prompts, index, above, reader))
+            reading = reader() if reader is not None else None
+            cause = cause_of_break(above, prompt, shared, generations(turns, prompts, parent), reading)
+            found.append(
+                Relation(
+                    cause.code,
+                    index,
+                    shared,
+                    window(above, shared),
+                    window(prompt, shared),
+                    f"differs from turn {parent}'s prompt and generation",
+                    evidence(above, prompt, cause, reading),
+                )
+            )
         else:
             found.append(Relation("T211", index, detail=f"{kind} of turn {parent}"))
     return found
-
-
-def _break(
-    turns: Sequence[Turn],
-    prompts: Sequence[tokens.Ids],
-    index: int,
-    before: tokens.Ids,
-    reader: Reader | None,
-) -> Relation:
-    """The break of turn ``index``, with its cause; ``before`` is H of the parent."""
-    prompt, parent = prompts[index], int(turns[index]["parent"])
-    position = int(turns[index]["prefix_length"])
-    reading = reader() if reader is not None else None
-    cause = cause_of_break(before, prompt, position, generations(turns, prompts, parent), reading)
-    return Relation(
-        cause.code,
-        index,
-        position,
-        window(before, position),
-        window(prompt, position),
-        f"differs from turn {parent}'s prompt and generation",
-        evidence(before, prompt, cause, reading),
-    )
 
 
 def generations(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
@@ -120,18 +113,6 @@ def window(ids: tokens.Ids, position: int, width: int = 8) -> str:
     """The ids from ``position`` on, for people; "the end" when there are none."""
     part = ids[position : position + width].tolist()
     return " ".join(map(str, part)) + (" …" if len(ids) > position + width else "") if part else "the end"
-
-
-def _sampled_before(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], index: int) -> int | None:
-    """An earlier turn whose prompt begins with this turn's prompt ++ generation: it was sampled after this one."""
-    generation = np.asarray(turns[index]["generation_token_ids"], np.int32)
-    if not len(generation):
-        return None
-    whole = np.concatenate((prompts[index], generation))
-    for other in range(index):
-        if len(prompts[other]) >= len(whole) and np.array_equal(prompts[other][: len(whole)], whole):
-            return other
-    return None
 
 
 #: Tokens of agreement shown on both sides of a difference.
@@ -193,7 +174,11 @@ def cause_of_break(
     (start, end) in rising order."""
     spans = differing_spans(before, prompt, position)
     if reading is not None and spans[-1].end == len(before) and spans[-1].new_end == len(prompt):
-        spans = [*spans[:-1], _to_border(spans[-1], prompt, reading)]
+        # The earlier text ends without an end token; the new text in its place ends with its message.
+        *others, last = spans
+        places = range(last.new_start, last.new_end)
+        border = next((at for at in places if reading.is_border(int(prompt[at]))), last.new_end)
+        spans = [*others, replace(last, new_end=border)]
     case = _Case(before, prompt, spans, generations, reading)
     holds = case.predicates()
     code = holds[0] if holds else "T200"
@@ -203,14 +188,6 @@ def cause_of_break(
     elif code == "T200" and case.cut_off():
         explanation = _CUT_OFF
     return Cause(code, spans, holds, explanation)
-
-
-def _to_border(span: Span, prompt: Ids, reading: Reading) -> Span:
-    """The earlier text ends without an end token; the new text in its place ends with its message."""
-    for at in range(span.new_start, len(prompt)):
-        if reading.is_border(int(prompt[at])):
-            return Span(span.start, span.end, span.new_start, at)
-    return span
 
 
 class _Case:

@@ -156,23 +156,17 @@ def _collapsed(text: str) -> str:
     return re.sub(r" ?(<[^<> ]+>) ?", r"\1", re.sub(r"\s+", " ", text)).strip()
 
 
-def _plain(value: Any) -> Any:
-    """A JSON value in which 1.0 is 1, and arguments given as JSON text are parsed."""
+def _plain(value: Any, key: str = "") -> Any:
+    """A JSON value in which 1.0 is 1, and arguments given as JSON text are parsed. ``key``: that it has in an object."""
+    if isinstance(value, str) and key in ("arguments", "parameters"):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(parsed := json.loads(value), dict):
+                return _plain(parsed)
     if isinstance(value, dict):
-        return {k: _arguments(v) if k in ("arguments", "parameters") else _plain(v) for k, v in value.items()}
+        return {k: _plain(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _arguments(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return _plain(parsed) if isinstance(parsed, dict) else value
-    return _plain(value)
 
 
 _ROLES = (

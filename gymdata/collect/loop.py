@@ -76,7 +76,16 @@ async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[i
         await _go_on(rollouts[0], None, finish)
         return
     await together(rollout.begin() for rollout in rollouts)
-    await together(_play_neighbours(run, finish) for run in _neighbours(rollouts))
+    # Consecutive indexes with the same prompt; those that have ended already are runs of their own.
+    runs: list[list[Rollout]] = []
+    for rollout in rollouts:
+        last = runs[-1][-1] if runs else None
+        joins = last is not None and not last.over and not rollout.over
+        if joins and last is not None and rollout.index == last.index + 1 and rollout.prompt == last.prompt:
+            runs[-1].append(rollout)
+        else:
+            runs.append([rollout])
+    await together(_play_neighbours(run, finish) for run in runs)
 
 
 async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
@@ -98,19 +107,6 @@ async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
 async def _go_on(rollout: Rollout, first: Generation | OutsideError | None, finish: Sink) -> None:
     await rollout.play(first)
     await finish(rollout)
-
-
-def _neighbours(rollouts: list[Rollout]) -> list[list[Rollout]]:
-    """Runs of consecutive indexes with the same prompt; those that have ended already are runs of their own."""
-    runs: list[list[Rollout]] = []
-    for rollout in rollouts:
-        last = runs[-1][-1] if runs else None
-        joins = last is not None and not last.over and not rollout.over
-        if joins and last is not None and rollout.index == last.index + 1 and rollout.prompt == last.prompt:
-            runs[-1].append(rollout)
-        else:
-            runs.append([rollout])
-    return runs
 
 
 __all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Stop"]

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -191,30 +191,28 @@ async def try_environment(environment: Environment, tasks: Iterable[Task]) -> li
         one = waiting.pop(name)
         inner = one.environment if isinstance(one, WithUser) else one
         if isinstance(inner, PythonTools) or (isinstance(one, WithUser) and isinstance(inner, SingleTurn)):
-            trials.append(await _tried(name, one, inner, task))
+            began = time.monotonic()
+            try:
+                episode = await one.start(task, 0)
+                tools = [str(tool["function"]["name"]) for tool in episode.tools or []]
+                await episode.close()
+            finally:
+                await one.close()
+            user = dict(one.user.identity) if isinstance(one, WithUser) else None
+            if user is None and getattr(inner, "responds", False):
+                user = {"name": "respond"}
+            trials.append(
+                EnvironmentTrial(
+                    name=name,
+                    spec=str(inner.identity.get("spec", inner.identity["name"])),
+                    task_id=task.task_id,
+                    tools=tools,
+                    user=user,
+                    rewards_steps=bool(getattr(episode, "rewards_steps", False)),
+                    seconds=round(time.monotonic() - began, 3),
+                )
+            )
     return trials
-
-
-async def _tried(name: str | None, one: Environment, inner: Environment, task: Task) -> EnvironmentTrial:
-    began = time.monotonic()
-    try:
-        episode = await one.start(task, 0)
-        tools = [str(tool["function"]["name"]) for tool in episode.tools or []]
-        await episode.close()
-    finally:
-        await one.close()
-    user = dict(one.user.identity) if isinstance(one, WithUser) else None
-    if user is None and getattr(inner, "responds", False):
-        user = {"name": "respond"}
-    return EnvironmentTrial(
-        name=name,
-        spec=str(inner.identity.get("spec", inner.identity["name"])),
-        task_id=task.task_id,
-        tools=tools,
-        user=user,
-        rewards_steps=bool(getattr(episode, "rewards_steps", False)),
-        seconds=round(time.monotonic() - began, 3),
-    )
 
 
 def _engine_context(config: CollectConfig, model: Facts) -> int | None:
@@ -316,11 +314,37 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     from gymdata.chat import template as chat
     from gymdata.models import model_identity
 
-    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
-    rewards = _rewards(config, lambda ids: tokenizer_chat.decode(ids), given)
+    model: Facts
+
+    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets. In a workflow of others
+    # there is no tokenizer: the server gets the messages.
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer_chat.decode(ids)
+
+    text_of = decode if config.workflow_url is None else None
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, text_of, given.rewards)]
+    remote = config.workflow_url is not None or any(map(server_url, config.environments().values()))
+    if remote and any(reward.function.name == VERDICT for reward in rewards):
+        raise UsageError(
+            f"a reward function is named {VERDICT!r}, which is the name of the server's own reward",
+            hint="give the function another name",
+        )
     config.refuse_conflicts()
     if config.workflow_url is not None:
-        return _workflow_parts(config, rewards)
+        from gymdata.environments.workflow import HttpWorkflow
+
+        workflow = HttpWorkflow(
+            config.workflow_url,
+            task_body=task_body,
+            conversation_of=conversation_of,
+            model=config.model,
+            timeout_s=config.request_timeout,
+            max_retries=config.retries,
+            result_json_path=config.result_json_path,
+        )
+        # Nothing is sampled here; the model is only a name.
+        model = model_identity.served_facts(config.model or "workflow")
+        return Parts(None, None, None, rewards, model, workflow=workflow)
     prompt = None
     if config.user_prompt is not None:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
@@ -329,7 +353,6 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         agent = load_agent(given.agent or config.agent, config.agent_files, isolate=config.isolate)
     environment = environment_of(config, given, prompt) if agent is None else None
     servers = _servers(config)
-    model: Facts
     announced: list[str] = []
     if not servers:
         if config.model is None:
@@ -403,19 +426,6 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
     return name, folders[0], [f"{shown} serves {name}; its tokenizer: {folders[0]}"]
 
 
-def _rewards(config: CollectConfig, decode: Callable[[Sequence[int]], str], given: Given) -> list[Weighted]:
-    # In a workflow of others there is no tokenizer: a reward server gets the messages.
-    known = decode if config.workflow_url is None else None
-    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, known, given.rewards)]
-    remote = config.workflow_url is not None or any(map(server_url, config.environments().values()))
-    if remote and any(reward.function.name == VERDICT for reward in rewards):
-        raise UsageError(
-            f"a reward function is named {VERDICT!r}, which is the name of the server's own reward",
-            hint="give the function another name",
-        )
-    return rewards
-
-
 def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> Environment:
     """The environment of the tasks, with the user, if there is one. Raises UsageError."""
     specs, user = config.environments(), _user(config, given, prompt)
@@ -479,25 +489,6 @@ def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> U
         timeout_s=config.request_timeout,
         max_retries=config.retries,
     )
-
-
-def _workflow_parts(config: CollectConfig, rewards: list[Weighted]) -> Parts:
-    """Nothing is sampled here; the model is only a name."""
-    from gymdata.environments.workflow import HttpWorkflow
-    from gymdata.models import model_identity
-
-    assert config.workflow_url is not None
-    workflow = HttpWorkflow(
-        config.workflow_url,
-        task_body=task_body,
-        conversation_of=conversation_of,
-        model=config.model,
-        timeout_s=config.request_timeout,
-        max_retries=config.retries,
-        result_json_path=config.result_json_path,
-    )
-    model = model_identity.served_facts(config.model or "workflow")
-    return Parts(None, None, None, rewards, model, workflow=workflow)
 
 
 def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:

@@ -7,6 +7,7 @@ early is unreadable, not shorter.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic_core import PydanticCustomError
@@ -60,10 +61,8 @@ def task_files(path: Path | str) -> list[Path]:
 def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     """(line or 1-based row, row) of one file."""
     kind = Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
-    if kind == ".parquet":
-        yield from _parquet_rows(file)
-    elif kind in _ARROW:
-        yield from _arrow_rows(file)
+    if kind in (".parquet", *_ARROW):
+        yield from _table_rows(file, "Parquet" if kind == ".parquet" else "Arrow")
     elif kind in _SEPARATORS:
         yield from _csv_rows(file, _SEPARATORS[kind], bad_line)
     elif kind == ".json" and _is_array(file):
@@ -74,20 +73,16 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                bad_line(file, number, _fault_of(line, error), expected)
+                fault = f"text that is not JSON ({error})"
+                with contextlib.suppress(ValueError):
+                    decode(line)  # Python's json reads it
+                    fault = "a number that is not finite or too long"
+                bad_line(file, number, fault, expected)
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
                 bad_line(file, number, short(row), expected)
-
-
-def _fault_of(line: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        decode(line)
-    except ValueError:
-        return f"text that is not JSON ({error})"
-    return "a number that is not finite or too long"  # which Python's json reads
 
 
 def drop_nulls(value: Any) -> Any:
@@ -194,23 +189,17 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
         raise DataError.unreadable(file, str(error), "is it a whole text table in UTF-8, with a header?") from error
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[int, TaskRow]]:
+def _table_rows(file: Path, format: Literal["Parquet", "Arrow"]) -> Iterator[tuple[int, TaskRow]]:
     import pyarrow as pa
+    from pyarrow import ipc
 
     from gymdata.remote.reading import parquet_file
 
     try:
-        with parquet_file(file) as source:
-            yield from enumerate(_plain(source.iter_batches(batch_size=_ROWS)), 1)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError.unreadable(file, str(error), "is it a whole Parquet file?") from error
-
-
-def _arrow_rows(file: Path) -> Iterator[tuple[int, TaskRow]]:
-    import pyarrow as pa
-    from pyarrow import ipc
-
-    try:
+        if format == "Parquet":
+            with parquet_file(file) as opened:
+                yield from enumerate(_plain(opened.iter_batches(batch_size=_ROWS)), 1)
+            return
         with pa.memory_map(str(file)) as source:
             # The format with an index begins with a name; the stream, which `datasets` writes, has none.
             if source.read(6) == b"ARROW1":
@@ -221,7 +210,7 @@ def _arrow_rows(file: Path) -> Iterator[tuple[int, TaskRow]]:
                 batches = iter(ipc.open_stream(source))
             yield from enumerate(_plain(batches), 1)
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError.unreadable(file, str(error), "is it a whole Arrow file?") from error
+        raise DataError.unreadable(file, str(error), f"is it a whole {format} file?") from error
 
 
 def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[TaskRow]:

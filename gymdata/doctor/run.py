@@ -147,7 +147,20 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 
 def _store(place: Place) -> Iterator[Check]:
-    yield Check("folder", *_tried(place))
+    """Nothing stays there: neither the object nor, where there was none, a folder."""
+    try:
+        client.check_installed(place)
+        if place.scheme == "hf":
+            client.listed(place)
+            advice = "the Hub is only read: write to a local folder, or to a bucket"
+            yield Check("folder", "note", f"{place}: can be read", advice)
+        elif (fault := _write_fault(place)) is not None:
+            advice = "two writers could overwrite each other: use a store with conditional writes"
+            yield Check("folder", "fault", f"{place}: {fault}", advice)
+        else:
+            yield Check("folder", "ok", f"{place}: an object was written, replaced on condition, and deleted")
+    except GymdataError as error:
+        yield Check("folder", "fault", f"{place}: {error.message.replace(f'{place}: ', '')}", error.hint)
     spool = at = default_spool()
     while not at.exists():
         at = at.parent
@@ -182,25 +195,6 @@ def _self_test() -> Check:
     return Check(
         "self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found"
     )
-
-
-def _tried(place: Place) -> tuple[Literal["ok", "note", "fault"], str, str | None]:
-    """State, what was found, and advice. Nothing stays there: neither the object nor, where there was none, a folder."""
-    try:
-        client.check_installed(place)
-        if place.scheme == "hf":
-            client.listed(place)
-            return "note", f"{place}: can be read", "the Hub is only read: write to a local folder, or to a bucket"
-        fault = _write_fault(place)
-    except GymdataError as error:
-        return "fault", f"{place}: {error.message.replace(f'{place}: ', '')}", error.hint
-    if fault is not None:
-        return (
-            "fault",
-            f"{place}: {fault}",
-            "two writers could overwrite each other: use a store with conditional writes",
-        )
-    return "ok", f"{place}: an object was written, replaced on condition, and deleted", None
 
 
 def _write_fault(place: Place) -> str | None:

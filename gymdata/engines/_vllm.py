@@ -173,8 +173,26 @@ class VllmSampler:
     ) -> list[Generation]:
         prompt = list(request.prompt_token_ids)
         read, outputs = await self._answer(prompt, params(request), request.request_id, request.on_tokens)
-        made = [_generation(list(read.prompt_token_ids or ()), output, sampling, log_probs) for output in outputs]
-        for generation in made:
+        generations = []
+        for output in outputs:
+            flat, top = output.logprobs, None
+            if sampling.top_logprobs:
+                spans = zip(flat.start_indices, flat.end_indices, strict=True)
+                top = [
+                    best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), sampling.top_logprobs)
+                    for a, b in spans
+                ]
+                values = [flat.logprobs[i] for i in flat.start_indices]
+            else:
+                values = list(flat.logprobs) if log_probs else []
+            generation = Generation(
+                prompt_token_ids=list(read.prompt_token_ids or ()),
+                token_ids=list(output.token_ids),
+                log_probs=values,
+                finish_reason=output.finish_reason or "abort",
+                stop_reason=output.stop_reason,
+                top_log_probs=top,
+            )
             check_generation(
                 generation,
                 max_tokens=request.max_tokens,
@@ -182,7 +200,8 @@ class VllmSampler:
                 sent=prompt,
                 log_probs=log_probs,
             )
-        return made
+            generations.append(generation)
+        return generations
 
     async def _answer(
         self, prompt: list[int], params: Any, request_id: str, on_tokens: OnTokens | None = None
@@ -426,28 +445,6 @@ class VllmSampler:
                 for key, value in self.engine_args.items()
             },
         }
-
-
-def _generation(prompt: list[int], output: Any, sampling: Sampling, log_probs: bool) -> Generation:
-    flat = output.logprobs
-    top = None
-    if sampling.top_logprobs:
-        spans = zip(flat.start_indices, flat.end_indices, strict=True)
-        top = [
-            best_alternatives(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True), sampling.top_logprobs)
-            for a, b in spans
-        ]
-        values = [flat.logprobs[i] for i in flat.start_indices]
-    else:
-        values = list(flat.logprobs) if log_probs else []
-    return Generation(
-        prompt_token_ids=prompt,
-        token_ids=list(output.token_ids),
-        log_probs=values,
-        finish_reason=output.finish_reason or "abort",
-        stop_reason=output.stop_reason,
-        top_log_probs=top,
-    )
 
 
 def refuse_unknown_arguments(given: Settings) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.collect.report import CollectPlan, CollectSummary
+from gymdata.collect.report import CollectPlan
 from gymdata.collect.run import Parts, collect, default_output
 from gymdata.collect.tasks import IN_MEMORY, Tasks
 from gymdata.errors import DataError, UsageError, option
@@ -72,7 +72,10 @@ class EvalReport(Report):
     def rows(self) -> list[Row]:
         mean = {"rate": self.reward["mean"], "ci95": self.reward["ci95"]}
         rows: list[Row] = [
-            *((f"pass@{one['k']}", f"{_percent(one)} of {one['tasks']:,} tasks") for one in self.pass_at_k),
+            *(
+                (f"pass@{one['k']}", f"{rate_text({**one, 'rate': one['value']})} of {one['tasks']:,} tasks")
+                for one in self.pass_at_k
+            ),
             ("rollouts", self.rollouts),
         ]
         if not self.reward["binary"]:
@@ -167,6 +170,13 @@ def evaluate(
             f"{run}: no rollout has a reward, so there is nothing to report",
             hint=f"gymdata score {run} --reward …, with a reward that these tasks have a reference for",
         )
+    compared: Figures | None = None
+    if against is not None and len(rewards.value):
+        paired = Paired.of(against, run, None)
+        compared = {"path": str(against), "difference": paired.difference()}
+        for way, sign in (("regressed", "down"), ("improved", "up")):
+            moved = [task for task, direction in paired.ways.items() if direction == sign]
+            compared[way] = [{"task_id": t, "before": paired.before[t], "after": paired.after[t]} for t in moved]
     report = EvalReport(
         path=str(run),
         model=config.model or (config.endpoint[0] if config.endpoint else None),
@@ -178,18 +188,13 @@ def evaluate(
         reward={**rewards.summary(), "binary": rewards.binary},
         truncated=summary.truncated,
         by_field=_by_field(rewards, task_fields(table), config.by, config.threshold),
-        against=None if against is None or not len(rewards.value) else _against(against, run),
+        against=compared,
         interrupted=summary.interrupted,
         collected_code=summary.exit_code,
     )
-    return _write(report, run, summary)
-
-
-def _write(report: EvalReport, run: Path, summary: CollectSummary) -> EvalReport:
-    """``report`` with its files; files of an earlier call are removed where rollouts are missing now."""
     files = [run / RESULTS_JSON, run / RESULTS_MD]
     if summary.pending or summary.interrupted:
-        for file in files:
+        for file in files:  # those of an earlier call: rollouts are missing now
             file.unlink(missing_ok=True)
         return report
     figures = {key: value for key, value in report.to_dict().items() if key not in ("files", "interrupted")}
@@ -224,23 +229,6 @@ def _by_field(
                 shown = {"pass_at_1": first["value"], "ci95": first["ci95"], "tasks": first["tasks"]}
                 by_field[name].append({"value": json.loads(value), **shown, "mean": part.summary()["mean"]})
     return by_field
-
-
-def _against(earlier: Path, run: Path) -> Figures:
-    paired = Paired.of(earlier, run, None)
-    moved = {
-        way: [
-            {"task_id": task, "before": paired.before[task], "after": paired.after[task]}
-            for task, direction in paired.ways.items()
-            if direction == sign
-        ]
-        for way, sign in (("regressed", "down"), ("improved", "up"))
-    }
-    return {"path": str(earlier), "difference": paired.difference(), **moved}
-
-
-def _percent(one: Figures) -> str:
-    return rate_text({"rate": one["value"], "ci95": one["ci95"]})
 
 
 def _cells(one: Figures) -> tuple[str, str, str]:

@@ -107,46 +107,39 @@ def filter(
             for target in targets.values():
                 # The test side of a file may have been the -o of another filter.
                 refuse_other_settings(target, config, what, out.overwrite)
-        report, columns, sides = _filter(sources, config)
+        plan = _Plan(config)
+        columns = load_columns(sources, plan.named)
+        funnel = _run(plan, columns, sources)
+        if not funnel.alive.any():
+            reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
+            most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
+            dropped = f"dropped {sum(most.dropped.values()):,} ({most.detail})"
+            raise RefusedError(
+                f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
+                hint=f"nothing was written; loosen --{most.name}, which {dropped}",
+            )
+        sides, task_ids = {"kept": funnel.alive}, columns.table["task_id"]
+        if config.share is not None:
+            held = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
+            in_test = pc.is_in(task_ids, value_set=pa.array(sorted(held), pa.string())).to_numpy()
+            sides = {"train": funnel.alive & ~in_test, "test": funnel.alive & in_test}
+        report = FilterReport(
+            rollouts_in=len(funnel.alive),
+            rollouts_out=int(funnel.alive.sum()),
+            groups_in=int(columns.groups.max()) + 1,
+            groups_out=len(np.unique(columns.groups[funnel.alive])),
+            steps=funnel.steps,
+            sides={
+                side: {
+                    "rollouts": int(mask.sum()),
+                    "tasks": int(pc.count_distinct(task_ids.filter(pa.array(mask))).as_py()),
+                }
+                for side, mask in sides.items()
+            },
+        )
         if out is not None:
             _write(report, columns, sides, targets, sources, config, command, progress or NullProgress(), out)
         return report
-
-
-def _filter(
-    sources: Sequence[str | Path], config: FilterConfig
-) -> tuple[FilterReport, RolloutColumns, dict[str, np.ndarray]]:
-    """What is kept, and which rows of ``columns`` are on which side."""
-    plan = _Plan(config)
-    columns = load_columns(sources, plan.named)
-    funnel = _run(plan, columns, sources)
-    if not funnel.alive.any():
-        reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
-        most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
-        raise RefusedError(
-            f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
-            hint=f"nothing was written; loosen --{most.name}, which dropped {sum(most.dropped.values()):,} ({most.detail})",
-        )
-    sides, task_ids = {"kept": funnel.alive}, columns.table["task_id"]
-    if config.share is not None:
-        held = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
-        in_test = pc.is_in(task_ids, value_set=pa.array(sorted(held), pa.string())).to_numpy()
-        sides = {"train": funnel.alive & ~in_test, "test": funnel.alive & in_test}
-    report = FilterReport(
-        rollouts_in=len(funnel.alive),
-        rollouts_out=int(funnel.alive.sum()),
-        groups_in=int(columns.groups.max()) + 1,
-        groups_out=len(np.unique(columns.groups[funnel.alive])),
-        steps=funnel.steps,
-        sides={
-            side: {
-                "rollouts": int(mask.sum()),
-                "tasks": int(pc.count_distinct(task_ids.filter(pa.array(mask))).as_py()),
-            }
-            for side, mask in sides.items()
-        },
-    )
-    return report, columns, sides
 
 
 class _Plan:

@@ -87,7 +87,13 @@ def aggregate(
     error = np.full(n, np.nan)
     bonus = np.zeros(n)
     if method == "simple_tiebreaker":
-        base = _means(matches, counted, judged)
+        one, two = matches.broken()
+        first, second = matches.first, matches.second
+        if not counted.all():
+            first, second, one, two = first[counted], second[counted], one[counted], two[counted]
+        total = np.bincount(first, np.rint(one * _FIXED), n) + np.bincount(second, np.rint(two * _FIXED), n)
+        with np.errstate(invalid="ignore"):
+            base: Floats = total / (judged * _FIXED)
         if default_score is not None:
             base = np.where(judged > 0, base, default_score)
         if adjust is not None and sizes is not None:
@@ -131,18 +137,6 @@ def _per_response(matches: Matches, which: Bools, n: int) -> Ints:
         return np.zeros(n, np.int64)
     first, second = (matches.first, matches.second) if which.all() else (matches.first[which], matches.second[which])
     return np.bincount(first, minlength=n) + np.bincount(second, minlength=n)
-
-
-def _means(matches: Matches, scored: Bools, count: Ints) -> Floats:
-    n = len(count)
-    one, two = matches.broken()
-    first, second = matches.first, matches.second
-    if not scored.all():
-        first, second, one, two = first[scored], second[scored], one[scored], two[scored]
-    total = np.bincount(first, np.rint(one * _FIXED), n) + np.bincount(second, np.rint(two * _FIXED), n)
-    with np.errstate(invalid="ignore"):
-        means: Floats = total / (count * _FIXED)
-    return means
 
 
 class _Adjusting:

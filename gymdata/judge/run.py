@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def judge(
     """
     if path is not None or config is None:
         settings["path"] = str(path_of(path, "judge"))
-    config = _config(config, settings)
+    config = JudgeConfig.called_with(globals()["judge"], config, settings)  # here its name is that of an argument
     config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     field = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
@@ -166,11 +166,6 @@ def judge(
                 progress.message(text)
         facts |= {"judge": pairwise.judge_name, "engine": dict(engine), "asked": pairwise.tally.asked}
         return _finish(out, config, field, how, comparisons, facts, pairwise.tally.cached)
-
-
-def _config(config: JudgeConfig | None, settings: Mapping[str, Any]) -> JudgeConfig:
-    # In the function itself its name is that of an argument.
-    return JudgeConfig.called_with(judge, config, settings)
 
 
 async def _judge_groups(pairwise: PairwiseJudge, groups: JudgeGroups, progress: Progress) -> pa.Table:

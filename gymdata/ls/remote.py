@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, row_counts
 from gymdata.remote import client
 from gymdata.remote.client import Object
-from gymdata.remote.places import Place, is_odd, place_of
+from gymdata.remote.places import is_odd, place_of
 from gymdata.remote.reading import RUN_JSON
 from gymdata.remote.upload import is_of_this_machine, is_open
 from gymdata.store.paths import RunFacts, parsed_facts
@@ -40,31 +39,31 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
             above = above.rpartition("/")[0]
         if (run_json := run_json or folders.get(above)) is not None:
             owned[run_json].append(item)
-    return str(place), tuple(
-        _output(place, one, body[0], owned[one.key])
-        for one, body in zip(described, bodies, strict=True)
-        if body is not None
-    )
-
-
-def _output(place: Place, run_json: Object, body: bytes, own: Sequence[Object]) -> Output:
-    folder, _, name = run_json.key.rpartition("/")
-    of = folder if name == RUN_JSON else run_json.key.removesuffix(_BESIDE)
-    facts: RunFacts = {}
-    state = "damaged"
-    with contextlib.suppress(DataError):
-        facts = parsed_facts(body, str(place.at(run_json.key)))
-        state = state_left(facts)
-    counts = row_counts(facts)
-    if is_open(facts):
-        ours, local = is_of_this_machine(place.at(run_json.key), body), place.at(run_json.key).staged()
-        state = "interrupted" if ours and not is_written(local) else "being written"
-    return Output(
-        path=of.removeprefix(place.key).lstrip("/") or ".",
-        kind=str(facts.get("stage", "unknown")),
-        rows=sum(counts) if counts else None,
-        bytes=sum(one.size for one in own),
-        changed=max((one.changed for one in own), default=run_json.changed),
-        parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
-        state=state,
-    )
+    outputs = []
+    for described_by, body in zip(described, bodies, strict=True):
+        if body is None:
+            continue
+        own, at = owned[described_by.key], place.at(described_by.key)
+        folder, _, name = described_by.key.rpartition("/")
+        of = folder if name == RUN_JSON else described_by.key.removesuffix(_BESIDE)
+        facts: RunFacts = {}
+        state = "damaged"
+        with contextlib.suppress(DataError):
+            facts = parsed_facts(body[0], str(at))
+            state = state_left(facts)
+        counts = row_counts(facts)
+        if is_open(facts):
+            ours = is_of_this_machine(at, body[0])
+            state = "interrupted" if ours and not is_written(at.staged()) else "being written"
+        outputs.append(
+            Output(
+                path=of.removeprefix(place.key).lstrip("/") or ".",
+                kind=str(facts.get("stage", "unknown")),
+                rows=sum(counts) if counts else None,
+                bytes=sum(one.size for one in own),
+                changed=max((one.changed for one in own), default=described_by.changed),
+                parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
+                state=state,
+            )
+        )
+    return str(place), tuple(outputs)

@@ -10,6 +10,7 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gymdata.errors import DataError
@@ -67,25 +68,23 @@ def ls(
     top = Path(path_of(local_output(path) if unused else path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
+
+    def unreadable(error: OSError) -> None:
+        if unused:
+            raise DataError.unreadable(error.filename, str(error), "a model may be in it: make it readable") from error
+        warn(f"{error.filename}: cannot be read: {error.strerror}")
+
     outputs = {
         found.run_json if isinstance(found, Unfinished) else found: (
             unfinished_output(top, found) if isinstance(found, Unfinished) else output_of(top, found)
         )
-        for found in below(top, _refused if unused else _skipped)
+        for found in below(top, unreadable)
     }
     if not unused:
         shown = (one for one in outputs.values() if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
         return LsReport(str(top), tuple(shown))
     idle = unused_outputs(top, outputs)
     return LsReport(str(top), tuple(idle), removal(str(top), idle))
-
-
-def _refused(error: OSError) -> None:
-    raise DataError.unreadable(error.filename, str(error), "a model may be in it: make it readable") from error
-
-
-def _skipped(error: OSError) -> None:
-    warn(f"{error.filename}: cannot be read: {error.strerror}")
 
 
 def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
@@ -139,7 +138,9 @@ def output_of(top: Path, run_json: Path) -> Output:
     # Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows.
     counts = row_counts(facts)
     if place.is_dir():
-        counts += [_lines(source.path) for source in segments(place) if source.path.suffix == ".journal"]
+        for journal in (source.path for source in segments(place) if source.path.suffix == ".journal"):
+            with journal.open("rb") as file:
+                counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
     return Output(
         path=below_top(top, place),
         kind=str(facts.get("stage", "unknown")),
@@ -161,11 +162,6 @@ def own_files(place: Path) -> Iterator[Path]:
         others = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
         begun = {file.name for one in unfinished_in(here, files) for file in one.files}
         yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others and name not in begun)
-
-
-def _lines(journal: Path) -> int:
-    with journal.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def below_top(top: Path, place: Path) -> str:

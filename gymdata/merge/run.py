@@ -110,8 +110,7 @@ def merge(
     if len(sources) < 2:
         raise UsageError(f"got one run, {sources[0]}, expected two or more", hint="name every run to merge")
     facts = [_facts(source) for source in sources]
-    _refuse_other_identity(sources, facts)
-    _refuse_other_tasks(sources, facts)
+    _refuse_others(sources, facts)
     target = None
     if write and not dry_run:
         target = files_apart(output, _NAME, sources, ROLLOUTS, "merged")["kept"]
@@ -146,6 +145,8 @@ def merge(
 
 
 def _facts(source: Path) -> RunFacts:
+    """The run.json of a run; warns of a collected one that lacks rollouts. Raises DataError for an import that was
+    stopped."""
     found = find_run_json(source)
     if found is None:
         resolve(source, ROLLOUTS)  # says what is wrong with the path itself
@@ -157,15 +158,8 @@ def _facts(source: Path) -> RunFacts:
     refuse_open(found)
     resolve(source, ROLLOUTS)
     facts = read_run_json(found)
-    _report_unfinished(source, facts)
-    return facts
-
-
-def _report_unfinished(source: Path, facts: RunFacts) -> None:
-    """Warn of a collected run that lacks rollouts. Raises DataError for an import that was stopped."""
-    state = state_left(facts)
-    if state == "complete":
-        return
+    if (state := state_left(facts)) == "complete":
+        return facts
     rows = sum(n for _, n in _ids([source]))
     if facts.get("stage") == "import":
         raise DataError(
@@ -178,10 +172,12 @@ def _report_unfinished(source: Path, facts: RunFacts) -> None:
     warn(
         f"{source}: {state}: merged with {rows:,}{of} rollouts; rerun the same `gymdata collect` command for the others"
     )
+    return facts
 
 
-def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
-    """Raises UsageError that names each setting in which a run differs from the first."""
+def _refuse_others(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
+    """Raises UsageError that names each setting in which a run differs from the first, and for shards of one run that were
+    collected from task files of different contents."""
     first = facts[0]
     faults = []
     for source, other in zip(sources[1:], facts[1:], strict=True):
@@ -199,18 +195,14 @@ def _refuse_other_identity(sources: Sequence[Path], facts: Sequence[RunFacts]) -
             f"these runs are {lead}: {'; '.join(faults[:_FAULTS])}{more}",
             hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
         )
-
-
-def _refuse_other_tasks(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
-    """Raises UsageError for shards of one run that were collected from task files of different contents."""
     read: dict[object, tuple[Path, list[str]]] = {}
     for source, one in zip(sources, facts, strict=True):
         files = (one.get("tasks") or {}).get("files") or []
         hashes = sorted(str(file.get("xxh3")) for file in files)
-        first, expected = read.setdefault(one.get("run_id"), (source, hashes))
+        earlier, expected = read.setdefault(one.get("run_id"), (source, hashes))
         if one.get("run_id") is not None and _shards(one) and hashes != expected:
             raise UsageError(
-                f"{first} and {source} are shards of one run, and their task files differ: "
+                f"{earlier} and {source} are shards of one run, and their task files differ: "
                 f"xxh3 {', '.join(expected)} and {', '.join(hashes)}",
                 hint="collect both shards from the same task files",
             )

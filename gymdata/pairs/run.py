@@ -230,7 +230,17 @@ def _build(
     else:
         score_name, scores, scored_by = MARKS, heights(rollouts["rollout_id"].to_pylist(), preferred), []
     rollouts = rollouts.append_column("score", scores)
-    sound, left_out = _without_breaks(rollouts, config.breaks)
+    # A rollout with breaks has no single token sequence that was sampled as it stands.
+    broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
+    left_out = {"breaks": int(broken.sum())}
+    if left_out["breaks"] and config.breaks == "refuse":
+        raise RefusedError(
+            f"{left_out['breaks']:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
+            "sequence of sampled tokens",
+            code="T200",
+            hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
+        )
+    sound = np.flatnonzero(~broken)
     if len(sound) and not int(pc.sum(pc.is_finite(rollouts["score"].take(sound))).as_py() or 0):
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
@@ -241,7 +251,15 @@ def _build(
     stack.callback(candidates.close)
     del rollouts, scores
     frame = candidates.frame
-    direct = _direct(judged_in, frame) if judged_in else None
+    direct = None
+    if judged_in:
+        # The direct preferences in the comparisons of these rollouts, numbered by row.
+        number = {rollout: n for n, rollout in enumerate(frame["rollout_id"].to_pylist())}
+        tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in judged_in]
+        ids, groups = frame["rollout_id"].combine_chunks(), _codes(frame["group_id"])
+        for judged, table in zip(judged_in, tables, strict=True):
+            refuse_odd_matches(table, ids, groups, judged / "comparisons.parquet")
+        direct = genrm.preferences(matches_in(concat(tables), number))
     selection = _select(candidates, config, direct, preferred)
     left_out["branches"] = int((candidates.n_sequences > 1).sum())
     made_from = "genrm" if judged_in else "reward" if preferred is None else MARKS
@@ -264,13 +282,12 @@ def _build(
     selection.counts.abandoned_turns = int(candidates.abandoned_turns[used].sum())
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
     if direct is not None:
-        groups = frame["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
         report.comparisons.update(
             compared=len(direct.low),
             in_both_positions=int(direct.both_positions.sum()),
             order_flipped=int(direct.flipped.sum()),
             contradicted=int(direct.mixed.sum()),
-            cycles=direct.cycles(groups)[0],
+            cycles=direct.cycles(_codes(frame["group_id"]).astype(np.int64))[0],
         )
     if not report.ok:
         note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
@@ -331,29 +348,10 @@ def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | 
     return files
 
 
-def _direct(folders: Sequence[Path], rollouts: pa.Table) -> genrm.Preferences:
-    """The direct preferences in the comparisons of these rollouts, numbered by row."""
-    number = {rollout: n for n, rollout in enumerate(rollouts["rollout_id"].to_pylist())}
-    tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in folders]
-    ids = rollouts["rollout_id"].combine_chunks()
-    groups = rollouts["group_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    for folder, table in zip(folders, tables, strict=True):
-        refuse_odd_matches(table, ids, groups, folder / "comparisons.parquet")
-    return genrm.preferences(matches_in(concat(tables), number))
-
-
-def _without_breaks(rollouts: pa.Table, breaks: str) -> tuple[np.ndarray, dict[str, int]]:
-    """The rows without breaks: a rollout with one has no single token sequence that was sampled as it stands."""
-    broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
-    count = int(broken.sum())
-    if count and breaks == "refuse":
-        raise RefusedError(
-            f"{count:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
-            "sequence of sampled tokens",
-            code="T200",
-            hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
-        )
-    return np.flatnonzero(~broken), {"breaks": count}
+def _codes(names: pa.ChunkedArray) -> np.ndarray:
+    """A number for each name."""
+    numbers: np.ndarray = names.combine_chunks().dictionary_encode().indices.to_numpy()
+    return numbers
 
 
 def _select(
@@ -381,28 +379,24 @@ def _select(
         )
         used = np.union1d(selection.chosen, selection.rejected)
         candidates.read(used)
-        _refuse(candidates.n_sequences[used], config.breaks)
-        if (candidates.n_sequences[used] == 1).all():
+        of_used = candidates.n_sequences[used]
+        if without := int((of_used == 0).sum()):
+            raise RefusedError(
+                f"{without:,} of {counted(len(used), 'rollout')} in pairs have no token ids, so no pair of them can be "
+                "trained as sampled",
+                code="T205",
+                hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
+            )
+        if (of_used == 1).all():
             return selection
+        if config.breaks == "refuse" and (count := int((of_used > 1).sum())):
+            raise RefusedError(
+                f"{counted(count, 'rollout branches', 'rollouts branch')} into several token sequences, so there is "
+                "no single answer to prefer",
+                code="T211",
+                hint="`--breaks drop` makes pairs from the others",
+            )
         n_sequences = np.where(candidates.n_sequences < 0, 1, candidates.n_sequences)
-
-
-def _refuse(n_sequences: np.ndarray, breaks: str) -> None:
-    if without := int((n_sequences == 0).sum()):
-        raise RefusedError(
-            f"{without:,} of {counted(len(n_sequences), 'rollout')} in pairs have no token ids, so no pair of them can be "
-            "trained as sampled",
-            code="T205",
-            hint="collect with gymdata, import files that carry token ids, or render ids with `gymdata tokenize`",
-        )
-    count = int((n_sequences > 1).sum())
-    if count and breaks == "refuse":
-        raise RefusedError(
-            f"{counted(count, 'rollout branches', 'rollouts branch')} into several token sequences, so there is "
-            "no single answer to prefer",
-            code="T211",
-            hint="`--breaks drop` makes pairs from the others",
-        )
 
 
 def _state(path: Path) -> tuple[int, int, int]:

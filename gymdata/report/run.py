@@ -90,7 +90,15 @@ def report(
     runs = [_figures(one, config.threshold, score) for one in paths]
     found = dict(runs[0])
     if len(runs) > 2 or (len(runs) == 2 and all(run["training"] and not run["rewards"] for run in runs)):
-        found = _several(paths, runs, score)
+        # Every run against the first: by rewards where all have them, else by the curves of their trainings.
+        rewarded = all(run["rewards"] for run in runs)
+        if not rewarded and not all(run["training"] for run in runs):
+            lacking = next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"])
+            raise DataError.empty(lacking, "rollouts; without them only trainings are compared")
+        rows = compared(paths, score) if rewarded else []
+        title = several_headline(rows, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs))
+        found = {"headline": title, "compared": rows, "settings": settings_that_differ(paths)}
+        found |= {"names": names_of(paths), "runs": runs, **_lists(runs)}
     elif len(runs) == 2:
         if not all(run["rewards"] for run in runs):
             raise DataError.empty(next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"]), "rollouts")
@@ -122,25 +130,6 @@ def report(
 def _lists(runs: Sequence[Figures]) -> Figures:
     """What ``--json`` has once for each run."""
     return {key: [run[key] for run in runs] for key in ("rewards", "pass_at_k", "validation", "training")}
-
-
-def _several(paths: Sequence[Path], runs: Sequence[Figures], score: str | None) -> Figures:
-    """Every run against the first: by rewards where all have them, else by the curves of their trainings."""
-    rewarded = all(run["rewards"] for run in runs)
-    if not rewarded and not all(run["training"] for run in runs):
-        lacking = next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"])
-        raise DataError.empty(lacking, "rollouts; without them only trainings are compared")
-    rows = compared(paths, score) if rewarded else []
-    title = several_headline(rows, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs))
-    settings = settings_that_differ(paths)
-    return {
-        "headline": title,
-        "compared": rows,
-        "settings": settings,
-        "names": names_of(paths),
-        "runs": runs,
-        **_lists(runs),
-    }
 
 
 def _target(paths: Sequence[Path], config: ReportConfig) -> Path:

@@ -37,7 +37,20 @@ def figures(path: Path) -> Figures:
         "pairs": list(_pairs(path)),
         "scores": list(_scores(path)),
         "experiences": list(_experiences(path)),
-        "judge": [_judge(folder, facts) for folder, facts in described if facts.get("stage") == "judge"],
+        "judge": [
+            {
+                "path": str(folder),
+                "judge": facts.get("judge"),
+                "comparisons": (facts.get("counts") or {}).get("comparisons"),
+                "bias": {
+                    name: rate | {"ci95": None if None in (rate.get("ci95") or [None]) else rate["ci95"]}
+                    for name, rate in (facts.get("bias") or {}).items()
+                    if isinstance(rate, dict) and "rate" in rate
+                },
+            }
+            for folder, facts in described
+            if facts.get("stage") == "judge"
+        ],
         "training": [
             _training(folder, facts)
             for folder, facts in described
@@ -143,13 +156,6 @@ def stage_table(path: Path) -> str | None:
     schema = schema_of(path)
     name = check_version(schema.metadata, str(path))
     return PAIRS.name if name is None and "chosen" in schema.names else name if name != ROLLOUTS.name else None
-
-
-def _judge(folder: Path, facts: RunFacts) -> Figures:
-    counts = facts.get("counts") or {}
-    rates = {k: v for k, v in (facts.get("bias") or {}).items() if isinstance(v, dict) and "rate" in v}
-    bias = {k: v | {"ci95": None if None in (v.get("ci95") or [None]) else v["ci95"]} for k, v in rates.items()}
-    return {"path": str(folder), "judge": facts.get("judge"), "comparisons": counts.get("comparisons"), "bias": bias}
 
 
 def _training(folder: Path, facts: RunFacts) -> Figures:

@@ -155,54 +155,42 @@ def score(
         )
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
-        return _write_scores(config, sources, name, target, out, progress, command)
-
-
-def _write_scores(
-    config: ScoreConfig,
-    sources: RewardSources,
-    name: str,
-    target: Path,
-    out: StageOutput,
-    progress: Progress,
-    command: Sequence[str],
-) -> ScoreSummary:
-    parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
-    made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
-    if not len(values):
-        raise DataError.empty(config.path, "rollouts to score")
-    # With the types of the scores table, a batch at a time.
-    tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in made.to_batches())
-    rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
-    if (there := out.folder / target.name).exists() and not config.overwrite:
-        rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
-    out.batches(target.name, rows, SCORES, SCORES.arrow)
-    mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
-    summary = ScoreSummary(
-        path=str(target.parent if config.output is None else target),
-        name=name,
-        rollouts=len(values),
-        scored=values.scored,
-        failed=len(made.filter(pc.equal(made["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
-        mean=None if mean != mean else mean,
-        ci95=None if low != low else [low, high],
-        parts=parts,
-        flips={field.name: getattr(flips, field.name) for field in fields(flips)},
-        rules=sources.of_rule,
-    )
-    facts: RunFacts = {
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "parents": parents,
-        "rewards": [
-            {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
-        ],
-        "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
-    }
-    if sources.recipe is not None:
-        facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
-    out.finish(facts)
-    return summary
+        parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
+        made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
+        if not len(values):
+            raise DataError.empty(config.path, "rollouts to score")
+        # With the types of the scores table, a batch at a time.
+        tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in made.to_batches())
+        rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
+        if (there := out.folder / target.name).exists() and not config.overwrite:
+            rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
+        out.batches(target.name, rows, SCORES, SCORES.arrow)
+        mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
+        summary = ScoreSummary(
+            path=str(target.parent if config.output is None else target),
+            name=name,
+            rollouts=len(values),
+            scored=values.scored,
+            failed=len(made.filter(pc.equal(made["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
+            mean=None if mean != mean else mean,
+            ci95=None if low != low else [low, high],
+            parts=parts,
+            flips={field.name: getattr(flips, field.name) for field in fields(flips)},
+            rules=sources.of_rule,
+        )
+        facts: RunFacts = {
+            "command": list(command),
+            "config": config.model_dump(mode="json"),
+            "parents": parents,
+            "rewards": [
+                {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
+            ],
+            "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
+        }
+        if sources.recipe is not None:
+            facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
+        out.finish(facts)
+        return summary
 
 
 def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordBatch]:

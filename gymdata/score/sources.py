@@ -148,30 +148,22 @@ class _Loader:
         return self._text
 
     def _find_tokenizer(self) -> Decode | None:
-        from gymdata.models._transformers import load_reader
+        from gymdata.models._transformers import load_reader, load_tokenizer
+        from gymdata.models.model_identity import hash_of_tokenizer
         from gymdata.models.vocabulary import find_tokenizer
         from gymdata.store.lineage import lineage
 
         if self._config.tokenizer is not None:
             return load_reader(self._config.tokenizer).decode
         for facts in lineage(self._config.path):
-            if (file := find_tokenizer(facts)) is not None:
-                return _checked(str(file.parent), (facts.get("identity") or {}).get("tokenizer_hash"))
+            if (file := find_tokenizer(facts)) is None:
+                continue
+            folder, sampled_with = str(file.parent), (facts.get("identity") or {}).get("tokenizer_hash")
+            # Its tokenizer may have been replaced since.
+            if sampled_with is not None and (now := hash_of_tokenizer(load_tokenizer(folder))) != sampled_with:
+                raise RefusedError(
+                    f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
+                    hint=f"give the folder of that tokenizer with {option('tokenizer')}",
+                )
+            return load_reader(folder).decode
         return None
-
-
-def _checked(folder: str, sampled_with: str | None) -> Decode:
-    """The decoder of a tokenizer folder that run.json names, which may have been replaced since."""
-    from gymdata.models._transformers import load_reader
-
-    if sampled_with is not None:
-        from gymdata.models._transformers import load_tokenizer
-        from gymdata.models.model_identity import hash_of_tokenizer
-
-        now = hash_of_tokenizer(load_tokenizer(folder))
-        if now != sampled_with:
-            raise RefusedError(
-                f"{folder}: its tokenizer is {now}, the rollouts were sampled with {sampled_with}",
-                hint=f"give the folder of that tokenizer with {option('tokenizer')}",
-            )
-    return load_reader(folder).decode

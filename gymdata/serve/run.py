@@ -115,7 +115,10 @@ def served_name(config: ServerConfig) -> str:
 
 def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
     """The parser of vLLM, and what to say about the choice."""
+    from gymdata.chat.template import TransformersChat
     from gymdata.engines._vllm import tool_parsers
+    from gymdata.errors import GymdataError
+    from gymdata.models.model_identity import tokenizer_folder
 
     if config.tool_parser == "none":
         return None, []
@@ -123,7 +126,13 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
         if config.tool_parser not in (known := tool_parsers()):
             raise UsageError.unknown_choice("--tool-parser", config.tool_parser, ["auto", "none", *known])
         return config.tool_parser, []
-    parser = parser_for(_template(config))
+    template = ""
+    with contextlib.suppress(GymdataError):  # a model may have none
+        given = str(config.chat_template) if config.chat_template is not None else None
+        folder = tokenizer_folder(config.model)
+        chat = TransformersChat.load(folder, chat_template=given, tool_parser="none", keep_reasoning=False)
+        template = str(chat.tokenizer.chat_template)
+    parser = parser_for(template)
     note = "no tool call parser fits the chat template: other clients need --tool-parser (collect parses tool calls itself)"
     return parser, [] if parser else [note]
 
@@ -131,17 +140,3 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
 def parser_for(template: str) -> str | None:
     """The parser of vLLM for what a chat template writes of tool calls; None where none is known."""
     return next((parser for mark, parser in PARSERS.items() if mark in template), None)
-
-
-def _template(config: ServerConfig) -> str:
-    """The chat template that the server will use; empty where it has none."""
-    from gymdata.chat.template import TransformersChat
-    from gymdata.errors import GymdataError
-    from gymdata.models.model_identity import tokenizer_folder
-
-    given = str(config.chat_template) if config.chat_template is not None else None
-    with contextlib.suppress(GymdataError):
-        folder = tokenizer_folder(config.model)
-        chat = TransformersChat.load(folder, chat_template=given, tool_parser="none", keep_reasoning=False)
-        return str(chat.tokenizer.chat_template)
-    return ""

@@ -73,6 +73,8 @@ class RunStatus:
     def rows(self) -> list[Row]:
         """The lines that have something to say."""
         of = f" of {self.wanted:,} ({(self.done or 0) / self.wanted:.0%})" if self.wanted else ""
+        changed = dt.datetime.fromisoformat(self.changed) if self.changed else dt.datetime.now(dt.UTC)
+        age = _duration(max(0.0, (dt.datetime.now(dt.UTC) - changed).total_seconds()))
         lines: list[Row | None] = [
             ("state", self.state),
             None if self.stage is None else ("now", self.stage),
@@ -84,7 +86,7 @@ class RunStatus:
             else None,
             *((name, f"{value:.4g}") for name, value in self.figures.items()),
             ("servers", ", ".join(self.servers)) if self.servers else None,
-            ("last change", f"{self.changed} ({_duration(_age(self.changed))} ago)") if self.changed else None,
+            ("last change", f"{self.changed} ({age} ago)") if self.changed else None,
         ]
         return [line for line in lines if line is not None]
 
@@ -296,10 +298,6 @@ def moment(text: object) -> dt.datetime | None:
         return dt.datetime.fromisoformat(str(text))
     except ValueError:
         return None
-
-
-def _age(changed: str) -> float:
-    return max(0.0, (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(changed)).total_seconds())
 
 
 def _duration(seconds: float) -> str:

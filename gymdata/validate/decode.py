@@ -6,8 +6,9 @@ or not, as the message has them: parsers drop them from what they return.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,18 +36,16 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, every: int = 1) 
                 generations = turns.values.field("generation_token_ids")
                 for k, of_rollout in zip(chosen, messages, strict=True):
                     first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
-                    of_rollout = [m for m in of_rollout or () if m["turn"] not in _redacted(batch["extra"][k].as_py())]
-                    for v in _rollout(of_rollout, generations.slice(first, last - first), reading):
+                    extra = batch["extra"][k].as_py()
+                    # Turns whose generation `gymdata scan --redact` ended early.
+                    cut = (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
+                    whole = [message for message in of_rollout or () if message["turn"] not in cut]
+                    for v in _rollout(whole, generations.slice(first, last - first), reading):
                         yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
                 row += len(batch)
         except DataError:
             # The checks of structure have named what cannot be read.
             continue
-
-
-def _redacted(extra: str) -> Sequence[int]:
-    """Turns whose generation `gymdata scan --redact` ended early."""
-    return (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
 
 
 def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) -> Iterator[Violation]:
@@ -57,7 +56,11 @@ def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) ->
         ids: list[int] = np.asarray(generations[turn].values if generations[turn].is_valid else [], np.int64).tolist()
         text = reading.decode(ids)
         words = squeezed(text)
-        for what, message_text in _texts(message):
+        texts = [(what, message[what]) for what in ("content", "reasoning") if message[what]]
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            for call in json.loads(message["tool_calls"] or "[]"):
+                texts.append(("tool call", str(call["function"]["name"])))  # noqa: PERF401 - those before an invalid one
+        for what, message_text in texts:
             if squeezed(message_text) not in words and not _without_special(message_text, ids, words, reading):
                 yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=what)
 
@@ -68,15 +71,3 @@ def _without_special(message_text: str, ids: list[int], words: str, reading: Rea
     for special in {squeezed(reading.decode([i])) for i in ids if i in reading.special} - {""}:
         message_text, bare = message_text.replace(special, ""), bare.replace(special, "")
     return all(line in plain or line in bare for line in map(squeezed, message_text.splitlines()))
-
-
-def _texts(message: Message) -> Iterator[tuple[str, str]]:
-    for what in ("content", "reasoning"):
-        if message[what]:
-            yield what, message[what]
-    try:
-        calls = json.loads(message["tool_calls"] or "[]")
-        for call in calls:
-            yield "tool call", str(call["function"]["name"])
-    except (ValueError, KeyError, TypeError):
-        return

@@ -34,24 +34,11 @@ def fixed_rollouts(
 
     Raises DataError when a whole file cannot be read, for what it held cannot be counted.
     """
-    return _fixed(sources, faults_by_row(report), choice, account)
-
-
-def faults_by_row(report: ValidationReport) -> dict[str, dict[int, list[Violation]]]:
-    """The errors of each row of each file."""
-    found: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
+    # The errors of each row of each file.
+    faults: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
     for v in report.violations:
         if v.severity == "error":
-            found[v.file or ""][v.row].append(v)
-    return found
-
-
-def _fixed(
-    sources: Sequence[Source],
-    faults: dict[str, dict[int, list[Violation]]],
-    choice: repair.Choice,
-    account: repair.FixReport,
-) -> Iterator[pa.RecordBatch]:
+            faults[v.file or ""][v.row].append(v)
     for source in sources:
         mine = faults.get(str(source.path), {})
         unreadable = {row for row, found in mine.items() if any(v.code.startswith("S") for v in found)}

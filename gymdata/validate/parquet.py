@@ -70,8 +70,22 @@ def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[E
     with file:
         problems, usable = _file_problems(file)
         yield from problems if part is None or not part.start else ()
-        if usable:
-            yield from _batches(file, path, texts, part or Part(0, file.num_row_groups, 0, 0))
+        if not usable:
+            return
+        part = part or Part(0, file.num_row_groups, 0, 0)
+        row = part.rows
+        try:
+            read = _read_ahead(file, path, columns_read(file, texts), range(part.start, part.end))
+            # In slices, so that what is computed of one is small compared to a row group.
+            steps = ((batch, max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))) for batch in read)
+            for batch in (whole.slice(start, step) for whole, step in steps for start in range(0, len(whole), step)):
+                try:
+                    yield from _evidence(_typed(batch), row)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                    yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {first_line(error)}")
+                row += len(batch)
+        except (pa.ArrowException, OSError) as error:
+            yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {first_line(error)}")
 
 
 def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
@@ -91,23 +105,6 @@ def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
     lost = sorted(_REQUIRED_TURN - inner)
     found += [Violation("S103", 0, expected=c, detail=f"field {c!r} of turns is missing") for c in lost]
     return found, not lost
-
-
-def _batches(file: pq.ParquetFile, path: Path, texts: bool, part: Part) -> Iterator[Evidence | Violation]:
-    columns = columns_read(file, texts)
-    row = part.rows
-    try:
-        read = _read_ahead(file, path, columns, range(part.start, part.end))
-        # In slices, so that what is computed of one is small compared to a row group.
-        steps = ((batch, max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))) for batch in read)
-        for batch in (whole.slice(start, step) for whole, step in steps for start in range(0, len(whole), step)):
-            try:
-                yield from _evidence(_typed(batch), row)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                yield Violation("S102", row, detail=f"rows {row} to {row + len(batch) - 1}: {first_line(error)}")
-            row += len(batch)
-    except (pa.ArrowException, OSError) as error:
-        yield Violation("S101", row, detail=f"the file cannot be read from row {row} on: {first_line(error)}")
 
 
 def _evidence(batch: pa.RecordBatch, first_row: int) -> Iterator[Evidence | Violation]:
@@ -179,28 +176,19 @@ def _read_ahead(
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """``batch`` with the types of the rollouts table, cast only where they differ. Raises ArrowInvalid on loss."""
-    arrays, fields = [], []
-    for given, array in zip(batch.schema, batch.columns, strict=True):
-        kind = _expected(given)
-        arrays.append(array if given.type.equals(kind) else array.cast(kind))
-        fields.append(pa.field(given.name, kind))
-    return pa.record_batch(arrays, schema=pa.schema(fields))
 
-
-def _expected(given: pa.Field) -> pa.DataType:
-    kind = schema.ROLLOUTS.schema.field(given.name).type
-    if given.name not in _NESTED:
-        return kind
-    known = {f.name: f for f in kind.value_type}
-    # Names and order as in the file, and nullable as in the file: only types are brought into line.
-    struct = pa.struct([pa.field(f.name, known[f.name].type, f.nullable) for f in given.type.value_type])
-    if _same(struct, given.type.value_type) and pa.types.is_list(given.type):
-        return given.type
-    return pa.list_(struct)
-
-
-def _same(ours: pa.StructType, theirs: pa.StructType) -> bool:
     def plain(kind: pa.DataType) -> pa.DataType:
         return pa.list_(plain(kind.value_type)) if pa.types.is_list(kind) else kind
 
-    return all(plain(a.type).equals(plain(b.type)) for a, b in zip(ours, theirs, strict=True))
+    arrays, fields = [], []
+    for given, array in zip(batch.schema, batch.columns, strict=True):
+        kind = schema.ROLLOUTS.schema.field(given.name).type
+        if given.name in _NESTED:
+            known, there = {f.name: f for f in kind.value_type}, given.type.value_type
+            # Names and order as in the file, and nullable as in the file: only types are brought into line.
+            struct = pa.struct([pa.field(f.name, known[f.name].type, f.nullable) for f in there])
+            same = all(plain(a.type).equals(plain(b.type)) for a, b in zip(struct, there, strict=True))
+            kind = given.type if same and pa.types.is_list(given.type) else pa.list_(struct)
+        arrays.append(array if given.type.equals(kind) else array.cast(kind))
+        fields.append(pa.field(given.name, kind))
+    return pa.record_batch(arrays, schema=pa.schema(fields))

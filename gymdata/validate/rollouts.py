@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,12 @@ def validate_rollouts(
     sampling = (run or {}).get("identity") or {}
     if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **sampling})):
         found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
-    report.trainable = _without_errors(with_ids, found)
+    # The rows of each file that have none of the errors that were found.
+    bad: dict[str | None, list[int]] = {}
+    for of, row in rows_with_errors(found):
+        bad.setdefault(of, []).append(row)
+    whole = {file: np.concatenate(parts) for file, parts in with_ids.items()}
+    report.trainable = sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in whole.items())
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *place(v)))
     return report
@@ -207,15 +212,6 @@ def _checked_in_order(make: _MakeChecks, checks: Checks, sources: Sequence[Sourc
         for parts, apart in done:
             checks.append(apart)
             yield from parts
-
-
-def _without_errors(with_ids: Mapping[str, Sequence[Ints]], found: Iterable[Violation]) -> int:
-    """How many of the rows of each file have none of the errors that were found."""
-    bad: dict[str | None, list[int]] = {}
-    for file, row in rows_with_errors(found):
-        bad.setdefault(file, []).append(row)
-    whole = {file: np.concatenate(parts) for file, parts in with_ids.items()}
-    return sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in whole.items())
 
 
 def behavior_of(path: str | Path) -> dict[str, str]:

@@ -28,7 +28,6 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reader
     from gymdata.checks.repair import Choice, FixReport
-    from gymdata.store import StageOutput
     from gymdata.validate.rollouts import OwnCheck
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
@@ -154,43 +153,43 @@ def fix(
         raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
     account = FixReport(str(path), str(output), choice)
     settings = {"choice": choice, "path": str(Path(path).resolve())}
+    from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import StageOutput
+    from gymdata.store.lineage import parent_of
 
     with StageOutput(beside(target), "fix", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "rollouts that were repaired")
-        _fix(path, sources, "nemo" in kinds, out, account, {"command": list(command), "config": settings})
+        report = validate(path)
+        # A changed file is not a fault of its rows.
+        report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
+        if kinds == {"nemo"}:
+            from gymdata.interop.nemo_gym.fix import fix_nemo_gym
+
+            part = out.part(target.name)
+            with writing_into(out.place):
+                fix_nemo_gym(sources, report.violations, choice, part.path, account)
+            part.rows = account.rollouts_out
+        else:
+            from gymdata.validate.fix import fixed_rollouts
+
+            out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
+        # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
+        run = _run_json(path) or {}
+        counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
+        sampled_by: RunFacts = {
+            k: run[k] for k in ("identity", "engine", "policy", "chat", "rewards", "reward") if k in run
+        }
+        out.finish(
+            {
+                **sampled_by,
+                "command": list(command),
+                "config": settings,
+                "parents": [parent_of(path)],
+                "counts": counts,
+            }
+        )
     account.errors_after = validate(target).errors if account.rollouts_out else 0
     return account
-
-
-def _fix(
-    path: str | Path, sources: Sequence[Source], nemo: bool, out: StageOutput, account: FixReport, facts: RunFacts
-) -> None:
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.store.lineage import parent_of
-
-    report, name = validate(path), out.names[0]
-    # A changed file is not a fault of its rows.
-    report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
-    if nemo:
-        from gymdata.interop.nemo_gym.fix import fix_nemo_gym
-
-        part = out.part(name)
-        with writing_into(out.place):
-            fix_nemo_gym(sources, report.violations, account.choice, part.path, account)
-        part.rows = account.rollouts_out
-    else:
-        from gymdata.validate.fix import fixed_rollouts
-
-        out.batches(name, fixed_rollouts(sources, report, account.choice, account), ROLLOUTS, ROLLOUTS.arrow)
-    # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
-    run = _run_json(path) or {}
-    counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
-    more: RunFacts = {
-        key: run[key] for key in ("identity", "engine", "policy", "chat", "rewards", "reward") if key in run
-    }
-    parents = [parent_of(path)]
-    out.finish({**more, **facts, "parents": parents, "counts": counts})
 
 
 def _sources(path: Path, text: str) -> list[Source]:
@@ -401,22 +400,15 @@ def _decode(
         return
     every = 1 if complete else -(-report.tokens // DECODED_TOKENS) or 1
     violations = selection.apply(decoded_faults(sources, reading, every))
-    if violations and not complete and tokenizer is None and _is_another(run):
-        return
+    if violations and not complete and tokenizer is None:
+        from gymdata.models._transformers import load_tokenizer
+        from gymdata.models.model_identity import hash_of_tokenizer
+        from gymdata.models.vocabulary import find_tokenizer
+
+        # Not where the tokenizer that lies where run.json names it is known to be another than that of the run.
+        file, sampled_with = find_tokenizer(run), (run.get("identity") or {}).get("tokenizer_hash")
+        if file is not None and sampled_with is not None:
+            with contextlib.suppress(GymdataError):  # without its library it cannot be known
+                if hash_of_tokenizer(load_tokenizer(file.parent)) != sampled_with:
+                    return
     report.violations += violations
-
-
-def _is_another(run: RunFacts) -> bool:
-    """Whether the tokenizer that lies where run.json names it is known to be another than that of the run."""
-    from gymdata.models._transformers import load_tokenizer
-    from gymdata.models.model_identity import hash_of_tokenizer
-    from gymdata.models.vocabulary import find_tokenizer
-
-    file, sampled_with = find_tokenizer(run), (run.get("identity") or {}).get("tokenizer_hash")
-    with contextlib.suppress(GymdataError):  # without its library it cannot be known
-        return (
-            file is not None
-            and sampled_with is not None
-            and hash_of_tokenizer(load_tokenizer(file.parent)) != sampled_with
-        )
-    return False
