@@ -17,6 +17,7 @@ import gymdata
 from gymdata.errors import StoreError
 from gymdata.rollouts.messages import parsed
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
+from gymdata.store import read_table
 from tests.interop.trajectories import same
 from tests.kills import full_disk
 from tests.rollout_files import rollout, write_run
@@ -160,3 +161,17 @@ def test_a_repair_that_does_not_fit_names_its_file(tmp_path: Path) -> None:
     gymdata.export(run, tmp_path / "rows.jsonl", "nemo-gym")
     with full_disk(at=500), pytest.raises(StoreError, match=r"fixed.jsonl: could not be written: (.|\n)*free space"):
         gymdata.fix(tmp_path / "rows.jsonl", "drop", tmp_path / "fixed.jsonl")
+
+
+def test_a_response_of_nemo_gym_has_what_its_model_needs(tmp_path: Path) -> None:
+    """Its tools, and how they may be called, beside those of the request; read back, nothing of them is left over."""
+    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, [([1], [2])], tools=tools)])
+    gymdata.export(run, tmp_path / "rows.jsonl", "nemo-gym")
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    named = [{"type": "function", "name": "f", "parameters": {}}]
+    assert row["response"]["tools"] == row["responses_create_params"]["tools"] == named
+    assert (row["response"]["tool_choice"], row["response"]["parallel_tool_calls"]) == ("auto", True)
+    gymdata.import_rollouts(tmp_path / "rows.jsonl", tmp_path / "back")
+    (back,) = read_table(tmp_path / "back").to_pylist()
+    assert (json.loads(back["tools"]), back["reward"]) == (json.loads(tools), 1.0)

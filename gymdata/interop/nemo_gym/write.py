@@ -153,6 +153,10 @@ def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
         "model": row["policy"],
         "object": "response",
         "output": output,
+        # NeMo Gym's own model of a response needs these three.
+        "tools": params["tools"],
+        "tool_choice": params.get("tool_choice") or "auto",
+        "parallel_tool_calls": bool(params.get("parallel_tool_calls", True)),
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": row["stop_reason"] or "incomplete"} if truncated else None,
     }
