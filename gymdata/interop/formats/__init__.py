@@ -201,7 +201,8 @@ def _hint(source: Source) -> str:
     is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)
     if any(word in str(name) for name in row.keys() - {"responses_create_params"} for word in _ANSWERS):
         return hint
-    if row.keys() & _TEXTS or is_asked:
+    prompts = [value[0] if isinstance(value, list) and value else value for n, value in row.items() if n in _TEXTS]
+    if is_asked or any(isinstance(prompt, (str, dict)) for prompt in prompts):
         hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
     elif "text" in row and row.keys().isdisjoint(_TEXTS):
         hint += PLAIN_TEXT
