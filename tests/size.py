@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 977,
     "finetune": 3_183,
     "genrm": 938,
-    "interop": 8_953,
+    "interop": 8_954,
     "judge": 2_513,
     "ls": 439,
     "merge": 402,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_928, 596
+TOTAL, FILE_LINES = 85_929, 596
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 
