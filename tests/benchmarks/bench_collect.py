@@ -38,13 +38,13 @@ def main() -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         larger = _larger_model(Path(scratch) / "larger")
         return [
-            _compare("collect, tiny policy", POLICY, SIZES["tiny"], "ours", 0.85),
-            _compare("collect, 25 M parameters", larger, SIZES["larger"], "ours", 0.95),
-            _compare("collect over HTTP, n = 8 a request", POLICY, SIZES["tiny"], "http", 0.75),
+            compare("collect, tiny policy", POLICY, SIZES["tiny"], "ours", 0.85),
+            compare("collect, 25 M parameters", larger, SIZES["larger"], "ours", 0.95),
+            compare("collect over HTTP, n = 8 a request", POLICY, SIZES["tiny"], "http", 0.75),
         ]
 
 
-def _compare(what: str, model: Path, size: int, ours: str, bound: float) -> Row:
+def compare(what: str, model: Path, size: int, ours: str, bound: float) -> Row:
     fast: list[float] = []
     bare: list[float] = []
     with _Server(model) if ours == "http" else _Nothing() as url:

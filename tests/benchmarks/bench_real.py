@@ -1,8 +1,8 @@
-"""On a CUDA device, in bfloat16 with gradient checkpointing: train-rl, train-dpo and train-sft with and without shared
-prefixes and against stock trainers, by time, tokens/s and peak memory; and packed rows against padded ones.
+"""On a model of yours (``GYMDATA_BENCH_MODEL=FOLDER``), on this machine's device: train-rl, train-dpo and train-sft with and
+without shared prefixes and against stock trainers, by time, tokens/s and peak memory, after their losses were found alike.
 
-Without such a device nothing is measured. ``GYMDATA_BENCH_MODEL=FOLDER`` races a model of yours too; losses are compared
-first.
+On CUDA in bfloat16 with gradient checkpointing, also on random weights of Qwen3-0.6B's shape, with FlexAttention, and packed
+rows against padded ones; on a processor in float32, and ``collect`` against ``LLM.generate``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,43 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks import bench_collect
 from tests.benchmarks.bench_prefix import KINDS
 from tests.benchmarks.bench_train import Shape, sft_sides, started
 from tests.benchmarks.rows import Row
 
-RUNS = 3
-#: Of both sides. Batches in the file's order, so that sharing changes no batch.
-ON_GPU = {"use_cpu": False, "bf16": True, "gradient_checkpointing": True, "dataloader_pin_memory": True}
+#: Batches in the file's order, so that sharing changes no batch.
 IN_ORDER = {"train_sampling_strategy": "sequential"}
-#: Tokens that eight answers share; which trainers are raced there.
-PROMPTS = {50: ("rl",), 500: ("rl", "dpo", "sft"), 2_000: ("rl", "dpo", "sft"), 8_000: ("rl",)}
-#: From here on the trees are also run with FlexAttention, whose masks are sparse.
-FLEX_FROM = 2_000
 #: bfloat16 keeps three digits, and sharing adds in another order.
 ALIKE = {"rtol": 2e-2, "atol": 1e-2}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a device can do in minutes. ``prompts``: tokens that the answers share → the trainers that are raced there;
+    ``flex_from``: from here on the trees are also run with FlexAttention, whose masks are sparse; ``trainer``: settings of
+    both sides."""
+
+    steps: int
+    siblings: int
+    answer: int
+    runs: int
+    prompts: dict[int, tuple[str, ...]]
+    flex_from: float
+    trainer: dict[str, Any]
+
+
+ON_GPU = Scale(
+    steps=4, siblings=8, answer=200, runs=3, flex_from=2_000,
+    prompts={50: ("rl",), 500: ("rl", "dpo", "sft"), 2_000: ("rl", "dpo", "sft"), 8_000: ("rl",)},
+    trainer={"use_cpu": False, "bf16": True, "gradient_checkpointing": True, "dataloader_pin_memory": True},
+)  # fmt: skip
+ON_CPU = Scale(
+    steps=1, siblings=4, answer=50, runs=1, flex_from=float("inf"), trainer={},
+    prompts={50: ("rl", "dpo", "sft"), 500: ("rl", "dpo", "sft"), 2_000: ("rl",)},
+)  # fmt: skip
+#: Rollouts of 32 tokens of the race of ``collect``.
+COLLECTED = 400
 
 
 @dataclass
@@ -48,21 +71,26 @@ class Arm:
     gigabytes: float = 0.0
 
     def run(self) -> None:
-        """Once, timed, with the peak of the memory above what was held before."""
+        """Once, timed: on CUDA by the clock, with the peak of the memory above what was held before; else by CPU time."""
         import torch
 
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before, began = torch.cuda.memory_allocated(), time.perf_counter()
+        cuda = torch.cuda.is_available()
+        clock = time.perf_counter if cuda else time.process_time
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        before, began = torch.cuda.memory_allocated(), clock()
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
             self.train()
-        torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - began)
-        self.gigabytes = (torch.cuda.max_memory_allocated() - before) / 1e9
+        if cuda:
+            torch.cuda.synchronize()
+            self.gigabytes = (torch.cuda.max_memory_allocated() - before) / 1e9
+        self.seconds.append(clock() - began)
 
     def shown(self, tokens: int) -> str:
         median = statistics.median(self.seconds)
-        return f"{tokens / median:,.0f} tokens/s, {median:.3g} s, {self.gigabytes:.1f} GB"
+        memory = f", {self.gigabytes:.1f} GB" if self.gigabytes else ""
+        return f"{tokens / median:,.0f} tokens/s, {median:.3g} s{memory}"
 
 
 def qwen3_600m(folder: Path) -> Path:
@@ -96,7 +124,7 @@ def arm(name: str, make: Callable[[], Any]) -> Arm | str:
 
 
 def raced(
-    what: str, ours: dict[str, Callable[[], Any]], rivals: dict[str, Callable[[], Any]], tokens: int
+    what: str, ours: dict[str, Callable[[], Any]], rivals: dict[str, Callable[[], Any]], tokens: int, runs: int
 ) -> Iterator[Row]:
     """Each of ours against each rival: all of them in turn, after their losses were found alike."""
     arms = {name: arm(name, make) for name, make in (ours | rivals).items()}
@@ -106,7 +134,7 @@ def raced(
         raise RuntimeError(
             f"{what}: they do not train the same: {dict(zip([a.name for a in running], first, strict=True))}"
         )
-    for _ in range(RUNS):
+    for _ in range(runs):
         for one in running:
             one.run()
     for name in ours:
@@ -119,27 +147,29 @@ def raced(
             yield Row(f"{what}, {name} against {rival}", *shown, ratio)
 
 
-def prompts(folder: Path, model: Path, kind: str, prompt: int) -> Iterator[Row]:
-    """Four steps of eight answers of 200 tokens to one prompt."""
+def prompts(folder: Path, model: Path, kind: str, prompt: int, scale: Scale) -> Iterator[Row]:
+    """Steps of answers to one prompt each."""
     rival, sides, _ = KINDS[kind]
-    name = f"8 x 200 tokens after {prompt:,}"
-    shape = Shape(name, prompts=4, siblings=8, prompt=(prompt, prompt + 1), answer=(200, 201), batch=8)
+    name = f"{scale.siblings} x {scale.answer} tokens after {prompt:,}"
+    answers = {"siblings": scale.siblings, "batch": scale.siblings, "answer": (scale.answer, scale.answer + 1)}
+    shape = Shape(name, prompts=scale.steps, prompt=(prompt, prompt + 1), **answers)
     folder.mkdir(parents=True)
     file, stock, tokens = sides(folder, model, shape)
+    both = IN_ORDER | scale.trainer
 
     def ours(mode: str, **more: Any) -> Callable[[], Any]:
         own = {"select": "all"} if kind == "sft" else {}
         out = folder / "-".join([mode, *more.values()])
-        return lambda: started(kind, file, model, out, shape, prefix_sharing=mode, **own, **IN_ORDER, **ON_GPU, **more)
+        return lambda: started(kind, file, model, out, shape, prefix_sharing=mode, **own, **both, **more)
 
     arms = {"shared prefixes": ours("on")}
-    if prompt >= FLEX_FROM:
+    if prompt >= scale.flex_from:
         arms["shared prefixes with FlexAttention"] = ours("on", attn_implementation="flex_attention")
-    rivals = {"--prefix-sharing off": ours("off"), rival: lambda: stock(**IN_ORDER, **ON_GPU)}
-    yield from raced(f"train-{kind}, {name}", arms, rivals, tokens)
+    rivals = {"--prefix-sharing off": ours("off"), rival: lambda: stock(**both)}
+    yield from raced(f"train-{kind}, {name}", arms, rivals, tokens, scale.runs)
 
 
-def packed(folder: Path, model: Path) -> Iterator[Row]:
+def packed(folder: Path, model: Path, scale: Scale) -> Iterator[Row]:
     """An epoch over answers of unlike lengths, in padded batches and in packed rows of about as many tokens."""
     shape = Shape(
         "64 answers of 50 to 1,500 tokens", prompts=64, siblings=1, prompt=(50, 51), answer=(50, 1_500), batch=8
@@ -149,11 +179,11 @@ def packed(folder: Path, model: Path) -> Iterator[Row]:
 
     def ours(out: str, shape: Shape, **more: Any) -> Callable[[], Any]:
         return lambda: started(
-            "sft", file, model, folder / out, shape, select="all", prefix_sharing="off", **ON_GPU, **more
+            "sft", file, model, folder / out, shape, select="all", prefix_sharing="off", **scale.trainer, **more
         )
 
     rows = replace(shape, batch=1)
-    rival = arm("", lambda: stock(**IN_ORDER, **ON_GPU))
+    rival = arm("", lambda: stock(**IN_ORDER, **scale.trainer))
     for name, make in {
         "padded": ours("padded", shape, **IN_ORDER),
         "packed rows of 8,192": ours("packed", rows, packing=True, pack_length=8_192),
@@ -166,7 +196,7 @@ def packed(folder: Path, model: Path) -> Iterator[Row]:
             yield Row(f"train-sft, {shape.name}, {name}", str(mine), str(rival), float("nan"))
             continue
         rival.seconds.clear()
-        for _ in range(RUNS):
+        for _ in range(scale.runs):
             mine.run(), rival.run()
         ratio = statistics.median(b / a for a, b in zip(mine.seconds, rival.seconds, strict=True))
         what = f"train-sft, {shape.name}, {name} against TRL's SFTTrainer"
@@ -176,25 +206,30 @@ def packed(folder: Path, model: Path) -> Iterator[Row]:
 def main() -> list[Row]:
     import torch
 
-    if not torch.cuda.is_available():
-        sys.stderr.write("gpu: no CUDA device, nothing was measured\n")
-        return []
-    card = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     own = os.environ.get("GYMDATA_BENCH_MODEL")
+    models = {Path(own).name: Path(own)} if own else {}
+    cuda = torch.cuda.is_available()
+    scale = ON_GPU if cuda else ON_CPU
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, " if cuda else ""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        models = {"Qwen3-0.6B's shape": qwen3_600m(folder / "qwen3")} | ({Path(own).name: Path(own)} if own else {})
+        if cuda:
+            models |= {"Qwen3-0.6B's shape": qwen3_600m(folder / "qwen3")}
         for which, model in models.items():
-            races = [
-                prompts(folder / which / f"{kind}-{n}", model, kind, n)
-                for n, kinds in PROMPTS.items()
-                for kind in kinds
-            ]
-            for race in [*races, packed(folder / which / "packed", model)]:
+            cells = ((kind, tokens) for tokens, kinds in scale.prompts.items() for kind in kinds)
+            races = [prompts(folder / which / f"{kind}-{n}", model, kind, n, scale) for kind, n in cells]
+            if cuda:
+                races.append(packed(folder / which / "packed", model, scale))
+            else:
+                rows.append(bench_collect.compare(f"collect, {which}", model, COLLECTED, "ours", 0.95))
+                sys.stderr.write(f"{rows[-1]}\n")
+            for race in races:
                 for row in race:
-                    rows.append(replace(row, what=f"{card}, {which}: {row.what}"))
+                    rows.append(replace(row, what=f"{where}{which}: {row.what}"))
                     sys.stderr.write(f"{rows[-1]}\n")
                 gc.collect()
                 torch.cuda.empty_cache()
+    if not rows:
+        sys.stderr.write("real: no GYMDATA_BENCH_MODEL and no CUDA device: nothing was measured\n")
     return rows
