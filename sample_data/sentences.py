@@ -70,7 +70,7 @@ def tasks(name: str, values: dict[str, list[str]], random_: random.Random) -> It
 
 
 def main(folder: Path = Path(__file__).parent / "tasks") -> None:
-    random_, parts = random.Random(1), (("sentences-heldout", 200, 0), ("sentences-train", 400, 1))
+    random_, parts = random.Random(1), (("sentences-heldout", 200, 0), ("sentences-train", 300, 1))
     shuffled = {key: random_.sample(words.split(), len(words.split())) for key, words in WORDS.items()}
     for name, count, part in parts:
         rows = tasks(name, {key: words[part::2] for key, words in shuffled.items()}, random_)

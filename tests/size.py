@@ -24,7 +24,7 @@ BUDGETS: dict[str, int] = {
     "cli": 3_912,
     "collect": 3_733,
     "credit": 1_328,
-    "demo": 622,
+    "demo": 625,
     "doctor": 325,
     "engines": 3_391,
     "environments": 2_010,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_929, 596
+TOTAL, FILE_LINES = 85_932, 596
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -14,6 +14,8 @@ from gymdata.store import read_run_json, scan_lazy
 #: Rollouts per training task.
 NUM_ROLLOUTS = 6
 TEMPERATURE = 0.8
+#: Of the rewards of a pair: the chosen answer is right, the rejected one is worth nothing.
+MIN_MARGIN = 0.9
 #: Rollouts that are scored again before training.
 AUDITED = 48
 #: Policy → what it is trained on, below the output folder.
@@ -95,7 +97,8 @@ class RealSteps(Steps):
         self.collect("train", self.model, rollouts, sampled)
         self.run("validate", str(rollouts), "--quiet")
         self.run("audit", str(rollouts), "-m", str(self.model), "-n", str(AUDITED))
-        self.run("pairs", str(rollouts), "-o", str(self.folder / "pairs"), "--seed", str(self.seed))
+        certain = ["--min-margin", str(MIN_MARGIN), "--seed", str(self.seed)]
+        self.run("pairs", str(rollouts), "-o", str(self.folder / "pairs"), *certain)
         self.run("experience", str(rollouts), "-o", str(self.folder / "experiences"))
         for name, source in SOURCES.items():
             recipe = ["--config", str(self.data / "recipes" / f"{name}-135m.yaml"), "--set", f"seed={self.seed}"]
