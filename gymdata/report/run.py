@@ -88,7 +88,7 @@ def report(
     if note:
         warn(note)
     runs = [_figures(one, config.threshold, score) for one in paths]
-    found = dict(runs[0])
+    figures = dict(runs[0])
     if len(runs) > 2 or (len(runs) == 2 and all(run["training"] and not run["rewards"] for run in runs)):
         # Every run against the first: by rewards where all have them, else by the curves of their trainings.
         rewarded = all(run["rewards"] for run in runs)
@@ -97,17 +97,17 @@ def report(
             raise DataError.empty(lacking, "rollouts; without them only trainings are compared")
         rows = compared(paths, score) if rewarded else []
         title = several_headline(rows, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs))
-        found = {"headline": title, "compared": rows, "settings": settings_that_differ(paths)}
-        found |= {"names": names_of(paths), "runs": runs, **_lists(runs)}
+        figures = {"headline": title, "compared": rows, "settings": settings_that_differ(paths)}
+        figures |= {"names": names_of(paths), "runs": runs, **_lists(runs)}
     elif len(runs) == 2:
         if not all(run["rewards"] for run in runs):
             raise DataError.empty(next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"]), "rollouts")
         of_two = comparison(paths[0], paths[1], score)
-        found = {"headline": compared_headline(of_two) + _by(score), **of_two, "runs": runs}
-        found |= {"settings": settings_that_differ(paths), **_lists(runs)}
+        figures = {"headline": compared_headline(of_two) + _by(score), **of_two, "runs": runs}
+        figures |= {"settings": settings_that_differ(paths), **_lists(runs)}
     else:
-        found = {"headline": _headline(found), **found}
-    found["paths"] = [shown(str(one)) for one in paths]
+        figures = {"headline": _headline(figures), **figures}
+    figures["paths"] = [shown(str(one)) for one in paths]
     target = _target(paths, config) if write else None
     charts: list[Path] = []
     from gymdata.report.charts import charts_of
@@ -116,7 +116,7 @@ def report(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(publishable(page(found), target, config.allow_findings), encoding="utf-8")
+            temporary.write_text(publishable(page(figures), target, config.allow_findings), encoding="utf-8")
     if config.png is not None:
         from gymdata.report._charts_png import draw
 
@@ -124,7 +124,7 @@ def report(
             # Of two runs with the run's number.
             prefix = f"{number}-" if len(runs) > 1 else ""
             charts += [draw(replace(chart, name=prefix + chart.name), config.png) for chart in charts_of(run)]
-    return ReportPage(found, target, charts)
+    return ReportPage(figures, target, charts)
 
 
 def _lists(runs: Sequence[Figures]) -> Figures:
@@ -154,8 +154,8 @@ def _by(score: str | None) -> str:
 
 
 def _figures(path: Path, threshold: float, score: str | None) -> Figures:
-    found = find_run_json(path)
-    facts = read_run_json(found) if found is not None else {}
+    run_json = find_run_json(path)
+    facts = read_run_json(run_json) if run_json is not None else {}
     stages = stage_figures(path)
     rollouts = _NO_ROLLOUTS
     if stage_table(path) is None and resolve(path, ROLLOUTS):
@@ -236,13 +236,13 @@ def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:
     return span(ends, scale, digits)
 
 
-def _headline(found: Figures) -> str:
-    measured = (found["end"] or {}).get("validation") or {}
+def _headline(figures: Figures) -> str:
+    measured = (figures["end"] or {}).get("validation") or {}
     first, last, d = (measured.get(key) or {} for key in ("first", "last", "difference"))
     if d.get("rate") is not None:
         sides = f"{percent(first['rate'])} → {percent(last['rate'])}, {100 * d['rate']:+.1f} points"
         return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'held-out task')}"
-    rewards = found["rewards"]
+    rewards = figures["rewards"]
     if rewards is not None:
         # The others are of no task that a figure is about.
         scored = "scored " if rewards["n"] < rewards["rollouts"] else ""
@@ -253,25 +253,25 @@ def _headline(found: Figures) -> str:
             text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
         else:
             text = f"mean reward {rewards['mean']:.3f}{_signed(rewards['ci95'], 1.0, 3)}"
-        whole = [one for one in found["pass_at_k"][1:] if not one["too_few"] and one["k"] <= _LARGEST_K]
+        whole = [one for one in figures["pass_at_k"][1:] if not one["too_few"] and one["k"] <= _LARGEST_K]
         best = whole[-1] if whole else None
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
-        return f"{text}{more}, {size}{_by(found['score'])}"
-    if found["epochs"]:
-        rewards = [row["reward_mean"] for row in found["epochs"] if row.get("reward_mean") is not None]
+        return f"{text}{more}, {size}{_by(figures['score'])}"
+    if figures["epochs"]:
+        rewards = [row["reward_mean"] for row in figures["epochs"] if row.get("reward_mean") is not None]
         moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""
-        return f"{counted(len(found['epochs']), 'epoch')}{moved}"
-    if found["training"]:
-        one = found["training"][0]
+        return f"{counted(len(figures['epochs']), 'epoch')}{moved}"
+    if figures["training"]:
+        one = figures["training"][0]
         loss = [means.get("loss") for means in (one["first"], one["last"])]
         moved = f", loss {loss[0]:.4g} → {loss[1]:.4g}" if None not in loss else ""
         return f"{one['stage']}: {one['steps'] or 0:,} steps, {one['trained_tokens'] or 0:,} tokens{moved}"
-    if found["pairs"]:
-        n, tasks = (sum(one[key] for one in found["pairs"]) for key in ("pairs", "tasks"))
+    if figures["pairs"]:
+        n, tasks = (sum(one[key] for one in figures["pairs"]) for key in ("pairs", "tasks"))
         return f"{counted(n, 'pair')} of {counted(tasks, 'task')}"
-    if found["experiences"]:
+    if figures["experiences"]:
         texts = []
-        for one in found["experiences"]:
+        for one in figures["experiences"]:
             size, rate = (
                 f"{counted(one['sequences'], 'sequence')} of {counted(one['groups'], 'group')}",
                 one["positive"]["rate"],
@@ -279,14 +279,14 @@ def _headline(found: Figures) -> str:
             signs = f", advantage positive in {percent(rate)} of sequences" if rate is not None else ""
             texts.append(f"{size}, {counted(one['trained_tokens'], 'token')} to train on{signs}")
         return "; ".join(texts)
-    if found["scores"] and not found["judge"]:
+    if figures["scores"] and not figures["judge"]:
         return "; ".join(
             f"{one['name']}: {counted(one['scored'], 'score')}, "
             + (f"mean {one['mean']:.3f}" if one["mean"] is not None else "no value")
-            for one in found["scores"]
+            for one in figures["scores"]
         )
-    counts = found["judge"][0]["comparisons"] or {}
-    first = found["judge"][0]["bias"].get("position_bias") or {}
+    counts = figures["judge"][0]["comparisons"] or {}
+    first = figures["judge"][0]["bias"].get("position_bias") or {}
     rate = first.get("rate")
     won = "" if rate is None else f", the first position won {percent(rate)}{span(first.get('ci95'), 100.0)}"
     return counted(sum(counts.values()), "comparison") + won

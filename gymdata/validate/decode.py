@@ -39,8 +39,8 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, every: int = 1) 
                     extra = batch["extra"][k].as_py()
                     # Turns whose generation `gymdata scan --redact` ended early.
                     cut = (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
-                    whole = [message for message in of_rollout or () if message["turn"] not in cut]
-                    for v in _rollout(whole, generations.slice(first, last - first), reading):
+                    kept = [message for message in of_rollout or () if message["turn"] not in cut]
+                    for v in _rollout(kept, generations.slice(first, last - first), reading):
                         yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
                 row += len(batch)
         except DataError:

@@ -184,10 +184,10 @@ def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
     for given, array in zip(batch.schema, batch.columns, strict=True):
         kind = schema.ROLLOUTS.schema.field(given.name).type
         if given.name in _NESTED:
-            known, there = {f.name: f for f in kind.value_type}, given.type.value_type
+            expected, actual = {f.name: f for f in kind.value_type}, given.type.value_type
             # Names and order as in the file, and nullable as in the file: only types are brought into line.
-            struct = pa.struct([pa.field(f.name, known[f.name].type, f.nullable) for f in there])
-            same = all(plain(a.type).equals(plain(b.type)) for a, b in zip(struct, there, strict=True))
+            struct = pa.struct([pa.field(f.name, expected[f.name].type, f.nullable) for f in actual])
+            same = all(plain(a.type).equals(plain(b.type)) for a, b in zip(struct, actual, strict=True))
             kind = given.type if same and pa.types.is_list(given.type) else pa.list_(struct)
         arrays.append(array if given.type.equals(kind) else array.cast(kind))
         fields.append(pa.field(given.name, kind))

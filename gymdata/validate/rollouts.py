@@ -107,8 +107,8 @@ def validate_rollouts(
     bad: dict[str | None, list[int]] = {}
     for of, row in rows_with_errors(found):
         bad.setdefault(of, []).append(row)
-    whole = {file: np.concatenate(parts) for file, parts in with_ids.items()}
-    report.trainable = sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in whole.items())
+    rows_of = {file: np.concatenate(parts) for file, parts in with_ids.items()}
+    report.trainable = sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in rows_of.items())
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *place(v)))
     return report

@@ -50,17 +50,17 @@ def main() -> int:
     for name in ("demo", "model", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--seed", type=int, action="append")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     file = sample_data() / "tasks" / "sentences-heldout.jsonl"
     tasks = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    before = answered(given.model, tasks)
+    before = answered(arguments.model, tasks)
     rows = [{"policy": "before", "rate": sum(before) / len(before), "ci95": wilson(int(sum(before)), len(before))}]
     for name, source in SOURCES.items():
         recipe = sample_data() / "recipes" / f"{name}-135m.yaml"
-        for seed in given.seed or [1]:
-            trained = given.out / f"{name}-{seed}"
-            words = [f"train-{name}", given.demo / source, "-m", given.model, "-o", trained, "--config", recipe]
+        for seed in arguments.seed or [1]:
+            trained = arguments.out / f"{name}-{seed}"
+            words = [f"train-{name}", arguments.demo / source, "-m", arguments.model, "-o", trained, "--config", recipe]
             command = [sys.executable, "-m", "gymdata.cli", *map(str, words), "--set", f"seed={seed}", *ON_GPU]
             began = time.monotonic()
             subprocess.run(command, check=True)
@@ -70,7 +70,7 @@ def main() -> int:
             rows.append({"policy": name, "seed": seed, "seconds": seconds, "rate": sum(after) / len(after),
                          "ci95": interval, "improvement": points})  # fmt: skip
             sys.stderr.write(f"{rows[-1]}\n")
-    (given.out / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    (arguments.out / "summary.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -52,6 +52,6 @@ class Alpaca(Format):
 
 def _instances(row: JsonObject) -> list[JsonObject]:
     """The inputs and outputs of a row of Self-Instruct."""
-    instances = row.get("instances")
-    found = instances if isinstance(instances, list) else []
-    return found if found and all(isinstance(one, dict) and "output" in one for one in found) else []
+    instances: Any = row.get("instances")
+    answered = isinstance(instances, list) and all(isinstance(row, dict) and "output" in row for row in instances)
+    return instances if answered else []

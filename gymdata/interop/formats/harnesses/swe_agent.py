@@ -28,8 +28,8 @@ class SweAgent(Format):
         history = row.get("history")
         if not isinstance(history, list) or not history or not isinstance(history[0], dict):
             return False
-        whole = isinstance(row.get("trajectory"), list) and isinstance(row.get("info"), dict)
-        return whole or {"role", "content", "agent"} <= history[0].keys()
+        has_trajectory = isinstance(row.get("trajectory"), list) and isinstance(row.get("info"), dict)
+        return has_trajectory or {"role", "content", "agent"} <= history[0].keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.blocks import text_of
