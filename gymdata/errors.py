@@ -213,6 +213,8 @@ class DataError(GymdataError):
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
         hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
+        if inside == ["failures.jsonl"]:
+            hint = f"all attempts failed so far: `gymdata query :failures {path}` says why"
         return cls(f"{path}: is empty (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod

@@ -100,3 +100,11 @@ def test_a_number_agrees_with_its_noun():
     """One is singular, every other number plural, and so is what must agree with it."""
     assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
     assert [counted(n, "group has", "groups have") for n in (1, 2)] == ["1 group has", "2 groups have"]
+
+
+def test_a_folder_with_failures_alone_names_the_query_of_them(tmp_path: Path) -> None:
+    """Failures are no rollouts: what shows rollouts cannot read them."""
+    (tmp_path / "failures.jsonl").touch()
+    assert f"gymdata query :failures {tmp_path}" in str(DataError.empty(tmp_path, "rollouts").hint)
+    (tmp_path / "rollouts.jsonl").touch()
+    assert "rollouts.jsonl: give one of these" in str(DataError.empty(tmp_path, "rollouts").hint)
