@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 BUDGETS: dict[str, int] = {
     ".": 3_541,
     "audit": 1_283,
-    "chat": 1_189,
+    "chat": 1_197,
     "check": 2_503,
     "checks": 2_598,
     "cli": 3_912,
@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_553,
     "publish": 599,
     "query": 1_432,
-    "record": 4_579,
+    "record": 4_587,
     "remote": 1_418,
     "report": 1_557,
     "rewards": 1_923,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_934, 598
+TOTAL, FILE_LINES = 85_950, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

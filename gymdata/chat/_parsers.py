@@ -7,12 +7,14 @@ of what the message of all of them has. The parsing itself is transformers', TRL
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import orjson
 import xxhash
 
 from gymdata.errors import UsageError, needs
@@ -115,10 +117,10 @@ class _Trimmed:
 
     def _give(self, size: int) -> str:
         ready, self.held = self.held[:size], self.held[size:]
+        ready = self._chat.without_special(ready)
         if self._stripped and not self._begun:
             ready = ready.lstrip()
         self._begun = self._begun or bool(ready)
-        ready = self._chat.without_special(ready)
         self.given += ready
         return ready
 
@@ -418,6 +420,10 @@ def _shown_reasoning(reasoning: object, chat: TemplateChat) -> str:
     return chat.without_special(text).strip("\n") if text.strip() else ""
 
 
+#: Levels of a row above the arguments of a call, at most.
+_LEVELS_ABOVE = 12
+
+
 def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
@@ -426,6 +432,8 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError(f"not a tool call: {call!r}")
+    # What no file of rows could hold is text, too: numbers beyond 64 bits, lone surrogates, 250 levels. A row adds some.
+    orjson.dumps(functools.reduce(lambda inner, _: [inner], range(_LEVELS_ABOVE), arguments))
     # Nine letters and digits, which is what the strictest template accepts; a function of the ids, so that it repeats.
     seed = xxhash.xxh3_64_hexdigest(repr((index, list(ids))).encode())
     return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}

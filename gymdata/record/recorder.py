@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import heapq
 import itertools
+import logging
 import math
 import secrets
 import time
@@ -28,7 +29,7 @@ from gymdata.collect.rows import table_message, to_json
 from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, first_line
 from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
@@ -45,6 +46,8 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.settings import Settings
 from gymdata.store import Run
 from gymdata.store.paths import Facts
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -251,6 +254,11 @@ class Recorder:
             self.counts["store_failures_total"] += 1
             self._died(error)
             raise RequestError("internal", error.message) from error
+        except (RequestError, GymdataError):
+            raise
+        except Exception as error:  # a defect ends this request, in its dialect, and no other
+            _log.exception("session %s", session.key)
+            raise RequestError("internal", f"{type(error).__name__}: {first_line(error)}") from error
         finally:
             session.in_flight -= 1
             session.last_at = time.time()

@@ -164,6 +164,18 @@ def test_no_text_makes_parsing_raise(text):
     assert "<|im_end|>" not in message["content"]
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": 99999999999999999999999}', '{"a": "\\ud800"}', '{"a": ' + "[" * 260 + "]" * 260 + "}"]
+)
+def test_a_call_that_no_file_could_hold_is_text(arguments: str) -> None:
+    """Numbers beyond 64 bits, lone surrogates and endless nesting: the message keeps what was written, and has no call."""
+    chat = loaded()
+    text = f'<tool_call>\n{{"name": "calc", "arguments": {arguments}}}\n</tool_call>'
+    message = chat.parse(chat.encode(text), [TOOL])
+    assert "tool_calls" not in message
+    assert message["content"] == text
+
+
 @given(st.lists(st.integers(0, 150), max_size=40))
 def test_no_ids_make_parsing_raise(ids):
     """Any ids at all give a message."""
