@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 BUDGETS: dict[str, int] = {
     ".": 3_541,
     "audit": 1_283,
-    "chat": 1_197,
+    "chat": 1_199,
     "check": 2_503,
     "checks": 2_598,
     "cli": 3_912,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 85_950, 598
+TOTAL, FILE_LINES = 85_952, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

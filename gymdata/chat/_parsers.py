@@ -7,7 +7,6 @@ of what the message of all of them has. The parsing itself is transformers', TRL
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
@@ -433,7 +432,10 @@ def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError(f"not a tool call: {call!r}")
     # What no file of rows could hold is text, too: numbers beyond 64 bits, lone surrogates, 250 levels. A row adds some.
-    orjson.dumps(functools.reduce(lambda inner, _: [inner], range(_LEVELS_ABOVE), arguments))
+    stored: Any = arguments
+    for _ in range(_LEVELS_ABOVE):
+        stored = [stored]
+    orjson.dumps(stored)
     # Nine letters and digits, which is what the strictest template accepts; a function of the ids, so that it repeats.
     seed = xxhash.xxh3_64_hexdigest(repr((index, list(ids))).encode())
     return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}
