@@ -120,8 +120,8 @@ def filter(
             )
         sides, task_ids = {"kept": funnel.alive}, columns.table["task_id"]
         if config.share is not None:
-            held = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
-            in_test = pc.is_in(task_ids, value_set=pa.array(sorted(held), pa.string())).to_numpy()
+            test_tasks = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
+            in_test = pc.is_in(task_ids, value_set=pa.array(sorted(test_tasks), pa.string())).to_numpy()
             sides = {"train": funnel.alive & ~in_test, "test": funnel.alive & in_test}
         report = FilterReport(
             rollouts_in=len(funnel.alive),

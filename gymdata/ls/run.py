@@ -75,10 +75,10 @@ def ls(
         warn(f"{error.filename}: cannot be read: {error.strerror}")
 
     outputs = {
-        found.run_json if isinstance(found, Unfinished) else found: (
-            unfinished_output(top, found) if isinstance(found, Unfinished) else output_of(top, found)
+        output.run_json if isinstance(output, Unfinished) else output: (
+            unfinished_output(top, output) if isinstance(output, Unfinished) else output_of(top, output)
         )
-        for found in below(top, unreadable)
+        for output in below(top, unreadable)
     }
     if not unused:
         shown = (one for one in outputs.values() if experiment in (None, one.experiment) and set(tags) <= set(one.tags))

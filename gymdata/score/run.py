@@ -156,11 +156,11 @@ def score(
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
         parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
-        made, values, flips = run_async(_score_all(config, sources, name, parts, progress))
+        scored, values, flips = run_async(_score_all(config, sources, name, parts, progress))
         if not len(values):
             raise DataError.empty(config.path, "rollouts to score")
         # With the types of the scores table, a batch at a time.
-        tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in made.to_batches())
+        tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
         rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
         if (there := out.folder / target.name).exists() and not config.overwrite:
             rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
@@ -171,7 +171,7 @@ def score(
             name=name,
             rollouts=len(values),
             scored=values.scored,
-            failed=len(made.filter(pc.equal(made["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
+            failed=len(scored.filter(pc.equal(scored["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
             mean=None if mean != mean else mean,
             ci95=None if low != low else [low, high],
             parts=parts,

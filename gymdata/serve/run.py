@@ -128,9 +128,9 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
         return config.tool_parser, []
     template = ""
     with contextlib.suppress(GymdataError):  # a model may have none
-        given = str(config.chat_template) if config.chat_template is not None else None
+        named_template = str(config.chat_template) if config.chat_template is not None else None
         folder = tokenizer_folder(config.model)
-        chat = TransformersChat.load(folder, chat_template=given, tool_parser="none", keep_reasoning=False)
+        chat = TransformersChat.load(folder, chat_template=named_template, tool_parser="none", keep_reasoning=False)
         template = str(chat.tokenizer.chat_template)
     parser = parser_for(template)
     note = "no tool call parser fits the chat template: other clients need --tool-parser (collect parses tool calls itself)"

@@ -134,7 +134,7 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
     hint = f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
     if len(sources) == 1:
         hint = f"`gymdata validate {given}` lists them as D701"
-    files = [found.path.resolve() for source in sources for found in resolve(source, ROLLOUTS)]
+    files = [source_file.path.resolve() for source in sources for source_file in resolve(source, ROLLOUTS)]
     if repeated := next((file for file in files if files.count(file) > 1), None):
         hint = f"{repeated} is given twice: give each file once"
     raise RefusedError(f"{counted(extra, 'rollout is', 'rollouts are')} there more than once", code="D701", hint=hint)

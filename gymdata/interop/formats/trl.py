@@ -49,8 +49,8 @@ class TrlMessages(TextFormat):
         return ends_with_answer(row.get("messages")) and "chosen" not in row and "rejected_response" not in row
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for place, item in super().items([value] if _is_conversation(value) else value):
-            yield place, {"messages": item} if _is_conversation(item) else item
+        for number, item in super().items([value] if _is_conversation(value) else value):
+            yield number, {"messages": item} if _is_conversation(item) else item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import conversation, in_context, rollout_row
