@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import jsonschema
@@ -29,13 +30,18 @@ def light(page: Path) -> list[Block]:
     return [b for b in BLOCKS if b.page == page.stem and b.language in RUN and not b.reason and b.mark != "engine"]
 
 
+def slow_or_quick(page: Path) -> Any:
+    """Pages with the most commands are run by ``make test-full``."""
+    return pytest.param(page, marks=pytest.mark.full) if page.stem in ("your-data", "installing") else page
+
+
 def lines_of_gymdata() -> list[list[str]]:
     """Every call of gymdata in a block, run or not."""
     calls = [re.split(r" [|&#] ?", command)[0] for block in BLOCKS for command, _ in block.commands]
     return [shlex.split(call)[1:] for call in calls if call.startswith("gymdata ")]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if light(p)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [slow_or_quick(p) for p in PAGES if light(p)], ids=lambda p: p.stem)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder: every command ends with the exit code that the page gives, and shown figures are its own."""
     monkeypatch.setenv("COLUMNS", "200")

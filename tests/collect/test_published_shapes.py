@@ -59,7 +59,7 @@ def sft(folder: Path) -> Path:
     return folder / "train_sft.jsonl"
 
 
-@pytest.mark.matrix("gsm8k-train-sft-prompt = question")
+@pytest.mark.full
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("make", "train", "said"),

@@ -55,7 +55,8 @@ def rows_of(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_run_is_resumed(engine: ServerProcess, tmp_path: Path, kills: int) -> None:
     """The same command gives the rows of a run that nobody killed; attempts that the kill ended are put aside, uncounted."""
     run = tmp_path / "run"

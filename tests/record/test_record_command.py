@@ -71,7 +71,7 @@ def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_while_the_engine_starts_is_an_interruption(tmp_path: Path, number: signal.Signals) -> None:
     """One line and exit code 130, and no summary of a recording that never began."""
     run = tmp_path / "run"

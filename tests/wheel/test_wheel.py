@@ -38,6 +38,7 @@ def test_every_command_has_its_help_without_extras(base: Installed):
     assert done.stdout.count("Usage: gymdata") == len(COMMANDS)
 
 
+@pytest.mark.full
 def test_the_light_commands_run_on_the_shipped_data(base: Installed):
     """What needs no extra runs with the declared dependencies only."""
     clean, nemo = str(base.data / "rollouts" / "clean.jsonl"), str(base.data / "rollouts" / "nemo_gym.jsonl")

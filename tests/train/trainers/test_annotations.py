@@ -81,7 +81,7 @@ def train(kind: str, source: Path, policy: Path, out: Path, *more: object, rate:
     return json.loads(done.stdout)
 
 
-@pytest.mark.matrix("1")
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, processes: int) -> None:
     """Each epoch has one row for each turn, token for token: log π is that of a float64 model on the turn alone, the ratio

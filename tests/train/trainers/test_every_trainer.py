@@ -232,7 +232,7 @@ def test_steps_that_loss_scaling_leaves_out_are_counted(
             trainer.report_skipped()
 
 
-@pytest.mark.matrix("no advantages")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [

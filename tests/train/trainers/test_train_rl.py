@@ -106,7 +106,7 @@ def test_what_the_samplers_number_format_rounds_is_no_fault(policy: Path, tmp_pa
             trainer.compare(refuse=True)
 
 
-@pytest.mark.matrix("noise")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("poison", "says"),
     [
