@@ -16,6 +16,8 @@ from gymdata.rollouts.messages import RolloutRow, TaskRow
 COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
 #: Stop reasons of sessions that used up a budget: they are truncated, whatever their client says.
 BUDGETS = ("max_turns", "max_tokens_total", "timeout")
+#: A field that names nothing.
+_NO_PARTS = "rewards", dict[str, float]()
 #: The reward that a client reports, among the parts.
 REPORTED = "reported"
 
@@ -33,7 +35,7 @@ class Ending:
     #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
     left: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
-    #: The fields of the request that have a value.
+    #: The fields of the request that say something, with numbers as they are stored.
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +46,7 @@ class Ending:
         allowed = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
         for name in body.keys() - set(allowed):
             raise RequestError("invalid", f"{name}: expected one of {', '.join(allowed)}", where=name)
-        given = {name: value for name, value in body.items() if value is not None}
+        given = {name: value for name, value in body.items() if value not in (None, "") and (name, value) != _NO_PARTS}
         if (status := given.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
             raise RequestError(
                 "invalid", f"status: got {status!r}, expected completed, truncated or failed", where="status"
@@ -61,12 +63,17 @@ class Ending:
             if not isinstance(given.get(name, ""), (str, int)):
                 raise RequestError("invalid", f"{name}: expected text", where=name)
         inside = given.get("task", {}).get("task_id")
+        inside = None if inside == "" else inside
         if inside is not None and str(given.get("task_id", inside)) != str(inside):
             raise RequestError(
                 "invalid", f"task_id: got {given['task_id']!r}, and {inside!r} in the task: give one", where="task_id"
             )
-        texts = {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
-        return cls(**{**given, **texts}, given={**given, **texts})
+        given |= {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
+        if "reward" in given:
+            given["reward"] = float(given["reward"])
+        if "rewards" in given:
+            given["rewards"] = {name: float(value) for name, value in rewards.items()}
+        return cls(**given, given=given)
 
     def refuse_other(self, key: str, row: RolloutRow, *, scored: bool) -> None:
         """Raise RequestError when session ``key`` ended with other values than these: ``row`` is its rollout.

@@ -71,7 +71,7 @@ class SessionLog:
         lines = [frame(encode_any(event)) for event in events]
         if not journal.size:
             # In one write with its first call: a session without a call is none.
-            names = ("key", "rollout_id", "named", "started_at")
+            names = ("key", "rollout_id", "named", "started_at", "spent")
             lines.insert(0, frame(encode_any({name: getattr(session, name) for name in names})))
         journal.append(b"".join(lines))
 

@@ -8,10 +8,7 @@ gets no more calls.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import heapq
-import itertools
 import logging
 import math
 import secrets
@@ -25,27 +22,28 @@ import orjson
 
 from gymdata.collect.episode import turns_as_json
 from gymdata.collect.resume import RunKey, request_seed
-from gymdata.collect.rows import table_message, to_json
+from gymdata.collect.rows import table_message
 from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, first_line
+from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
 from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
 from gymdata.record.messages import digests, tools_digest
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
-from gymdata.record.rows import label_turns, main_messages, session_row
+from gymdata.record.rows import Groups, Member, label_turns, main_messages, session_row
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, Task, TaskRow, Tools
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, Task, Tools
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.settings import Settings
 from gymdata.store import Run
 from gymdata.store.paths import Facts
+from gymdata.texts import raised
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ class Recorder:
     ) -> None:
         assert parts.sampler is not None
         assert parts.chat is not None
-        self.config, self.run, self._seed, self._died = config, run, seed, died
+        self.config, self.run, self._seed, self._say, self._died = config, run, seed, say, died
         self.sampler: Sampler = parts.sampler
         self.chat: Chat = parts.chat
         self.model = str(parts.model["policy"])
@@ -78,16 +76,15 @@ class Recorder:
         self.log = SessionLog(run.folder)
         self.context: int | None = config.max_context
         existing = run.existing((*_ENDED, *_COUNTED, "rollout_id", "group_id"))
-        #: Rollouts that are written; of each task the number of the next one, and the group.
+        #: Rollouts that are written.
         self._ended: dict[str, dict[str, Any]] = {
             row["rollout_id"]: {name: row[name] for name in _ENDED}
             | {name: row[column] for column, name in _COUNTED.items()}
             for row in existing.to_pylist()
         }
-        self._next_index: Counter[str] = Counter()
-        for row in self._ended.values():
-            self._next_index[row["task_id"]] = max(self._next_index[row["task_id"]], row["rollout_index"] + 1)
-        self._group_of = dict(zip(existing["task_id"].to_pylist(), existing["group_id"].to_pylist(), strict=True))
+        self._groups = Groups(self.key, existing.select(["task_id", "rollout_index", "group_id"]).to_pylist())
+        #: Sessions that are idle and could not be ended.
+        self._stuck: set[str] = set()
         self.sessions: dict[str, Session] = {}
         for session in self.log.read():
             if session.rollout_id in self._ended:
@@ -212,13 +209,22 @@ class Recorder:
 
     async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
         """Sample, journal and return the completions of a request; a streamed ``answer`` gets their ids as they come. Raises
-        RequestError."""
+        RequestError, and StoreError.from_os, which ends the recorder."""
+        try:
+            return await self._completed(session, request, answer)
+        except StoreError as error:
+            # A full disk: nothing of the request is in the session.
+            self.counts["store_failures_total"] += 1
+            self._died(error)
+            raise
+
+    async def _completed(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
         if session.lock.locked() or session.rollout_id in self._ended:
             # It ended, or is being scored, since the request came.
             raise self._has_ended(session.key, session.rollout_id)
-        self._refuse_spent(session)
+        self._refuse_spent(session, request.n)
         self._refuse_unsupported(request)
         plan = self.prompt_of(session, request)
         room = None if self.context is None else self.context - len(plan.prompt)
@@ -234,7 +240,7 @@ class Recorder:
         max_tokens = min(n for n in (requested, room, self.max_tokens) if n is not None)
         left = self.config.max_tokens_total
         if left is not None:
-            max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
+            max_tokens = min(max_tokens, (left - session.encoder.n_generated_tokens) // request.n)
         clamped = (
             {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
         )
@@ -242,23 +248,14 @@ class Recorder:
         answer.prompt = plan.prompt
         self.sessions[session.key] = session
         session.in_flight += 1
+        numbers = session.begin(request.n)
         try:
-            generations = await self._sample(session, request, answer, max_tokens, chosen)
+            generations = await self._sample(session, request, answer, max_tokens, chosen, numbers[0])
             clamped = clamped if request.max_tokens else None
-            return self._record(session, request, plan, answer, generations, chosen, clamped)
-        except asyncio.CancelledError:
-            # The server stops: nobody else cancels a request.
-            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0) from None
-        except StoreError as error:
-            # A full disk: nothing of the request is in the session.
-            self.counts["store_failures_total"] += 1
-            self._died(error)
-            raise RequestError("internal", error.message) from error
-        except (RequestError, GymdataError):
+            return self._record(session, request, plan, answer, generations, chosen, clamped, numbers)
+        except BaseException:
+            session.numbers.difference_update(numbers)
             raise
-        except Exception as error:  # a defect ends this request, in its dialect, and no other
-            _log.exception("session %s", session.key)
-            raise RequestError("internal", f"{type(error).__name__}: {first_line(error)}") from error
         finally:
             session.in_flight -= 1
             session.last_at = time.time()
@@ -266,20 +263,29 @@ class Recorder:
                 # Nothing was sampled: there is no rollout to end.
                 self.sessions.pop(session.key, None)
 
-    def _refuse_spent(self, session: Session) -> None:
-        config, turns, tokens = self.config, len(session.steps) + session.in_flight, session.encoder.n_generated_tokens
+    def _refuse_spent(self, session: Session, n: int) -> None:
+        config, turns, tokens = self.config, len(session.numbers), session.encoder.n_generated_tokens
         limits = (
             ("max_turns", config.max_turns, turns, "model calls"),
             ("max_tokens_total", config.max_tokens_total, tokens, "generated tokens"),
             ("timeout", config.timeout, time.time() - session.started_at, "seconds"),
         )
         for name, limit, used, what in limits:
+            flag = f"--{name.replace('_', '-')}"
             if limit is not None and used >= limit:
-                session.spent = session.spent or name
-                flag = f"--{name.replace('_', '-')}"
-                raise RequestError(
-                    "budget", f"session {session.key} used {used:,.0f} {what}, at most {limit:,g} ({flag})", where=name
-                )
+                self._spend(session, name)
+                text = f"session {session.key} used {used:,.0f} {what}, at most {limit:,g} ({flag})"
+                raise RequestError("budget", text, where=name)
+            if limit is not None and name != "timeout" and used + n > limit:
+                # Each completion is a model call of at least one token.
+                left = f"session {session.key} has {limit - used:,g} of {limit:,g} {what} left ({flag})"
+                raise RequestError("invalid", f"n: got {n}, and {left}", where="n")
+
+    def _spend(self, session: Session, budget: str) -> None:
+        if session.spent is None:
+            session.spent = budget
+            if session.steps:  # else the line that begins the journal has it
+                self.log.append(session, [{"spent": budget}])
 
     def _refuse_unsupported(self, request: AgentRequest) -> None:
         if request.tool_choice not in ("auto", "none"):
@@ -303,9 +309,8 @@ class Recorder:
         return {k: v for k, v in chosen.items() if self._base.get(k) != v}
 
     async def _sample(
-        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings
+        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings, turn: int
     ) -> list[Generation]:
-        turn = len(session.steps) + session.in_flight - 1
         turn_name = f"turn {len(session.steps)}"
         seed = request.sampling.get("seed")
         if not isinstance(seed, int):
@@ -333,7 +338,7 @@ class Recorder:
             self.upstream.pop(session.key, None)
             return generations
         except TimeoutError:
-            session.spent = session.spent or "timeout"
+            self._spend(session, "timeout")
             raise RequestError(
                 "budget", f"session {session.key} took {self.config.timeout:g} seconds (--timeout)", where="timeout"
             ) from None
@@ -358,6 +363,7 @@ class Recorder:
         generations: Sequence[Generation],
         chosen: Settings,
         clamped: Settings | None,
+        numbers: Sequence[int],
     ) -> list[AgentCompletion]:
         temperature = float({**self._base, **chosen}["temperature"])
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
@@ -368,6 +374,7 @@ class Recorder:
             message, completion = answer.read(session, generation, index)
             facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
             facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread}
+            facts |= {"number": numbers[index]}
             events.append(session.event(request, plan, generation, message, **facts))
             completions.append(completion)
         self.log.append(session, events)
@@ -384,17 +391,24 @@ class Recorder:
         if self.assigned is not None:
             text = f"session {key} ends with its agent, and is scored by the rewards of the run"
             raise RequestError("unsupported", text, status=409)
-        if (session := self.sessions.get(key)) is not None:
+        failed = {"key": key, "status": FAILED, "rollout_id": self._rollout_id(key)}
+        while (session := self.sessions.get(key)) is not None:
             async with session.lock:
                 await self.answered(session)
-                if self.sessions.get(key) is session:  # else another request has ended it
+                # Else another request has ended it, or its only call failed: a retry of that began the next.
+                if self.sessions.get(key) is session:
                     if ending.status == FAILED:
                         why = ending.stop_reason or "the client reported a failure"
-                        self._fail(session, "environment", "agent", why)
+                        self._fail(session, *_REPORTED, why)
                         self.discard(session)
-                        return {"key": key, "status": FAILED, "rollout_id": session.rollout_id}
+                        return failed
                     await self.write(session, ending)
                     return self.state_of(key)
+        if ending.status == FAILED and failed["rollout_id"] not in self._ended:
+            # Sent again, or never begun.
+            for row in await asyncio.to_thread(self.run.failures):
+                if (row["rollout_id"], row["kind"], row["place"]) == (failed["rollout_id"], *_REPORTED):
+                    return failed
         state = await self.state(key)
         if ending.given:
             columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
@@ -424,16 +438,17 @@ class Recorder:
         if session.spent is not None:
             status, stop_reason = TRUNCATED, session.spent
         main = session.threads[labels.index("main")]
-        task_id, index, group_id, task = self._task_of(session, ending, [message for message, _ in shown], main.tools)
+        messages = [message for message, _ in shown]
+        task_id, index, group_id, task = self._member_of(session, ending, messages, main.tools)
         duration = session.last_at - session.started_at
         parts, faults = [], {}
         if ending.reward is not None or ending.rewards:
-            parts = [RewardPart(name, float(value)) for name, value in ending.rewards.items()]
+            parts = [RewardPart(name, value) for name, value in ending.rewards.items()]
             if not parts and ending.reward is not None:
-                parts = [RewardPart(REPORTED, float(ending.reward))]
+                parts = [RewardPart(REPORTED, ending.reward)]
         if self.scheduler.rewards:
             view = view_of(
-                messages=[message for message, _ in shown],
+                messages=messages,
                 produced_by=[turn for _, turn in shown],
                 task=task,
                 tools=main.tools,
@@ -447,11 +462,12 @@ class Recorder:
             for turn_row, step_reward in zip(
                 turns, step_rewards([] if faults else scored.parts, len(turns)), strict=True
             ):
-                if step_reward is not None:
-                    turn_row["reward"] = step_reward
+                turn_row["reward"] = step_reward
+            # Others have ended meanwhile. From here on nothing is awaited: this one is the next.
+            task_id, index, group_id, task = self._member_of(session, ending, messages, main.tools)
         reward = None if faults else total(parts)
         if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
-            reward = float(ending.reward)
+            reward = ending.reward
         # expand(encode(x)) == x, or nothing is written.
         for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
             step = session.steps[turn]
@@ -482,7 +498,7 @@ class Recorder:
             self.run.sampled_with(mixed_temperatures=sorted(used))
         try:
             self.run.append(row)
-        except GymdataError as error:
+        except StoreError as error:
             self._died(error)
             raise
         # It has ended, whatever fails from here on.
@@ -492,50 +508,48 @@ class Recorder:
             **{name: row[column] for column, name in _COUNTED.items()},
             "agents": labels,
         }
+        self._groups.add(row)
         self.counts["rollouts_total"] += 1
         self.discard(session)
         for name, message in faults.items():
             self._fail(session, "reward", f"reward {name}", message, task_id)
         return row, faults
 
-    def _task_of(
-        self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools
-    ) -> tuple[str, int, str, TaskRow]:
-        """The task of a session that ends: its id, which member of its group the session is, the group, and the task's row;
-        no session that ends meanwhile is the same member. Raises RequestError for another task under an id that has one."""
+    def _member_of(self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools) -> Member:
         if self.assigned is not None:
             task, index = self.assigned[session.key]
-            return task.task_id, index, self.key.group_id(task), task.row
-        first = next((m.get("content") for m in shown if m["role"] == "user"), None)
-        # Conversations that begin with the same prompt are attempts at one task.
-        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", shown))
-        digest = hashlib.blake2b(to_json([opening, tools]).encode(), digest_size=8).hexdigest()
-        unnamed = session.key if session.named else f"prompt-{digest}"
-        task_id = ending.task_id or str((ending.task or {}).get("task_id") or unnamed)
-        row: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
-        content = hashlib.blake2b(to_json(row).encode(), digest_size=16).hexdigest()
-        group_id = self.key.group_id(Task(task_id, [], None, {}, content))
-        group = self._group_of.setdefault(task_id, group_id)
-        if group != group_id and ending.task is not None:
-            text = f"task {task_id} was another one in an earlier rollout of this run"
-            raise RequestError("invalid", f"{text}: give this one a task_id of its own", where="task", status=409)
-        self._next_index[task_id] += 1
-        return task_id, self._next_index[task_id] - 1, group, row
+            return Member(task.task_id, index, self.key.group_id(task), task.row)
+        return self._groups.member(session, ending, shown, tools)
 
     async def end_idle(self) -> None:
-        """End every session that no request came to for too long."""
-        now = time.time()
+        """End every session that no request came to for too long. Raises StoreError."""
         for session in list(self.sessions.values()):
-            if not session.in_flight and now - session.last_at >= self.config.idle_timeout:
-                with contextlib.suppress(RequestError):  # its client ended it meanwhile
-                    await self.finish(session.key, Ending(TRUNCATED, "idle_timeout"))
+            idle = not session.in_flight and time.time() - session.last_at >= self.config.idle_timeout
+            if idle and session.key not in self._stuck:
+                await self._end(session, Ending(TRUNCATED, "idle_timeout"))
 
     async def end_all(self, ending: Ending, *, before: float = math.inf) -> None:
-        """End every open session whose last call was ``before`` a time, in seconds since the epoch."""
-        for session in list(self.sessions.values()):
-            if session.last_at < before:
-                with contextlib.suppress(RequestError):
-                    await self.finish(session.key, ending)
+        """End every open session whose last call was ``before`` a time, in seconds since the epoch. Raises StoreError, and
+        at the end the first defect."""
+        sessions = [session for session in self.sessions.values() if session.last_at < before]
+        defects = [defect for session in sessions if (defect := await self._end(session, ending)) is not None]
+        if defects:
+            raise defects[0]
+
+    async def _end(self, session: Session, ending: Ending) -> Exception | None:
+        """A defect in one session, which stays open, ends no other: it is said and returned."""
+        try:
+            await self.finish(session.key, ending)
+        except RequestError:
+            pass  # its client ended it meanwhile
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            _log.error("session %s", session.key, exc_info=error)
+            self._stuck.add(session.key)
+            self._say(f"session {session.key} could not be ended, and stays open: {raised(error)}")
+            return error
+        return None
 
     def interrupted(self) -> None:
         """Put sessions aside that a killed run left open: their agents are gone."""
@@ -569,6 +583,8 @@ class Recorder:
         )
 
 
+#: Kind and place of the failure of a session whose client says that it failed.
+_REPORTED = "environment", "agent"
 #: As good as no limit, where neither client nor engine names one.
 _MOST_TOKENS = 1 << 20
 #: Of a rollout that is written, what its session's state has; under other names the second.

@@ -8,17 +8,21 @@ have one label, so a conversation that is not the other's continuation is a bran
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymdata.collect.resume import RunKey
 from gymdata.collect.rows import table_message, to_json
+from gymdata.record.ending import Ending
+from gymdata.record.request import RequestError
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
-from gymdata.rollouts.messages import Message, RolloutRow, TaskRow
+from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow, Tools
 from gymdata.rollouts.turns import kinds
 
 MAIN = "main"
@@ -75,6 +79,52 @@ def main_messages(session: Session, labels: Sequence[str]) -> list[tuple[Message
     ours = [k for k, label in enumerate(labels) if label == MAIN or label.startswith(f"{MAIN}.")]
     leaf = max(turn for turn in session.last_turns() if session.steps[turn].thread in ours)
     return session.numbered(leaf)
+
+
+class Member(NamedTuple):
+    """Which member of which group a session that ends is, and the row of the task."""
+
+    task_id: str
+    rollout_index: int
+    group_id: str
+    task: TaskRow
+
+
+class Groups:
+    """The tasks of one run: rollouts of one task id are a group, whose members are numbered in the order of their rows. A
+    group is what its rows say, so a session that could not be ended leaves nothing in it. ``rows``: of its rollouts."""
+
+    def __init__(self, key: RunKey, rows: Iterable[RolloutRow]) -> None:
+        self._key = key
+        self._group_of: dict[str, str] = {}
+        self._next_index: Counter[str] = Counter()
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: RolloutRow) -> None:
+        """A rollout that is written."""
+        task_id = row["task_id"]
+        self._group_of.setdefault(task_id, row["group_id"])
+        self._next_index[task_id] = max(self._next_index[task_id], row["rollout_index"] + 1)
+
+    def member(self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools) -> Member:
+        """The member that a session would be if its row were the next. Raises RequestError for another task under an id that
+        has one."""
+        first = next((m.get("content") for m in shown if m["role"] == "user"), None)
+        # Conversations that begin with the same prompt are attempts at one task.
+        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", shown))
+        digest = hashlib.blake2b(to_json([opening, tools]).encode(), digest_size=8).hexdigest()
+        unnamed = session.key if session.named else f"prompt-{digest}"
+        inside = (ending.task or {}).get("task_id")
+        task_id = ending.task_id or (unnamed if inside in (None, "") else str(inside))
+        row: TaskRow = {"task_id": task_id, **({"prompt": first} if ending.task is None else ending.task)}
+        content = hashlib.blake2b(to_json(row).encode(), digest_size=16).hexdigest()
+        group_id = self._key.group_id(Task(task_id, [], None, {}, content))
+        group = self._group_of.get(task_id, group_id)
+        if group != group_id and ending.task is not None:
+            text = f"task {task_id} was another one in an earlier rollout of this run"
+            raise RequestError("invalid", f"{text}: give this one a task_id of its own", where="task", status=409)
+        return Member(task_id, self._next_index[task_id], group, row)
 
 
 def session_row(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -36,9 +37,12 @@ from gymdata.record.recorder import Recorder
 from gymdata.record.request import Dialect, ErrorKind, RequestError
 from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.messages import JsonObject
+from gymdata.texts import raised
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, BodyLimits, Refused
 
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 KEY = re.compile(r"[\w.:-]{1,200}")
 _API_KEY = "gymdata-"
 _HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
@@ -47,6 +51,7 @@ _BEGIN_S, _ALIVE_S = 1.0, 10.0
 #: Seconds that requests in flight have to end when the server stops.
 _GRACE_S = 10.0
 _OBJECTS = 1_000_000
+_STOPPING = "the recorder is stopping, and nothing of this request is recorded: send it again when it runs again"
 #: The most sessions that one answer lists.
 _PAGE = 1000
 
@@ -76,11 +81,9 @@ class Service:
                 return _json(
                     200, dialect.counted(agent_request, len(self.recorder.prompt_of(session, agent_request).prompt))
                 )
-            # It continues when the client disconnects: what was sampled is recorded, to its end.
+            # What was sampled is recorded, to its end.
             answer = self.recorder.answer(agent_request)
-            work = asyncio.ensure_future(self.recorder.complete(session, agent_request, answer))
-            self._working.add(work)
-            work.add_done_callback(self._done)
+            work = self._begin(self.recorder.complete(session, agent_request, answer))
             if not agent_request.stream:
                 return _json(200, dialect.response(agent_request, await asyncio.shield(work)))
             # An error before anything was sampled has its status.
@@ -90,10 +93,32 @@ class Service:
             if work.done():
                 work.result()
             return Stream(dialect.events(agent_request, answer.deltas(work)), answer)
-        except RequestError as error:
-            return _error(dialect, error)
-        except GymdataError as error:
-            return _error(dialect, RequestError("internal", error.message))
+        except Exception as error:  # noqa: BLE001 - every request is answered in its dialect
+            refusal = _refusal(error)
+            kind, message, where = refusal.kind, refusal.message, refusal.where
+            status, headers, told = dialect.error(refusal.status, kind, message, refusal.retry_after, where)
+            return _json(status, told, headers)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that goes on when its client goes away, and has time to end when the server stops. It raises RequestError
+        alone."""
+        stopping = RequestError("busy", _STOPPING, status=503, retry_after=5.0)
+        if self._stopping:
+            work.close()
+            raise stopping
+
+        async def guarded() -> T:
+            try:
+                return await work
+            except asyncio.CancelledError:  # by ``stop``
+                raise stopping from None
+            except Exception as error:
+                raise _refusal(error) from error
+
+        task = asyncio.ensure_future(guarded())
+        self._working.add(task)
+        task.add_done_callback(self._done)
+        return task
 
     def _done(self, work: asyncio.Task[Any]) -> None:
         self._working.discard(work)
@@ -130,8 +155,6 @@ class Service:
             raise RequestError(kind, str(refused.body["detail"]), status=status) from refused
         if not isinstance(parsed, dict):
             raise RequestError("invalid", f"the body: expected an object, got {type(parsed).__name__}")
-        if self._stopping:
-            raise RequestError("busy", "the recorder is stopping", status=503, retry_after=5.0)
         return parsed
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
@@ -142,7 +165,7 @@ class Service:
         async def work() -> JsonObject:
             empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
             ending = Ending.of({} if empty else await self._body(request))
-            return await self.recorder.finish(request.path_params["key"], ending)
+            return await asyncio.shield(self._begin(self.recorder.finish(request.path_params["key"], ending)))
 
         return await self._plain(request, work)
 
@@ -203,11 +226,11 @@ class Service:
         try:
             self._key(request)
             return _json(200, await work())
-        except RequestError as error:
-            body = {"type": error.kind, "message": error.message, "param": error.where, "code": error.kind}
-            return _json(error.status, {"error": body})
-        except GymdataError as error:
-            return _json(500, {"error": {"type": "internal", "message": error.message}})
+        except Exception as error:  # noqa: BLE001 - every request is answered with an object
+            refusal = _refusal(error)
+            body = {"type": refusal.kind, "message": refusal.message, "param": refusal.where, "code": refusal.kind}
+            headers = {} if refusal.retry_after is None else {"retry-after": f"{refusal.retry_after:g}"}
+            return _json(refusal.status, {"error": body}, headers)
 
     def health(self) -> JsonObject:
         """The server's status."""
@@ -338,10 +361,15 @@ class Stream(StreamingResponse):
             alive.cancel()
 
 
-def _error(dialect: Dialect, error: RequestError) -> Response:
-    status, headers, body = dialect.error(error.status, error.kind, error.message, error.retry_after, error.where)
+def _refusal(error: Exception) -> RequestError:
+    """What a client is told of an error."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, GymdataError):
+        return RequestError("internal", error.message)
+    _log.error("a request", exc_info=error)
+    return RequestError("internal", raised(error))
+
+
+def _json(status: int, body: JsonObject, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
-
-
-def _json(status: int, body: JsonObject | Sequence[Any]) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")

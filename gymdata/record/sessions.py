@@ -9,6 +9,7 @@ list of its events: what is added to it while it runs is what a restart reads ba
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from gymdata.rollouts.messages import Message, Tools
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Ids, TurnEncoder
 
-#: One model call as the session's journal has it.
+#: One model call as the session's journal has it, or the budget that was used up.
 Event = dict[str, Any]
 
 
@@ -93,6 +94,8 @@ class Session:
     unread: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     in_flight: int = 0
+    #: Of the turns that are recorded or in flight, the numbers by which they are seeded.
+    numbers: set[int] = field(default_factory=set)
     #: The budget that ended it.
     spent: str | None = None
     #: Held while it is scored and written: it gets no more calls.
@@ -167,6 +170,12 @@ class Session:
             turn = step.parent
         return [pair for part in reversed(parts) for pair in part]
 
+    def begin(self, n: int) -> list[int]:
+        """Numbers for the turns of a request: the lowest that no other has, so a retry has the seed of what failed."""
+        numbers = list(itertools.islice((k for k in itertools.count() if k not in self.numbers), n))
+        self.numbers.update(numbers)
+        return numbers
+
     # --- what was sampled -------------------------------------------------------------------------------------------
 
     def event(self, request: AgentRequest, plan: Plan, generation: Generation, message: Message, **facts: Any) -> Event:
@@ -193,8 +202,11 @@ class Session:
             **facts,
         }
 
-    def add(self, event: Event) -> int:
-        """Take a call in; returns its turn."""
+    def add(self, event: Event) -> None:
+        """Take a call in."""
+        if "spent" in event:
+            self.spent = event["spent"]
+            return
         parent, turn, tail = event["parent"], len(self.steps), np.array(event["tail"], np.int32)
         prompt = tail if parent < 0 else np.concatenate((self.held(parent), tail))
         ids, log_probs = np.array(event["ids"], np.int32), np.array(event["log_probs"], np.float32)
@@ -232,8 +244,8 @@ class Session:
             self.clamped.append({"turn": turn, **event["clamped"]})
         if event.get("unread"):
             self.unread.append(turn)
+        self.numbers.add(event.get("number", turn))
         self.last_at = event["at"]
-        return turn
 
     def last_turns(self) -> list[int]:
         """The turns that no other continues, in order."""

@@ -187,9 +187,9 @@ class Swapped(OtherSessions):
 
 
 class DoublingSession(Session):
-    def add(self, event: Event) -> int:
+    def add(self, event: Event) -> None:
         super().add(event)
-        return super().add(event)
+        super().add(event)
 
 
 class Doubled(OtherSessions):
@@ -199,8 +199,9 @@ class Doubled(OtherSessions):
 
 
 class LosingSession(Session):
-    def add(self, event: Event) -> int:
-        return 0 if self.steps else super().add(event)
+    def add(self, event: Event) -> None:
+        if not self.steps:
+            super().add(event)
 
 
 class LostTurn(OtherSessions):

@@ -84,6 +84,8 @@ class Recording:
     sampler: Scripted
     folder: Path
     headers: dict[str, str] = field(default_factory=dict)
+    #: What the recorder says to its user.
+    notes: list[str] = field(default_factory=list)
 
     def chat(self, *messages: dict[str, Any] | str, key: str = "k", **more: Any) -> Any:
         """POST /v1/chat/completions in session ``key``; texts are a user's."""
@@ -120,7 +122,8 @@ def recording(folder: Path, *script: str | OutsideError, rewards: Sequence[str] 
     parts = Parts(sampler, Letters(), None, weighted, {"policy": "fake", "policy_hash": "fake-0"})
     identity = {"temperature": 1.0}
     with Run.open(folder, identity=identity, extent={}, operation={}, facts={"stage": "record"}) as run:
-        recorder = Recorder(config, parts, run, 7)
+        notes = list[str]()
+        recorder = Recorder(config, parts, run, 7, notes.append)
 
         async def start() -> None:
             await recorder.start()
@@ -129,4 +132,4 @@ def recording(folder: Path, *script: str | OutsideError, rewards: Sequence[str] 
             recorder.log.close()
 
         with TestClient(create_app(Service(config, recorder), start, stop)) as client:
-            yield Recording(client, recorder, sampler, folder)
+            yield Recording(client, recorder, sampler, folder, notes=notes)

@@ -59,7 +59,7 @@ def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
 
 ENDING = {"reward": 0.5, "rewards": {"style": 0.5}, "status": "truncated", "task_id": "t", "task": {"answer": "4"}}
 OTHERS: list[dict[str, Any]] = [
-    {"reward": 0.25}, {"rewards": {"style": 1}}, {"rewards": {"exact": 0.5}}, {"status": "completed"},
+    {"reward": 0.25}, {"rewards": {"style": 1.0}}, {"rewards": {"exact": 0.5}}, {"status": "completed"},
     {"status": "failed"}, {"task": {"answer": "5"}}, {"task": {}}, {"task_id": "u"},
 ]  # fmt: skip
 
@@ -88,6 +88,31 @@ def test_a_second_finish_with_other_values_is_refused_by_field_and_both_values(
                 assert (answer.status_code, error["param"]) == (409, name), other
                 assert f"{name} " in error["message"]
                 assert f"got {value!r}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reward": 1, "rewards": {}},
+        {"reward": 2**53 + 1, "rewards": {"a": 2**53 + 1}},
+        {"task_id": "", "stop_reason": ""},
+        {"task_id": "5", "task": {"task_id": 5}},
+        {"task": {"task_id": ""}},
+        {"task_id": 0},
+        {"task": {}},
+        {"status": "failed", "stop_reason": "exit 1"},
+    ],
+)
+def test_a_finish_that_is_sent_again_is_answered_as_before(tmp_path: Path, body: dict[str, Any]) -> None:
+    """Whatever it says, and also by the recorder that resumes the run."""
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x")
+        first = r.finish(**body)
+        assert r.finish(**body) == first
+    with recording(tmp_path / "run") as r:
+        assert r.finish(**body) == first
+        unknown = r.client.post("/rollouts/nobody/finish", json=body)
+        assert unknown.status_code == 404
 
 
 def test_a_finish_after_a_budget_may_be_sent_again(tmp_path: Path) -> None:
@@ -171,6 +196,45 @@ def test_a_budget_ends_a_session_as_truncated(tmp_path: Path, settings: dict[str
         r.finish()
     (row,) = rows_of(tmp_path / "run")
     assert (row["status"], row["stop_reason"], row["reward"], row["n_turns"]) == ("truncated", stop_reason, None, 1)
+
+
+def test_a_budget_that_was_used_up_is_known_after_a_restart(tmp_path: Path) -> None:
+    """Whether it was before or after the session's first call was recorded."""
+    with recording(tmp_path / "run", "a|", "b", max_turns=1) as r:
+
+        async def during() -> list[int]:
+            async def another() -> None:
+                request = chat.parse({"messages": [{"role": "user", "content": "y"}]}, {})
+                with pytest.raises(RequestError, match="max-turns"):
+                    await r.recorder.complete(r.recorder.sessions["first"], request, r.recorder.answer(request))
+
+            r.sampler.pause = another
+            chat = DIALECTS["chat"].object()
+            request = chat.parse({"messages": [{"role": "user", "content": "x"}]}, {})
+            session = r.recorder.session_for("first", request)
+            return [len(await r.recorder.complete(session, request, r.recorder.answer(request)))]
+
+        assert asyncio.run(during()) == [1]
+        r.said("x", key="second")
+        assert [r.chat("y", key="second").status_code for _ in range(2)] == [403, 403]
+    with recording(tmp_path / "run", max_turns=1) as r:
+        for key in ("first", "second"):
+            assert r.client.get(f"/rollouts/{key}").json()["ended_by"] == "max_turns"
+            assert r.finish(key, status="completed")["stop_reason"] == "max_turns"
+
+
+@pytest.mark.parametrize(("limit", "at_most"), [("max_turns", 3), ("max_tokens_total", 5)])
+def test_completions_of_one_request_share_what_is_left_of_a_budget(tmp_path: Path, limit: str, at_most: int) -> None:
+    """Each is a model call of at least one token: more than there may be are refused by n, and the session goes on."""
+    with recording(tmp_path / "run", *["aaaa"] * 3, **{limit: at_most}) as r:
+        first = r.said("x", max_tokens=1)
+        refused = r.chat("x", first, "y", n=at_most)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert f"--{limit.replace('_', '-')}" in refused.text
+        assert r.chat("x", first, "y", n=2, max_tokens=3).status_code == 200
+        assert r.finish()["turns"] == 3
+    (row,) = rows_of(tmp_path / "run")
+    assert (row["status"], row["n_generated_tokens"]) == ("completed", 5 if limit == "max_tokens_total" else 7)
 
 
 def test_a_session_without_requests_ends_as_truncated(tmp_path: Path) -> None:

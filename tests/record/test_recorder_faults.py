@@ -11,8 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gymdata.engines.port import Generation, SampleRequest
+from gymdata.errors import OutsideError
 from gymdata.record.ending import Ending
 from gymdata.record.server import Service, create_app
+from gymdata.record.sessions import Session
 from gymdata.rewards.loading import given_reward
 from gymdata.rewards.scheduler import RewardScheduler, Weighted
 from gymdata.rollouts.schema import ROLLOUTS
@@ -154,6 +157,141 @@ def test_a_call_while_its_session_is_scored_is_refused(tmp_path: Path) -> None:
         assert asyncio.run(call_meanwhile()) == [409, 409]
     (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
     assert (row["n_turns"], row["reward"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize(("grace_s", "status"), [(0.0, 503), (60.0, 200)])
+def test_a_finish_that_is_scored_while_the_server_stops_is_answered(
+    tmp_path: Path, grace_s: float, status: int
+) -> None:
+    """It has the time of requests in flight to end; what is cut is to be sent again, and nothing of it is lost."""
+    scoring, scored = threading.Event(), threading.Event()
+
+    def slow(completion: str) -> float:
+        scoring.set()
+        scored.wait(60)
+        return float(completion == "a")
+
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x")
+        r.recorder.scheduler = RewardScheduler([Weighted(given_reward(slow), 1.0)], timeout_s=60)
+
+        async def stop_meanwhile() -> httpx.Response:
+            service = Service(r.recorder.config, r.recorder)
+            service.grace_s = grace_s
+            transport = httpx.ASGITransport(create_app(service, _nothing, _nothing))
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                ending = asyncio.ensure_future(client.post("/rollouts/k/finish", json={"task_id": "t"}))
+                await asyncio.to_thread(scoring.wait, 60)
+                stopping = asyncio.ensure_future(service.stop())
+                await asyncio.sleep(0)
+                late = await client.post("/rollouts/k/finish")
+                assert (late.status_code, late.headers["retry-after"]) == (503, "5")
+                if grace_s:
+                    scored.set()
+                answer = await ending
+                scored.set()
+                await stopping
+                return answer
+
+        answer = asyncio.run(stop_meanwhile())
+        assert answer.status_code == status
+        if status == 503:
+            assert (answer.headers["retry-after"], "send it again" in answer.text) == ("5", True)
+            r.recorder.scheduler = RewardScheduler([])
+        assert r.finish(task_id="t")["rollout_index"] == 0
+    assert read_table(tmp_path / "run", ROLLOUTS).num_rows == 1
+
+
+def test_a_finish_that_fails_leaves_nothing_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect is an error with its words; the same id may then be another task, whose first rollout has the index 0."""
+
+    def broken(_: object) -> None:
+        raise ArithmeticError("it broke")
+
+    with recording(tmp_path / "run", "a") as r:
+        r.said("x")
+        monkeypatch.setattr("gymdata.record.recorder.expand_prompts", broken)
+        answer = r.client.post("/rollouts/k/finish", json={"task": {"task_id": "t", "answer": "1"}})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "ArithmeticError: it broke")
+        monkeypatch.undo()
+        assert r.finish(task={"task_id": "t", "answer": "2"})["rollout_index"] == 0
+
+
+def test_a_session_that_cannot_be_ended_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it is idle, which is tried once, nor with its agent; the defect is said, and it stays open."""
+    with recording(tmp_path / "run", *"abc", idle_timeout=1e-9) as r:
+        for key in ("one", "two", "three"):
+            r.said("x", key=key)
+        write = r.recorder.write
+
+        async def broken(session: Session, ending: Ending) -> object:
+            if session.key == "one":
+                raise ArithmeticError("it broke")
+            return await write(session, ending)
+
+        monkeypatch.setattr(r.recorder, "write", broken)
+        three = r.recorder.sessions.pop("three")
+        for _ in range(2):
+            asyncio.run(r.recorder.end_idle())
+            assert list(r.recorder.sessions) == ["one"]
+            assert r.notes == ["session one could not be ended, and stays open: ArithmeticError: it broke"]
+        r.recorder.sessions["three"] = three
+        with pytest.raises(ArithmeticError):
+            asyncio.run(r.recorder.end_all(Ending()))
+        assert list(r.recorder.sessions) == ["one"]
+    assert read_table(tmp_path / "run", ROLLOUTS).num_rows == 2
+
+
+def test_a_finish_waits_for_the_retry_of_a_call_that_failed(tmp_path: Path) -> None:
+    """The first call of a session fails while its finish waits for it: the retry begins the session that is ended."""
+    with recording(tmp_path / "run", "a") as r:
+        failing = asyncio.Event()
+        sample = r.sampler.sample
+
+        async def fails_first(request: SampleRequest) -> list[Generation]:
+            if not failing.is_set():
+                await failing.wait()
+                raise OutsideError("engine", "down", status=503)
+            return await sample(request)
+
+        r.sampler.sample = fails_first  # type: ignore[method-assign]  # the engine of this test
+
+        async def both() -> list[int]:
+            transport = httpx.ASGITransport(create_app(Service(r.recorder.config, r.recorder), _nothing, _nothing))
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+                call = asyncio.ensure_future(client.post("/s/k/v1/chat/completions", json=body))
+                while not r.recorder.sessions:
+                    await asyncio.sleep(0)
+                session = r.recorder.sessions["k"]
+                ending = asyncio.ensure_future(client.post("/rollouts/k/finish", json={"reward": 1.0}))
+                while not session.lock.locked():
+                    await asyncio.sleep(0)
+                failing.set()
+                failed = await call
+                again = await client.post("/s/k/v1/chat/completions", json=body)
+                return [failed.status_code, again.status_code, (await ending).status_code]
+
+        assert asyncio.run(both()) == [503, 200, 200]
+    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
+    assert (row["n_turns"], row["reward"]) == (1, 1.0)
+
+
+def test_a_call_after_one_that_failed_has_the_seed_of_no_other(tmp_path: Path) -> None:
+    """Of three calls in flight the second fails: its retry has its seed, and the next call, also after a restart, a new
+    one."""
+    with recording(tmp_path / "run") as r:
+        session = Session("k", "id")
+        assert [session.begin(n) for n in (1, 2, 1)] == [[0], [1, 2], [3]]
+        session.numbers.difference_update([1, 2])
+        assert session.begin(1) == [1]
+        r.sampler.script[:] = ["a", OutsideError("engine", "down"), "b", "c"]
+        for status in (200, 502, 200):
+            assert r.chat("x").status_code == status
+    with recording(tmp_path / "run", "d") as again:
+        again.said("x")
+        seeds = [request.seed for request in (*r.sampler.requests, *again.sampler.requests)]
+    assert (len(set(seeds)), seeds[1] == seeds[2]) == (3, True)
 
 
 def test_an_ended_key_is_refused_with_what_to_do(tmp_path: Path) -> None:
