@@ -16,11 +16,11 @@ from gymdata.rollouts.messages import (
     Task,
     holds_ids,
     items_of,
-    json_text,
     loads,
     messages_of,
     response_tools,
     walk,
+    with_call_ids,
     written_by_model,
 )
 
@@ -35,7 +35,7 @@ def task_body(task: Task) -> JsonObject:
         return dict(task.row)
     made = {
         **(given if isinstance(given, Mapping) else {}),
-        "input": [item for _, item in items_of(_rows(task.messages))],
+        "input": [item for _, item in items_of(with_call_ids(task.messages))],
         "tools": _tools(task),
     }
     return {**task.row, "responses_create_params": made}
@@ -44,7 +44,7 @@ def task_body(task: Task) -> JsonObject:
 def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None, model: str) -> JsonObject:
     """``task_body`` with the ``response``: everything after the task's own messages, as items."""
     first = len(task.messages)
-    output = [item for _, item in items_of(_rows(messages)[first:], first)]
+    output = [item for _, item in items_of(with_call_ids(messages)[first:], first)]
     cut = stop_reason in _CUT
     response = {
         "id": f"resp_{task.task_id}",
@@ -87,27 +87,6 @@ def conversation_of(answer: JsonObject) -> tuple[list[Message], dict[int, Respon
     details = response.get("incomplete_details") if isinstance(response, Mapping) else None
     cut = details.get("reason") if isinstance(details, Mapping) else None
     return messages, items, str(cut) if cut else None
-
-
-def _rows(messages: Sequence[Message]) -> list[ResponseItem]:
-    """Chat messages as the table has them, calls and the messages that answer them named."""
-    rows: list[ResponseItem] = []
-    unanswered: list[str] = []
-    for number, message in enumerate(messages):
-        row = dict(message)
-        calls = [
-            {**call, "id": call.get("id") or f"call_{number}_{index}"}
-            for index, call in enumerate(message.get("tool_calls") or [])
-        ]
-        if calls:
-            row["tool_calls"] = json_text(calls)
-            unanswered = [call["id"] for call in calls]
-        elif message["role"] == "tool":
-            name = message.get("tool_call_id") or (unanswered[0] if unanswered else None)
-            unanswered = [other for other in unanswered if other != name]
-            row["tool_call_id"] = name
-        rows.append(row)
-    return rows
 
 
 def _tools(task: Task) -> list[ResponseItem]:

@@ -357,6 +357,14 @@ def chat_tools(tools: Any) -> str:
     )
 
 
+def row_tools(row: JsonObject) -> str:
+    """The tools of a NeMo Gym row in the chat shape, as JSON: as its rollout had them where gymdata wrote the row, whose
+    request has less of them, else those of its request."""
+    whole = object_of(row.get("gymdata")).get("tools")
+    request = object_of(row.get("responses_create_params"))
+    return json_text(whole) if isinstance(whole, list) else chat_tools(request.get("tools"))
+
+
 def response_tools(tools: Any) -> list[Any]:
     """Chat tools in the Responses shape."""
     listed = tools if isinstance(tools, list) else []
@@ -364,6 +372,27 @@ def response_tools(tools: Any) -> list[Any]:
         {"type": "function", **t["function"]} if isinstance(t, dict) and isinstance(t.get("function"), dict) else t
         for t in listed
     ]
+
+
+def with_call_ids(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` as the table has them, in which each call has an id, and each tool message that of the call that it
+    answers."""
+    rows: list[Message] = []
+    unanswered: list[str] = []
+    for number, message in enumerate(messages):
+        row = dict(message)
+        calls = message.get("tool_calls")
+        calls = loads(calls) if isinstance(calls, str) else calls
+        if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
+            calls = [{**call, "id": call.get("id") or f"call_{number}_{index}"} for index, call in enumerate(calls)]
+            row["tool_calls"] = json_text(calls)
+            unanswered = [call["id"] for call in calls]
+        elif message["role"] == "tool":
+            name = message.get("tool_call_id") or (unanswered[0] if unanswered else None)
+            unanswered = [other for other in unanswered if other != name]
+            row["tool_call_id"] = name
+        rows.append(row)
+    return rows
 
 
 def items_of(messages: Sequence[Message], first: int = 0) -> Iterator[tuple[int | None, ResponseItem]]:

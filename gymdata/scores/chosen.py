@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError, UsageError, counted
-from gymdata.rollouts.schema import SCORES
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
@@ -141,6 +141,11 @@ def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> 
         why = f"; {counted(len(bad), 'score has', 'scores have')} no value: {', '.join(bad)}" if bad else ""
     if good:
         return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
+    parts = pa.concat_tables([read_table(source, ROLLOUTS, ("rewards",)) for source in sources])["rewards"]
+    stored = parts.combine_chunks().flatten()
+    known = stored.filter(pc.is_finite(pc.fill_null(stored.field("value"), np.nan)))
+    if named := [name for name in sorted(pc.unique(known.field("name")).to_pylist()) if name != refused]:
+        return f"choose one of the scores that they have: --reward {' or '.join(named)}{why}"
     run = sources[0] if len(sources) == 1 else "RUN"
     return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
 

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import numpy as np
+
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
+from gymdata.stats import known_rewards
 from gymdata.store import read_table
 from gymdata.store.formats import format_of
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
@@ -96,7 +99,15 @@ def rendered(
         update |= {"select": "above", "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward}
         progress.message("answers with a false label are not trained (--select all trains them)")
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
-        update["threshold"] = DESIRABLE
+        stored = read_table(str(tokens), ROLLOUTS, ("task_id", "reward", "policy"))
+        rewards = known_rewards(settings.scored(stored, str(tokens))["reward"])
+        if np.isin(rewards[np.isfinite(rewards)], (0, 1)).all():
+            update["threshold"] = DESIRABLE
+            progress.message(f"desirable: a label of 1, undesirable: of 0 (--threshold {DESIRABLE})")
+        else:
+            progress.message(
+                "desirable: a score above the mean of its prompt's, undesirable: below it (--threshold X: above, below X)"
+            )
     return str(tokens), settings.model_copy(update=update)
 
 

@@ -20,7 +20,7 @@ from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
 from gymdata.store import read_table
 from tests.interop.trajectories import same
 from tests.kills import full_disk
-from tests.rollout_files import rollout, write_run
+from tests.rollout_files import rollout, two_turns, write_run
 
 _SETTINGS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -163,15 +163,34 @@ def test_a_repair_that_does_not_fit_names_its_file(tmp_path: Path) -> None:
         gymdata.fix(tmp_path / "rows.jsonl", "drop", tmp_path / "fixed.jsonl")
 
 
-def test_a_response_of_nemo_gym_has_what_its_model_needs(tmp_path: Path) -> None:
-    """Its tools, and how they may be called, beside those of the request; read back, nothing of them is left over."""
-    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {}}}])
-    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, [([1], [2])], tools=tools)])
-    gymdata.export(run, tmp_path / "rows.jsonl", "nemo-gym")
-    row = json.loads((tmp_path / "rows.jsonl").read_text())
-    named = [{"type": "function", "name": "f", "parameters": {}}]
-    assert row["response"]["tools"] == row["responses_create_params"]["tools"] == named
-    assert (row["response"]["tool_choice"], row["response"]["parallel_tool_calls"]) == ("auto", True)
+def test_rows_for_nemo_gym_are_what_its_models_take(tmp_path: Path) -> None:
+    """A request allows the fields of a function alone and needs all but one of them; a response needs tools, how they may be
+    called, ids of calls, and a reason of the Responses shape. Read back, nothing of it is left over."""
+    function = {"name": "f", "parameters": {}, "description": "d", "return": {"type": "string"}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    call = json.dumps([{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])
+    messages = [
+        {"role": "user", "content": "How much?"},
+        {"role": "assistant", "tool_calls": call, "turn": 0},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "42", "turn": 1},
+    ]
+    ends = {"max_tokens": {"reason": "max_output_tokens"}, "max_turns": None}
+    rows = [
+        rollout(why, 0, 1.0, two_turns(5, 40), messages=messages, tools=tools, status="truncated", stop_reason=why)
+        for why in ends
+    ]
+    gymdata.export(write_run(tmp_path / "run", rows), tmp_path / "rows.jsonl", "nemo-gym")
+    for line, details in zip((tmp_path / "rows.jsonl").read_text().splitlines(), ends.values(), strict=True):
+        row = json.loads(line)
+        response, request = row["response"], row["responses_create_params"]
+        named = [{"type": "function", "name": "f", "parameters": {}, "description": "d", "strict": False}]
+        assert response["tools"] == request["tools"] == named
+        assert (response["tool_choice"], response["parallel_tool_calls"]) == ("auto", True)
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", details)
+        assert [item.get("call_id") for item in response["output"]] == ["call_1_0", "call_1_0", None]
     gymdata.import_rollouts(tmp_path / "rows.jsonl", tmp_path / "back")
-    (back,) = read_table(tmp_path / "back").to_pylist()
-    assert (json.loads(back["tools"]), back["reward"]) == (json.loads(tools), 1.0)
+    back = read_table(tmp_path / "back").to_pylist()
+    assert [(json.loads(row["tools"]), row["stop_reason"]) for row in back] == [
+        (json.loads(tools), why) for why in ends
+    ]

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 import gymdata
 from gymdata.chat.template import TransformersChat
 from gymdata.cli.main import main
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
@@ -108,6 +108,23 @@ def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:
     rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n == 2} for n in range(4)]
     counts = checked(TrainKtoConfig, write(tmp_path / "rows.jsonl", *rows))
     assert (counts["desirable"], counts["undesirable"]) == (1, 3)
+
+
+def test_a_score_of_an_answer_is_desirable_above_the_mean_of_its_prompt(tmp_path: Path) -> None:
+    """Scores of 1 to 10 have no bar of their own: one per prompt needs ``threshold``, attributes need their name."""
+    rows = [{"prompt": f"How much is 2+{n // 2}?", "completion": str(n), "score": 3 + n % 2} for n in range(8)]
+    file = write(tmp_path / "rows.jsonl", *rows)
+    for settings, counts in (({}, (4, 4)), ({"threshold": 3.5}, (4, 4)), ({"threshold": 2}, (8, 0))):
+        report = checked(TrainKtoConfig, file, **settings)
+        assert (report["desirable"], report["undesirable"]) == counts
+    with pytest.raises(RefusedError, match="8 rewards equals their task's mean") as refused:
+        checked(TrainKtoConfig, write(file, *({**row, "prompt": f"{n}"} for n, row in enumerate(rows))))
+    assert "--threshold" in str(refused.value.hint)
+    rated = [{"prompt": "How much?", "response": str(n), "helpfulness": n, "correctness": 4 - n} for n in (1, 4)]
+    with pytest.raises(RefusedError, match="none of 2 rollouts has a reward") as unscored:
+        checked(TrainKtoConfig, write(file, *rated))
+    assert "--reward correctness or helpfulness" in str(unscored.value.hint)
+    assert checked(TrainKtoConfig, file, reward="helpfulness")["desirable"] == 1
 
 
 ASKED = "How much is 2+3?"

@@ -40,11 +40,11 @@ from gymdata.rollouts.messages import (
     Message,
     ResponseItem,
     RolloutRow,
-    chat_tools,
     holds_ids,
     messages_of,
     object_of,
     parsed,
+    row_tools,
     walk,
     written_by_model,
 )
@@ -283,6 +283,10 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
+    if status == "truncated":
+        # Rows that gymdata wrote say which limit it was.
+        named = object_of(value.get("gymdata")).get("stop_reason")
+        why = named if isinstance(named, str) else why
     temperature: Any = params.get("temperature")
     kept: JsonObject = {"keys": list(value), "response": response, "turns": parsed.places}
     if "reward" in value and type(value["reward"]) is not float:
@@ -310,7 +314,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "n_context_tokens": turns.n_context_tokens,
         "n_generated_tokens": turns.n_generated_tokens,
         "messages": parsed.messages,
-        "tools": chat_tools(params.get("tools")),
+        "tools": row_tools(value),
         "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
         "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
         "turns": turns.rows,

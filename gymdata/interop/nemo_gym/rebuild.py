@@ -19,7 +19,7 @@ import numpy as np
 
 from gymdata.errors import DataError, squeezed
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts.messages import JsonObject, Message, Tools, chat_tools, loads, messages_of, object_of, walk
+from gymdata.rollouts.messages import JsonObject, Message, Tools, loads, messages_of, object_of, row_tools, walk
 from gymdata.rollouts.next_prompt import SpliceRefusedError, common_length, splice
 
 #: On an item: its prompt was not captured but rebuilt.
@@ -123,7 +123,7 @@ class _Row:
             if message.get("tool_calls"):
                 chat_message["tool_calls"] = loads(message["tool_calls"])
             self._chat_message.append(chat_message)
-        self._tools: list[Any] = loads(chat_tools(params.get("tools"))) or []
+        self._tools: list[Any] = loads(row_tools(value)) or []
         items = [*(given if isinstance(given, list) else []), *output]
         functions = [call.get("function") for m in self._chat_message for call in m.get("tool_calls") or ()]
         sound = all(isinstance(f, dict) and isinstance(f.get("name"), str) and "arguments" in f for f in functions)

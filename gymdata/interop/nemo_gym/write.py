@@ -29,6 +29,7 @@ from gymdata.rollouts.messages import (
     loads,
     object_of,
     response_tools,
+    with_call_ids,
 )
 
 #: Columns that a NeMo Gym row has no place for; they go into its object "gymdata".
@@ -37,6 +38,10 @@ _OWN = (
     *("status", "stop_reason", "rewards", "duration_s"),
 )
 
+#: Fields of a function among the tools of a request, of which NeMo Gym's model allows no others and needs the last two.
+_FUNCTION = ("type", "name", "description", "parameters", "strict")
+#: Reasons of a stop that cut the last generation itself, which have one name in the Responses shape.
+_CUT = ("max_output_tokens", "max_tokens", "max_context", "length")
 
 _REBUILT = "prompts_rebuilt"
 #: Placeholder of list n, whose text is inserted afterwards; and the placeholder in the row's JSON.
@@ -124,7 +129,7 @@ def _same(raw: Any, reward: float | None) -> bool:
 
 
 def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
-    messages, turns = row["messages"](), row["turns"]
+    messages, turns = with_call_ids(row["messages"]()), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)
     if first is None:
@@ -140,10 +145,16 @@ def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
             item |= {MARK: True} if turn in rebuilt else {}
         output.append(item)
     task = object_of(loads(row["task"]))
+    tools = loads(row["tools"])
     params = {
         **object_of(task.get("responses_create_params")),
         "input": [item for _, item in items_of(messages[:first])],
-        "tools": response_tools(loads(row["tools"])),
+        "tools": [
+            {"parameters": {}, "strict": False, **{k: tool[k] for k in _FUNCTION if k in tool}}
+            if isinstance(tool, dict) and tool.get("type") == "function"
+            else tool
+            for tool in response_tools(tools)
+        ],
         "temperature": shortest(row["temperature"]),
     }
     truncated = row["status"] == "truncated"
@@ -158,7 +169,7 @@ def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
         "tool_choice": params.get("tool_choice") or "auto",
         "parallel_tool_calls": bool(params.get("parallel_tool_calls", True)),
         "status": "incomplete" if truncated else "completed",
-        "incomplete_details": {"reason": row["stop_reason"] or "incomplete"} if truncated else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if truncated and row["stop_reason"] in _CUT else None,
     }
     # Fields that an imported and then repaired row kept besides these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
@@ -167,5 +178,5 @@ def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     environment = object_of(object_of(loads(row["extra"])).get("environment"))
     made |= {k: v for k, v in environment.items() if k not in made}
     made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
-    made["gymdata"] = {name: row[name] for name in _OWN}
+    made["gymdata"] = {name: row[name] for name in _OWN} | {"tools": tools}
     return made, len(turns) - len(placed)
