@@ -24,5 +24,7 @@ def record(
     """An existing run is resumed: clients continue with the same keys."""
     from gymdata.record.run import record as run
 
-    summary = run(settings, agent=agent or (), say=note, command=command_words())
+    # Standard output is the summary's alone.
+    output = 2 if json else None
+    summary = run(settings, agent=agent or (), say=note, command=command_words(), agent_output=output)
     return finish(summary, "record", json=json, then="validate {}")

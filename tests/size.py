@@ -18,15 +18,15 @@ ROOT = Path(__file__).parent.parent
 BUDGETS: dict[str, int] = {
     ".": 3_541,
     "audit": 1_283,
-    "chat": 1_199,
+    "chat": 1_189,
     "check": 2_503,
     "checks": 2_598,
-    "cli": 3_912,
+    "cli": 3_914,
     "collect": 3_733,
     "credit": 1_328,
     "demo": 625,
     "doctor": 325,
-    "engines": 3_391,
+    "engines": 3_399,
     "environments": 1_989,
     "eval": 292,
     "experience": 1_990,
@@ -42,11 +42,11 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_553,
     "publish": 599,
     "query": 1_432,
-    "record": 4_700,
+    "record": 4_756,
     "remote": 1_418,
     "report": 1_557,
     "rewards": 1_923,
-    "rollouts": 3_188,
+    "rollouts": 3_202,
     "scan": 589,
     "score": 763,
     "scores": 448,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_104, 598
+TOTAL, FILE_LINES = 86_174, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -13,11 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import orjson
 import xxhash
 
 from gymdata.errors import UsageError, needs
-from gymdata.rollouts.messages import Message, ToolCall, Tools
+from gymdata.rollouts.messages import Message, ToolCall, Tools, storable
 
 _log = logging.getLogger(__name__)
 
@@ -419,23 +418,14 @@ def _shown_reasoning(reasoning: object, chat: TemplateChat) -> str:
     return chat.without_special(text).strip("\n") if text.strip() else ""
 
 
-#: Levels of a row above the arguments of a call, at most.
-_LEVELS_ABOVE = 12
-
-
 def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     arguments = {} if arguments is None else arguments
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not storable(arguments):
         raise ValueError(f"not a tool call: {call!r}")
-    # What no file of rows could hold is text, too: numbers beyond 64 bits, lone surrogates, 250 levels. A row adds some.
-    stored: Any = arguments
-    for _ in range(_LEVELS_ABOVE):
-        stored = [stored]
-    orjson.dumps(stored)
     # Nine letters and digits, which is what the strictest template accepts; a function of the ids, so that it repeats.
     seed = xxhash.xxh3_64_hexdigest(repr((index, list(ids))).encode())
     return {"id": f"c{seed[:8]}", "type": "function", "function": {"name": name, "arguments": arguments}}

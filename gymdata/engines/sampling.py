@@ -136,7 +136,7 @@ def check_generation(
     """
     prompt, ids = generation.prompt_token_ids, generation.token_ids
     if sent is None:
-        _check_ids(prompt, vocab_size, "prompt")
+        check_ids(prompt, vocab_size, "prompt")
     elif prompt is not sent and list(prompt) != list(sent):
         at = next(
             (k for k, (a, b) in enumerate(zip(sent, prompt, strict=False)) if a != b), min(len(sent), len(prompt))
@@ -145,7 +145,7 @@ def check_generation(
         sizes = f"{len(sent):,} ids were sent and {len(prompt):,} read"
         difference = f"at position {at} got {theirs}, expected {mine}"
         raise AnswerFaultError("prompt", f"another prompt was read than was sent: {sizes}, and {difference}")
-    _check_ids(ids, vocab_size, "generation")
+    check_ids(ids, vocab_size, "generation")
     if len(ids) > max_tokens:
         raise AnswerFaultError("length", f"{len(ids):,} tokens were generated, expected at most {max_tokens:,}")
     if log_probs:
@@ -156,7 +156,7 @@ def check_generation(
             raise AnswerFaultError(
                 "shape", f"got alternatives for {len(generation.top_log_probs):,} of {n:,} generated ids"
             )
-        _check_ids([i for row in generation.top_log_probs for i, _ in row], vocab_size, "alternatives")
+        check_ids([i for row in generation.top_log_probs for i, _ in row], vocab_size, "alternatives")
         values = _numbers(
             [value for row in generation.top_log_probs for _, value in row], "log-probability of an alternative"
         )
@@ -164,7 +164,7 @@ def check_generation(
             raise AnswerFaultError("logprobs", "a log-probability of an alternative is not finite, or above 0")
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
     if not len(ids):
         return
     limit = vocab_size if vocab_size is not None else _MOST_IDS

@@ -21,6 +21,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,13 @@ _ARGUMENT_BYTES = 128 * 1024 - 1
 #: Seconds that an agent has to end after it was told to.
 _GRACE_S = 5.0
 _FUNCTION = re.compile(r".+\.py:\w+")
+#: What a Python says of a file that it cannot read as a program.
+_READS = """import sys
+try:
+    compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
+except (SyntaxError, ValueError) as error:
+    sys.exit(str(error))
+"""
 _PLACEHOLDERS = ("{prompt}", "{prompt_file}")
 #: What a function may take, by name.
 _ARGUMENTS = ("task", "base_url", "api_key", "model", "directory", "rollout_index")
@@ -139,6 +147,18 @@ def prompt_of(task: Task) -> str:
     return text
 
 
+def refuse_unreadable(words: Sequence[str], files: Path | None = None) -> None:
+    """Raise UsageError for a command that is Python and a file that this Python cannot read, before anything is started.
+    ``files``: the folder that the command is run in."""
+    file = (files or Path()) / "".join(words[1:2])
+    if file.suffix == ".py" and file.is_file() and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        reading = subprocess.run(
+            [words[0], "-I", "-S", "-c", _READS, file], stderr=subprocess.PIPE, text=True, check=False
+        )
+        if reading.returncode:
+            raise UsageError(f"{file}: {reading.stderr.strip()}", hint=f"mend it: {words[0]} cannot run it")
+
+
 class FolderAgent:
     """What both kinds of agents share: the files that an attempt starts from. ``source``: the identity of its code."""
 
@@ -189,6 +209,7 @@ class CommandAgent(FolderAgent):
         if "/" not in words[0] and shutil.which(words[0]) is None:
             hint = "give its full path" if preset is None else f"npm install -g {preset.package}"
             raise UsageError(f"--agent: {words[0]!r} is not a command that can be run", hint=hint)
+        refuse_unreadable(words, files)
         super().__init__(name or shlex.join(words), files)
 
     def check(self, task: Task) -> None:

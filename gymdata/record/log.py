@@ -2,8 +2,9 @@
 
 Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session's
 journal is emptied after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
-aside and reported, and a journal that is damaged elsewhere is N.journal.damaged; a number of which anything was put aside is
-not used again. An empty journal takes the next session: to make and remove a file for each would cost more.
+aside and reported, and a journal that is damaged elsewhere, or is the earlier of two of one session, is N.journal.damaged; a
+number of which anything was put aside is not used again. An empty journal takes the next session: to make and remove a file
+for each would cost more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gymdata.store.journal import Journal, frame, repair, scan
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import SESSIONS_FOLDER
 from gymdata.store.run_json import sync
+from gymdata.texts import raised
 
 
 class SessionLog:
@@ -44,24 +46,42 @@ class SessionLog:
         self.repairs: list[str] = []
 
     def read(self) -> Iterator[Session]:
-        """Every session that is there, with its calls."""
+        """Every session that is there, with its calls. Of two of one key the later is resumed: the earlier had ended and was
+        not emptied."""
+        sessions: dict[str, Session] = {}
         for path in sorted(self._folder.glob("*.journal")):
+            if not path.is_file():
+                self.repairs.append(f"{path}: expected a file, the journal of a session; passed over")
+                continue
             if damaged := [line.offset for line in scan(path) if line.closed and not line.body]:
                 # Which session it is, or which turn another one continues, is not known any more.
-                aside = path.with_name(f"{path.name}.damaged")
-                path.rename(aside)
-                self.repairs.append(f"{path.name}: damaged at byte {damaged[0]:,}; not resumed, and kept as {aside}")
+                self._put_aside(path, f"damaged at byte {damaged[0]:,}")
                 continue
             self.repairs += map(str, repair(path)[1])
             lines = [orjson.loads(line.body) for line in scan(path) if line.body is not None]
             if len(lines) < 2:  # no call was journaled
                 path.unlink()
                 continue
-            session = Session(**lines[0])
-            for event in lines[1:]:
-                session.add(event)
+            try:
+                session = Session(**lines[0])
+                for event in lines[1:]:
+                    session.add(event)
+            except Exception as error:  # noqa: BLE001 - a session that cannot be read ends no other
+                self._put_aside(path, f"cannot be read: {raised(error)}")
+                continue
+            if (other := sessions.get(session.key)) is not None:
+                earlier = path if session.started_at <= other.started_at else self._left[session.key]
+                self._put_aside(earlier, f"session {session.key} has another journal, which began later")
+                if earlier is path:
+                    continue
             self._left[session.key] = path
-            yield session
+            sessions[session.key] = session
+        yield from sessions.values()
+
+    def _put_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}.damaged")
+        path.rename(aside)
+        self.repairs.append(f"{path.name}: {why}; not resumed, and kept as {aside}")
 
     def append(self, session: Session, events: Sequence[Event]) -> None:
         """Journal the calls of one request: all of them or none. Raises StoreError.from_os."""

@@ -381,6 +381,7 @@ class Recorder:
         for event in events:
             session.add(event)
         self.counts["turns_total"] += len(events)
+        self.counts["unparsed_calls_total"] += sum("unparsed_call" in event["message"] for event in events)
         self.counts["tokens_generated_total"] += sum(len(generation.token_ids) for generation in generations)
         return completions
 

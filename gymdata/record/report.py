@@ -11,8 +11,8 @@ from gymdata.public import Figures, Report, Row
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordSummary(Report):
     """The whole run (``rollouts`` … ``tokens_generated``) and this call: ``new_rollouts``, ``failures`` of the engine,
-    ``command_exit``: of the command that was run, ``interrupted``: by a signal. ``open``: sessions that are not ended; the
-    same command resumes them."""
+    ``unparsed_calls``: answers that spell a tool call and have none, ``command_exit``: of the command that was run,
+    ``interrupted``: by a signal. ``open``: sessions that are not ended; the same command resumes them."""
 
     path: str
     run_id: str
@@ -28,6 +28,7 @@ class RecordSummary(Report):
     command_exit: int | None
     interrupted: bool
     seconds: float
+    unparsed_calls: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -41,6 +42,10 @@ class RecordSummary(Report):
         scored = "" if n_scored == self.rollouts else f" ({n_scored:,} of {counted(self.rollouts, 'rollout')} scored)"
         optional: list[Row] = [
             ("failed requests", self.failures),
+            (
+                "unparsed tool calls",
+                self.unparsed_calls and f"{self.unparsed_calls:,}: they are text; see --tool-parser",
+            ),
             ("open sessions", self.open and f"{counted(self.open, 'session')}: rerun to resume"),
             ("exit code of the command", self.command_exit),
         ]

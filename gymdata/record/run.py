@@ -27,6 +27,7 @@ from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments import SingleTurn
 from gymdata.errors import OutsideError, StoreError, UsageError, counted
+from gymdata.record.agent import refuse_unreadable
 from gymdata.record.ending import COMPLETED, TRUNCATED, Ending
 from gymdata.record.recorder import Recorder
 from gymdata.record.report import RecordSummary
@@ -53,12 +54,14 @@ def record(
     agent: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     command: Sequence[str] = (),
+    agent_output: int | None = None,
     **settings: Any,
 ) -> RecordSummary:
     """Serve agents and write their rollouts to ``output`` until a signal comes, or until ``agent``, a command line that is
     run with OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, ends.
 
-    Settings are those of ``RecordConfig``. ``parts``: an engine and tokenizer that are there already. Raises UsageError and
+    Settings are those of ``RecordConfig``. ``parts``: an engine and tokenizer that are there already. ``agent_output``: the
+    descriptor of a file that gets what the agent prints; None: where this program prints. Raises UsageError and
     DataError before anything is started, StoreError when the folder is another run's or the disk is full,
     OutsideError("engine") when the engine cannot start or dies, KeyboardInterrupt for a signal while it starts.
     """
@@ -66,6 +69,7 @@ def record(
     if agent and shutil.which(agent[0]) is None:
         hint = f"python {agent[0]}, or make it executable" if Path(agent[0]).is_file() else "give its full path"
         raise UsageError(f"{agent[0]!r} is not a command that can be run", hint=hint)
+    refuse_unreadable(agent)
     began = time.monotonic()
     refuse_unwritable(config.output)
     collecting = config.as_collect()
@@ -91,7 +95,7 @@ def record(
         stack.push(lambda _, error, __: close_or_remove(run, error))
         for text in [*parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
             say(text)
-        serving = _Serving(config, parts, run, seed, say, agent, address_of(bound))
+        serving = _Serving(config, parts, run, seed, say, agent, agent_output, address_of(bound))
         interrupted = False
         stack.enter_context(sigterm_interrupts())
         try:
@@ -115,6 +119,7 @@ def record(
             },
             new_rollouts=counts["rollouts_total"],
             failures=counts["upstream_failures_total"],
+            unparsed_calls=counts["unparsed_calls_total"],
             open=len(serving.recorder.sessions),
             command_exit=serving.command_exit,
             interrupted=interrupted,
@@ -135,9 +140,10 @@ class _Serving:
         seed: int,
         say: Callable[[str], None],
         agent: Sequence[str],
+        agent_output: int | None,
         url: str,
     ) -> None:
-        self.config, self.run, self.say, self.agent = config, run, say, list(agent)
+        self.config, self.run, self.say, self.agent, self.agent_output = config, run, say, list(agent), agent_output
         self.url = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         self.trouble: BaseException | None = None
         self.command_exit: int | None = None
@@ -209,7 +215,8 @@ class _Serving:
             await asyncio.sleep(0.01)
         began = time.time()
         try:
-            process = subprocess.Popen(self.agent, env=agent_environment(self.url, self.config), **OWN_GROUP)
+            environment = agent_environment(self.url, self.config)
+            process = subprocess.Popen(self.agent, env=environment, stdout=self.agent_output, **OWN_GROUP)
         except OSError as error:
             self._died(OutsideError("environment", f"{self.agent[0]}: cannot be run: {error.strerror}"))
             return

@@ -243,7 +243,7 @@ class Service:
             "sessions_open": len(self.recorder.sessions),
             "requests_in_flight": sum(session.in_flight for session in self.recorder.sessions.values()),
             **dict.fromkeys(("turns_total", "tokens_generated_total", "rollouts_total"), 0),
-            **dict.fromkeys(("upstream_failures_total", "store_failures_total"), 0),
+            **dict.fromkeys(("unparsed_calls_total", "upstream_failures_total", "store_failures_total"), 0),
             **self.recorder.counts,
         }
         return "".join(f"gymdata_record_{name} {value:g}\n" for name, value in figures.items())

@@ -195,6 +195,7 @@ class Session:
             "server": generation.server,
             "weights": None if weights is None else [{"version": v, "start": a, "end": b} for v, a, b in weights],
             "tools": request.tools if plan.parent < 0 else None,
+            "text": request.prompt is not None,
             "hint": request.conversation_hint,
             "edits": plan.edits,
             "cause": plan.cause,
@@ -231,12 +232,13 @@ class Session:
         else:
             thread = self.steps[parent].thread
         self.steps.append(Step(parent, thread, new, message, tail, event["id"], event["finish_reason"]))
-        messages = self.messages_of(turn)
-        chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
-        self._ends.setdefault(chain[-1], []).append(turn)
-        self._begins[chain[-2] if len(chain) > 1 else b""] = turn
-        self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
-        self._said[digest_of(message)] = turn
+        if not event.get("text"):  # no template wrote a prompt of text: messages never continue it, whatever they say
+            messages = self.messages_of(turn)
+            chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+            self._ends.setdefault(chain[-1], []).append(turn)
+            self._begins[chain[-2] if len(chain) > 1 else b""] = turn
+            self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
+            self._said[digest_of(message)] = turn
         self.temperatures.append(event["temperature"])
         if event["sampling"]:
             self.sampling.append({"turn": turn, **event["sampling"]})

@@ -477,6 +477,8 @@ def field_at(row: Mapping[str, Any], path: str) -> Any:
     return at
 
 
+#: Levels of a row above the arguments of a call, at most.
+_LEVELS_ABOVE = 12
 #: Every digit as 0.
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 #: An integer that may be beyond 64 bits: a run of digits outside words, beginnings of texts and fractions.
@@ -498,6 +500,18 @@ def parsed(text: str) -> tuple[Any, bool]:
     except ValueError:
         pass
     return json.loads(text), False
+
+
+def storable(arguments: Any) -> bool:
+    """Whether rows can hold the arguments of a call: no number beyond 64 bits, no lone surrogate, fewer than 250 levels.
+    Others stay text."""
+    for _ in range(_LEVELS_ABOVE):
+        arguments = [arguments]
+    try:
+        orjson.dumps(arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def json_text(value: Any) -> str:

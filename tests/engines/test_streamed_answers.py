@@ -35,7 +35,7 @@ WHOLE = wire(*({"model": "m", "choices": [chunk]} for chunk in CHUNKS)) + b"data
 def test_chunks_become_the_answer_however_they_are_cut(size: int) -> None:
     """Ids go on in their order, and lists of a choice are joined."""
     went: list[tuple[int, list[int]]] = []
-    stream = CompletionStream(lambda index, ids: went.append((index, list(ids))))
+    stream = CompletionStream(lambda index, ids: went.append((index, list(ids))), 2, None)
     for at in range(0, len(WHOLE), size):
         stream.feed(WHOLE[at : at + size])
     answer = stream.answer()
@@ -53,11 +53,14 @@ def test_chunks_become_the_answer_however_they_are_cut(size: int) -> None:
         (WHOLE[:-20], "ended before its end"),
         (wire({"error": {"message": "no memory", "code": 500}}), "ends with an error: no memory"),
         (b"data: {half\n\n", "is not a stream of choices"),
+        (wire({"choices": [{"index": 2, "token_ids": [4]}]}), "is not a stream of 2 choices"),
+        (wire({"choices": [{"index": 0, "token_ids": [2**40]}]}), f"got {2**40}, expected 0 to 438"),
+        (wire({"choices": [{"index": 0, "token_ids": [-5]}]}), "got -5, expected 0 to 438"),
     ],
 )
 def test_a_stream_without_its_end_is_no_answer(sent: bytes, message: str) -> None:
     """It is the engine's fault, by name."""
-    stream = CompletionStream(lambda *_: None)
+    stream = CompletionStream(lambda *_: None, 2, 439)
 
     def read() -> None:
         stream.feed(sent)

@@ -43,6 +43,38 @@ def test_the_second_prompt_is_the_ids_read_and_sampled_and_what_is_new(tmp_path:
     assert validate(tmp_path / "run").violations == []
 
 
+def test_messages_never_continue_a_prompt_of_text(tmp_path: Path) -> None:
+    """Not even those that say the same: their prompt is written by the template, and another text goes on from both."""
+    with recording(tmp_path / "run", *"abcd") as r:
+        text = {"model": "m", "prompt": "x"}
+        assert r.client.post("/s/k/v1/completions", json=text).json()["choices"][0]["text"] == "a"
+        first = r.said("x")
+        r.said("x", {"role": "assistant", "content": "a"}, "y")
+        assert r.prompts() == ["x", "/x//", "/x//a//y//"]
+        prompt = [*r.sampler.sampled[1].prompt_token_ids, ord(first["content"]), END, ord("z")]
+        assert r.client.post("/s/k/v1/completions", json={"model": "m", "prompt": prompt}).status_code == 200
+        r.finish()
+    with recording(tmp_path / "run"):
+        (row,) = rows_of(tmp_path / "run")
+    assert [turn["parent"] for turn in row["turns"]] == [-1, 0, 1, 1]
+    assert validate(tmp_path / "run").ok
+
+
+def test_a_call_that_no_row_could_hold_is_kept_as_its_text(tmp_path: Path) -> None:
+    """Of a conversation that the client wrote itself: its arguments stay as they were sent."""
+    arguments = '{"a": 99999999999999999999999}'
+    call = {"id": "q", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    with recording(tmp_path / "run", "3", "4") as r:
+        before = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "q", "content": "1"}]
+        first = r.said("x", *before, tools=TOOLS)
+        r.said("x", *before, first, "y", tools=TOOLS)
+        assert r.finish()["turns"] == 2
+    (row,) = rows_of(tmp_path / "run")
+    (stored,) = json.loads(row["messages"][1]["tool_calls"])
+    assert (stored["function"]["arguments"], row["n_breaks"]) == (arguments, 0)
+    assert [turn["prefix_length"] > 0 for turn in row["turns"]] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("said", "sent"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.cli.main import main
 from gymdata.errors import UsageError
+from gymdata.record.agent import CommandAgent
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
@@ -28,6 +31,7 @@ for base in (os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"] + "
     path = "/chat/completions" if base == os.environ["OPENAI_BASE_URL"] else "/messages"
     headers = {"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}
     urllib.request.urlopen(urllib.request.Request(base + path, json.dumps(body).encode(), headers)).read()
+print("done")
 sys.exit(int(sys.argv[1]))
 """
 
@@ -40,14 +44,23 @@ def engine() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize(("code", "status", "stop_reason"), [(0, "completed", None), (3, "truncated", "exit_3")])
 def test_the_recording_ends_with_its_command(
-    engine: ServerProcess, tmp_path: Path, code: int, status: str, stop_reason: str | None
+    engine: ServerProcess,
+    tmp_path: Path,
+    code: int,
+    status: str,
+    stop_reason: str | None,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Each conversation is a rollout that ends as the command does, without a reward; its exit code is reported."""
-    run, agent = tmp_path / "run", [sys.executable, "-c", AGENT, str(code)]
-    summary = record(
-        output=run, port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY, agent=agent, token="a-secret-token"
+    """Each conversation is a rollout that ends as the command does, without a reward; its exit code is reported. With --json
+    the summary is alone on standard output."""
+    run, words = tmp_path / "run", ["--port", "0", "--endpoint", engine.url, "-m", "fake", "--tokenizer", POLICY]
+    agent = [sys.executable, "-c", AGENT, str(code)]
+    assert main(["record", "-o", str(run), *words, "--token", "a-secret-token", "--json", "--", *agent]) == int(
+        code > 0
     )
-    assert (summary.command_exit, summary.exit_code, summary.rollouts) == (code, int(code > 0), 2)
+    output, errors = capfd.readouterr()
+    summary = json.loads(output)
+    assert (summary["command_exit"], summary["rollouts"], "done\n" in errors) == (code, 2, True)
     rows = read_table(run, ROLLOUTS).to_pylist()
     assert {(row["status"], row["stop_reason"], row["reward"]) for row in rows} == {(status, stop_reason, None)}
     assert read_run_json(run)["stage"] == "record"
@@ -68,6 +81,17 @@ def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: 
     with pytest.raises(UsageError, match="'no-such-agent' is not a command that can be run"):
         record(output=tmp_path / "run", port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY,
                agent=["no-such-agent"])  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_program_that_its_python_cannot_read_is_named(tmp_path: Path) -> None:
+    """With the line, before anything is started."""
+    program = tmp_path / "agent.py"
+    program.write_text("import os\ndef (:\n")
+    with pytest.raises(UsageError, match=r"agent\.py: invalid syntax \(agent\.py, line 2\)"):
+        record(output=tmp_path / "run", port=0, endpoint=["http://127.0.0.1:9"], agent=[sys.executable, str(program)])
+    with pytest.raises(UsageError, match=r"line 2"):
+        CommandAgent([sys.executable, str(program), "{prompt}"], None)
     assert not (tmp_path / "run").exists()
 
 

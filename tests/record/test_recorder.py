@@ -285,6 +285,7 @@ def test_a_call_that_does_not_parse_is_text_and_marked(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     with recording(tmp_path / "run", "<tool_call>{") as r:
         assert r.said("x", tools=tools)["content"] == "<tool_call>{"
+        assert r.recorder.counts["unparsed_calls_total"] == 1
         r.finish()
     (row,) = rows_of(tmp_path / "run")
     assert json.loads(row["messages"][-1]["extra"]) == {"unparsed_call": True}
@@ -612,11 +613,13 @@ def test_a_journal_without_a_call_is_no_session(tmp_path: Path) -> None:
 
 
 def test_the_summary_says_how_many_rollouts_are_scored() -> None:
-    """Where some are not, beside the mean of those that are."""
+    """Where some are not, beside the mean of those that are; and how many calls did not parse."""
     reward = {"n": 1, "mean": 1.0, "ci95": None}
     summary = RecordSummary("runs/x", "r", 3, 3, 0, 3, 9, reward, 3, 0, 0, None, interrupted=False, seconds=1.0)
     assert ("reward", "1.000 (1 of 3 rollouts scored)") in summary.rows()
     assert ("reward", "1.000") in replace(summary, reward={**reward, "n": 3}).rows()
+    unparsed = ("unparsed tool calls", "2: they are text; see --tool-parser")
+    assert [unparsed in replace(summary, unparsed_calls=n).rows() for n in (0, 2)] == [False, True]
 
 
 async def _nothing() -> None: ...

@@ -113,6 +113,34 @@ def test_a_journal_with_a_damaged_line_is_set_aside_and_the_others_are_resumed(t
     assert validate(run).ok
 
 
+def test_what_is_no_journal_and_the_earlier_of_two_are_named_and_the_others_are_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stays where it is; a journal that could not be emptied when its session had ended is set aside."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "sessions"
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with recording(run, *"abc") as r:
+        r.said("x")
+        monkeypatch.setattr(os, "ftruncate", broken)
+        assert r.client.post("/rollouts/k/finish", json={"status": "failed"}).status_code == 500
+        monkeypatch.undo()
+        r.said("y")
+        r.said("z", key="other")
+    (folder / "00007.journal").mkdir()
+    for left in (folder / "00007.journal", None):
+        with recording(run) as r:
+            assert [m["content"] for s in r.recorder.sessions.values() for m in s.messages_of(0)] == [*"yb", *"zc"]
+            assert (f"{left}: expected a file" in " ".join(r.recorder.log.repairs)) == (left is not None)
+            if left is not None:
+                assert f"kept as {folder}/00000.journal.damaged" in " ".join(r.recorder.log.repairs)
+                left.rmdir()
+    with recording(run) as r:
+        assert (r.recorder.log.repairs, len(r.finish()["agents"])) == ([], 1)
+
+
 def test_a_journal_that_cannot_be_opened_stays_that_of_its_session(tmp_path: Path) -> None:
     """A resumed session whose journal fails once goes on in the same one."""
     run, folder = tmp_path / "run", tmp_path / "run" / "sessions"

@@ -1,7 +1,8 @@
 """A server's streamed answer, put together as the answer that it would have given at once.
 
 Invariants: what comes out is read and checked like any other answer (``completions_response``); ids are passed on as they
-come; an error in the stream, or a stream without its end, is the engine's fault and never a generation.
+come, each one of the vocabulary; an error in the stream, or a stream without its end, is the engine's fault and never a
+generation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from gymdata.engines.sampling import check_ids
 from gymdata.engines.servers.completions_response import garbage
 from gymdata.errors import OutsideError
 from gymdata.rollouts.messages import JsonObject
@@ -20,10 +22,11 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 
 
 class CompletionStream:
-    """The chunks of /v1/completions and /inference/v1/generate. ``on_tokens`` gets a choice's number and its new ids."""
+    """The chunks of /v1/completions and /inference/v1/generate. ``on_tokens`` gets the number of one of ``n`` choices and
+    its new ids."""
 
-    def __init__(self, on_tokens: Callable[[int, Sequence[int]], None]) -> None:
-        self._on_tokens = on_tokens
+    def __init__(self, on_tokens: Callable[[int, Sequence[int]], None], n: int, vocab_size: int | None) -> None:
+        self._on_tokens, self._n, self._vocab_size = on_tokens, n, vocab_size
         self.passed_on = False
         self.begin()
 
@@ -79,6 +82,9 @@ class CompletionStream:
                             lists.setdefault(part, []).extend(value[part])
             elif value is not None:
                 whole[name] = value
-        if ids and type(index) is int:
+        if ids:
+            if type(index) is not int or not 0 <= index < self._n:
+                raise garbage(f"a stream of {self._n} choices", choice)
+            check_ids(ids, self._vocab_size, "generation")
             self.passed_on = True
             self._on_tokens(index, ids)

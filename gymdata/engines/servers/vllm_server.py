@@ -280,7 +280,9 @@ class ServerSampler:
             request.seed,
             self.sampling.changed(request.sampling),
         )
-        stream = None if request.on_tokens is None else CompletionStream(request.on_tokens)
+        stream = None
+        if request.on_tokens is not None:
+            stream = CompletionStream(request.on_tokens, request.n, self.vocab_size)
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"], stream)
 
     async def score(self, ids: Sequence[int]) -> list[float]:

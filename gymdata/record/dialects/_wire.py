@@ -15,7 +15,7 @@ import orjson
 from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
 from gymdata.record.request import ErrorKind, RequestError
-from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads
+from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
 
 Body = Mapping[str, Any]
 #: Least and greatest values of the sampling parameters, by vLLM's names.
@@ -150,7 +150,7 @@ def _stored(row: Message) -> Message:
     if calls := loads(row["tool_calls"]):
         for call in calls:
             arguments = call["function"]["arguments"]
-            if isinstance(arguments, str) and isinstance(parsed := loads(arguments or "{}"), dict):
+            if isinstance(arguments, str) and isinstance(parsed := loads(arguments or "{}"), dict) and storable(parsed):
                 call["function"]["arguments"] = parsed
         message["tool_calls"] = calls
     return message
