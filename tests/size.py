@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "pairs": 1_553,
     "publish": 599,
     "query": 1_432,
-    "record": 4_756,
+    "record": 4_759,
     "remote": 1_418,
     "report": 1_557,
     "rewards": 1_923,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_174, 598
+TOTAL, FILE_LINES = 86_177, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -24,7 +24,7 @@ from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
 from gymdata.store.journal import Journal, frame, repair, scan
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import name_non_finite
 from gymdata.store.paths import SESSIONS_FOLDER
 from gymdata.store.run_json import sync
 from gymdata.texts import raised
@@ -84,15 +84,16 @@ class SessionLog:
         self.repairs.append(f"{path.name}: {why}; not resumed, and kept as {aside}")
 
     def append(self, session: Session, events: Sequence[Event]) -> None:
-        """Journal the calls of one request: all of them or none. Raises StoreError.from_os."""
+        """Journal the calls of one request: all of them or none. Raises StoreError.from_os, and TypeError (orjson's) for a
+        value that no row could hold."""
+        lines = [frame(orjson.dumps(name_non_finite(event))) for event in events]
         journal = self._journals.get(session.key)
         if journal is None:
             journal = self._journals[session.key] = self._opened(session.key)
-        lines = [frame(encode_any(event)) for event in events]
         if not journal.size:
             # In one write with its first call: a session without a call is none.
             names = ("key", "rollout_id", "named", "started_at", "spent")
-            lines.insert(0, frame(encode_any({name: getattr(session, name) for name in names})))
+            lines.insert(0, frame(orjson.dumps({name: getattr(session, name) for name in names})))
         journal.append(b"".join(lines))
 
     def _opened(self, key: str) -> Journal:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -153,6 +153,8 @@ class Service:
             # These APIs answer a body that is wrong with 400.
             status = None if refused.status == 422 else refused.status
             raise RequestError(kind, str(refused.body["detail"]), status=status) from refused
+        except ClientDisconnect as gone:
+            raise RequestError("invalid", "the client went away before the end of its body") from gone
         if not isinstance(parsed, dict):
             raise RequestError("invalid", f"the body: expected an object, got {type(parsed).__name__}")
         return parsed

@@ -45,6 +45,19 @@ def test_the_completions_of_a_request_are_stored_together_or_not_at_all(tmp_path
         assert list(journals(run).values()) == [stored]
 
 
+def test_a_call_that_no_row_could_hold_is_an_error_and_no_turn(tmp_path: Path) -> None:
+    """A parser that lets it pass has a defect: it ends one request, and nothing of it is in the session or on the disk."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    with recording(tmp_path / "run", "a", 'CALL add {"a": 99999999999999999999999}', "b") as r:
+        first = r.said("x", tools=tools)
+        answer = r.chat("x", first, "y", tools=tools)
+        assert (answer.status_code, "64-bit" in answer.json()["error"]["message"]) == (500, True)
+        r.said("x", first, "y", tools=tools)
+    with recording(tmp_path / "run") as r:
+        assert (r.finish()["turns"], r.recorder.log.repairs) == (2, [])
+    assert validate(tmp_path / "run").ok
+
+
 def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session has ended: its second finish is answered from the row, and the next start drops the journal."""
     run = tmp_path / "run"
