@@ -62,7 +62,12 @@ def check(
             raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
         with Watch("check") as watch:
             trial = check_reward(
-                settings.data, settings.reward, limit=settings.limit, timeout=settings.reward_timeout, progress=watch
+                settings.data,
+                settings.reward,
+                map=settings.map,
+                limit=settings.limit,
+                timeout=settings.reward_timeout,
+                progress=watch,
             )
         return finish(trial, lambda: _show_reward(trial), json=json)
     if model is not None and model.startswith(("http://", "https://")):
@@ -109,6 +114,7 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
     report = check_environment(
         str(settings.env),
         settings.data,
+        map=settings.map,
         limit=settings.limit if "limit" in settings.model_fields_set else 3,
         timeout=settings.tool_timeout,
         arguments=settings.env_args or None,

@@ -41,7 +41,7 @@ def eval_(
             grid((name, "pass@1", "tasks"), rows)
         if report.against is not None and (regressed := report.against["regressed"]):
             first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
-            columns = ("task_id", "before", "after")
+            columns = ("task_id", "before", "after", "prompt")
             grid(columns, [[one[c] for c in columns] for one in regressed[:_SHOWN]], title=f"Regressed ({first})")
         facts("eval", report.rows())
 

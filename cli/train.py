@@ -60,7 +60,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
             )
         code = finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
         if not (code or json or dry_run):
-            say(f"next: gymdata {_NEXT.get(kind.algorithm, 'collect TASKS -m {} -o RUN').format(settings.output)}")
+            say(f"next: gymdata {_NEXT.get(kind.algorithm, 'eval {} TASKS --reward REWARD').format(settings.output)}")
         return code
 
     metavar, what = _SOURCES[kind.table.name]

@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gymdata.collect.task_shapes import TaskShape, checked
 from gymdata.collect.tasks import TaskFile
 from gymdata.environments import PythonTools, server_url
 from gymdata.environments.port import StepResult
@@ -112,6 +113,7 @@ def check_environment(
     env: str,
     tasks: str | Path | None = None,
     *,
+    map: Sequence[str] = (),
     limit: int = 3,
     timeout: float = 1.0,
     arguments: Mapping[str, Any] | None = None,
@@ -119,9 +121,9 @@ def check_environment(
 ) -> EnvironmentCheck:
     """Try the environment ``path.py:Name`` on the first ``limit`` tasks of a file, or on one made-up task.
 
-    ``timeout``: seconds per call of the user's code; ``arguments``: those of the class; ``human`` gives the messages of a
-    further play of each task. Raises UsageError for what is no environment in Python, DataError for tasks that cannot be
-    read.
+    ``map``: the columns of the tasks, as for ``gymdata.collect``; ``timeout``: seconds per call of the user's code;
+    ``arguments``: those of the class; ``human`` gives the messages of a further play of each task. Raises UsageError for
+    what is no environment in Python, DataError for tasks that cannot be read.
     """
     if server_url(env) is not None:
         raise UsageError(
@@ -130,7 +132,8 @@ def check_environment(
         )
     first = [Task("made-up", [{"role": "user", "content": "What now?"}], None, {"prompt": "What now?"}, "")]
     if tasks is not None:
-        first = list(islice(TaskFile(str(path_of(tasks, "check_environment"))), limit))
+        shape = TaskShape.of(checked(map), None, None)
+        first = list(islice(TaskFile(str(path_of(tasks, "check_environment")), shape=shape), limit))
     began = time.monotonic()
     trial = _Trial(env, first, timeout, arguments, human)
     environment = trial.loaded()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from gymdata.collect.task_shapes import checked
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.settings import Config, without_userinfo
 from gymdata.urls import REWARD_KEYS
@@ -33,6 +34,9 @@ class CheckConfig(Config):
     data: str | None = pydantic.Field(
         None, description="Rollouts to try --reward on (run folder, file or glob), or tasks, as for --env."
     )
+    map: list[str] = pydantic.Field(
+        default_factory=list, description="Column that a field of the tasks is read from, as for collect; repeatable."
+    )
     agent: str | None = pydantic.Field(
         None, description="Agent of collect --agent; what it needs and is missing is reported."
     )
@@ -47,4 +51,5 @@ class CheckConfig(Config):
     )
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per rollout.")
 
+    _fields_of_tasks = pydantic.field_validator("map", mode="before")(checked)
     _no_userinfo = without_userinfo("reward", keys=REWARD_KEYS)

@@ -34,7 +34,8 @@ _ROWS = 512
 _LONGEST = 1 << 26
 _ARROW = (".arrow", ".feather", ".ipc")
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+#: What may part the cells of a file; where the first leaves its header whole, the next is tried.
+_SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 
 #: Called with the file, the line, what was there and what was expected.
 BadLine = Callable[[Path, int, str, str], None]
@@ -73,6 +74,12 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
+                if number == 1 and kind not in ("", ".jsonl", ".json", ".ndjson"):
+                    raise DataError.unreadable(
+                        file,
+                        f"its first line is no JSON; expected {KINDS}",
+                        "give a task file; a spreadsheet, saved as .csv, is one",
+                    ) from error
                 fault = f"text that is not JSON ({error})"
                 with contextlib.suppress(ValueError):
                     decode(line)  # Python's json reads it
@@ -155,7 +162,7 @@ def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             ) from error
 
 
-def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
+def _csv_rows(file: Path, separators: str, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -166,10 +173,15 @@ def _csv_rows(file: Path, separator: str, bad_line: BadLine) -> Iterator[tuple[i
         return "skip"
 
     read = csv.ReadOptions(block_size=_LONGEST, use_threads=False)
-    parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
+    options = [csv.ParseOptions(delimiter=c, newlines_in_values=True, invalid_row_handler=skip) for c in separators]
     try:
-        with csv.open_csv(file, csv.ReadOptions(use_threads=False), parse) as head:
-            names = head.schema.names
+        heads = []
+        for parse in options:
+            with csv.open_csv(file, csv.ReadOptions(use_threads=False), parse) as head:
+                heads.append((head.schema.names, parse))
+            if len(heads[-1][0]) > 1:
+                break
+        names, parse = max(heads, key=lambda head: len(head[0]))
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError.bad_row(file, 1, None, f"two columns {twice!r}", "every column once")

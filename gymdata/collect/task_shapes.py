@@ -193,7 +193,7 @@ def checked(columns: Any) -> Any:
     names = [_pair(text)[0] for text in texts]
     for text, name in zip(texts, names, strict=True):
         if name not in FIELDS or not _pair(text)[1] or names.count(name) > 1:
-            raise ValueError(f"FIELD=COLUMN, each FIELD once, one of {', '.join(FIELDS)}")
+            raise ValueError(f"FIELD=COLUMN, each FIELD once, one of {', '.join(FIELDS)}; not {text!r}")
     return list(texts)
 
 

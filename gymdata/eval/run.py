@@ -23,7 +23,8 @@ from gymdata.eval.settings import EvalConfig
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.report.compare import Paired
-from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, task_fields
+from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, prompt_of, task_fields
+from gymdata.report.run import compared_headline
 from gymdata.rewards import Rewards as RewardFunctions
 from gymdata.rollouts.messages import TaskRow
 from gymdata.rollouts.schema import ROLLOUTS
@@ -41,8 +42,8 @@ _COLUMNS = ("task_id", "reward", "task", "status")
 class EvalReport(Report):
     """An evaluation. ``pass_at_k``: ``k``, ``value``, ``ci95``, ``tasks`` for k = 1, 2, 4, …; ``reward``: mean with its 95 %
     interval; ``by_field``: field → one object per value; ``against``: the paired difference from an earlier run and the
-    tasks that ``regressed`` and ``improved`` with their mean rewards, None without one; ``missing``: rollouts that failed or
-    were interrupted. Without a rollout that is scored the figures are empty."""
+    tasks that ``regressed`` and ``improved`` with their mean rewards and the beginning of their prompt, None without one;
+    ``missing``: rollouts that failed or were interrupted. Without a rollout that is scored the figures are empty."""
 
     path: str
     model: str | None
@@ -85,9 +86,8 @@ class EvalReport(Report):
         rows += [("truncated", self.truncated)] if self.truncated else []
         rows += [("missing (rerun to resume)", self.missing)] if self.missing else []
         if self.against is not None:
-            shown = rate_text(self.against["difference"]).replace(" %", " points", 1)
             rows += [
-                (f"against {self.against['path']}", f"{shown} on {self.against['difference']['n']:,} tasks"),
+                (f"against {self.against['path']}", compared_headline(self.against)),
                 *((way, len(self.against[way])) for way in ("regressed", "improved")),
             ]
         written = [("results", file) for file in self.files]
@@ -101,11 +101,17 @@ class EvalReport(Report):
             lines += [f"## By {name}", ""]
             lines += _table((name, "pass@1", "95 %", "tasks"), [(one["value"], *_cells(one)) for one in values])
         if self.against is not None:
-            shown = rate_text(self.against["difference"]).replace(" %", " points", 1)
-            lines += [f"## Against {self.against['path']}", "", f"Difference in mean reward: {shown}.", ""]
+            lines += [f"## Against {self.against['path']}", "", f"{compared_headline(self.against)}.", ""]
             for way in ("regressed", "improved"):
-                rows = [(one["task_id"], f"{one['before']:g}", f"{one['after']:g}") for one in self.against[way]]
-                lines += _table((way, "before", "after"), rows) if rows else []
+                rows = [
+                    (
+                        one["task_id"],
+                        *(f"{one[side]:g}" for side in ("before", "after")),
+                        " ".join(one["prompt"].split()),
+                    )
+                    for one in self.against[way]
+                ]
+                lines += _table((way, "before", "after", "prompt"), rows) if rows else []
         return "\n".join(lines).rstrip() + "\n"
 
 
@@ -173,10 +179,13 @@ def evaluate(
     compared: Figures | None = None
     if against is not None and len(rewards.value):
         paired = Paired.of(against, run, None)
-        compared = {"path": str(against), "difference": paired.difference()}
+        compared, rows = {"path": str(against), "difference": paired.difference()}, task_fields(table)
         for way, sign in (("regressed", "down"), ("improved", "up")):
             moved = [task for task, direction in paired.ways.items() if direction == sign]
-            compared[way] = [{"task_id": t, "before": paired.before[t], "after": paired.after[t]} for t in moved]
+            compared[way] = [
+                {"task_id": t, "before": paired.before[t], "after": paired.after[t], "prompt": prompt_of(rows[t])}
+                for t in moved
+            ]
     report = EvalReport(
         path=str(run),
         model=config.model or (config.endpoint[0] if config.endpoint else None),

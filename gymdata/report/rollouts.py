@@ -355,6 +355,14 @@ def task_fields(table: pa.Table) -> dict[str, TaskRow]:
     return found
 
 
+def prompt_of(task: TaskRow) -> str:
+    """The beginning of a task's prompt, or of its last message; empty where its row has neither as text."""
+    messages = task.get("prompt") or task.get("messages") or ""
+    last = messages[-1] if isinstance(messages, list) else messages
+    text = object_of(last).get("content") if isinstance(last, dict) else last
+    return text[:200] if isinstance(text, str) else ""
+
+
 def fields_to_split_by(tasks: Sequence[TaskRow], most: int = 12) -> list[str]:
     """Fields that divide tasks into a few kinds."""
     values: dict[str, set[Any]] = {}

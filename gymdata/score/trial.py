@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gymdata.collect.task_files import rows_of, task_files
+from gymdata.collect.task_shapes import TaskShape, checked
 from gymdata.collect.tasks import TaskFile
 from gymdata.errors import DataError, UsageError
 from gymdata.progress import NullProgress, Progress
@@ -99,19 +100,26 @@ class RewardCheck(Report):
             ("failed", self.failed),
             *(line for part in self.parts.values() for line in part.lines()),
             *answers,
-            ("reward, mean", values + (": all are equal, nothing to learn from" if flat else "")),
+            ("reward, mean", values + (": all are equal, nothing to learn from these" if flat else "")),
             ("time per rollout", f"{seconds(self.seconds_mean)}, at most {seconds(self.seconds_max)}"),
         ]
 
 
 def check_reward(
-    data: str | Path, reward: Rewards, *, limit: int = TRIED, timeout: float = 300.0, progress: Progress | None = None
+    data: str | Path,
+    reward: Rewards,
+    *,
+    map: Sequence[str] = (),
+    limit: int = TRIED,
+    timeout: float = 300.0,
+    progress: Progress | None = None,
 ) -> RewardCheck:
     """Score the first ``limit`` rollouts of ``data`` (run folder, file or glob) with ``reward``; nothing is written. Where
     ``data`` is a file of tasks, their reference, empty and wrong answers are scored instead.
 
-    ``reward``: as ``gymdata.score`` takes it. ``timeout``: seconds per rollout. Raises UsageError for an unknown reward,
-    DataError for a path that is not there or has no rollouts, OutsideError for a reward server that was never reached.
+    ``reward``: as ``gymdata.score`` takes it. ``map``: the columns of the tasks, as ``gymdata.collect`` takes it.
+    ``timeout``: seconds per rollout. Raises UsageError for an unknown reward, DataError for a path that is
+    not there or has no rollouts, OutsideError for a reward server that was never reached.
     """
     path = str(path_of(data, "check_reward"))
     specs, functions = given_rewards(reward)
@@ -119,7 +127,7 @@ def check_reward(
         raise UsageError("no reward given", hint="gymdata check --reward SPEC --data RUN")
     if limit < 1:
         raise UsageError.bad_value("limit", limit, "1 or more")
-    tasks = _tasks(path)
+    tasks = _tasks(path, TaskShape.of(checked(map), None, None))
     if tasks is None:
         files_of(path)  # a missing path is reported at once
     rewards = [Weighted(function, weight) for function, weight in load_rewards(specs, None, functions)]
@@ -160,7 +168,7 @@ def mean_of(rewards: Iterable[float | None]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _tasks(path: str) -> TaskFile | None:
+def _tasks(path: str, shape: TaskShape) -> TaskFile | None:
     """The tasks of a path that holds tasks; None for rollouts, and for what is not there."""
     if find_run_json(path) is not None:
         return None
@@ -169,7 +177,7 @@ def _tasks(path: str) -> TaskFile | None:
     except (DataError, UsageError):
         return None
     rollouts = {"turns", "rollout_id", "response", "trajectories", "episode"}
-    return TaskFile(path) if first is not None and not rollouts & first[1].keys() else None
+    return TaskFile(path, shape=shape) if first is not None and not rollouts & first[1].keys() else None
 
 
 def _answered(tasks: Iterable[Task], limit: int) -> Iterator[tuple[RolloutRow, View]]:

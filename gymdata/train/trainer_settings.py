@@ -39,6 +39,8 @@ RESERVED = {
     "do_train": "it always trains",
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
+#: Short names of other trainers' options, and the setting of each.
+_SHORT = {"epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size", "lr": "learning_rate"}
 _FROM_0 = (
     "learning_rate num_train_epochs warmup_steps weight_decay adam_epsilon max_grad_norm beta logging_steps save_steps "
     "dataloader_num_workers neftune_noise_alpha router_aux_loss_coef center_rewards_coefficient"
@@ -105,6 +107,7 @@ def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
     """What to give in place of a flag that the command does not have: a setting of the trainer that has its name.
     ``value``: what was given with the flag; None for a switch."""
     key = flag.lstrip("-").replace("-", "_")
+    key = _SHORT.get(key, key)
     if key in RESERVED:
         return RESERVED[key]
     return as_set(key, value) if any(key in fields for fields in _source_fields(algorithm).values()) else None

@@ -93,6 +93,16 @@ def test_rewards_that_are_all_equal_are_named(run: Path, capsys: pytest.CaptureF
     assert "all are equal, nothing to learn from" in capsys.readouterr().out
 
 
+def test_columns_of_tasks_are_named_as_for_collect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message about a file without a prompt names ``--map``, which this command takes, too."""
+    Path("odd.csv").write_text("Question;Right Answer\n2+5?;7\n3+5?;8\n")
+    asked = ("--reward", "r.py:right", "--data", "odd.csv")
+    assert main(["check", *asked]) == 2
+    assert "--map prompt=Question --map 'answer=Right Answer'" in capsys.readouterr().err
+    code, found = checked(capsys, *asked, "--map", "prompt=Question", "--map", "answer=Right Answer")
+    assert (code, found["answers"]) == (0, {"reference": 1.0, "empty": 0.0, "wrong": 0.0})
+
+
 def test_only_the_first_are_tried_and_nothing_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``-n`` bounds what a slow judge costs, and the run stays as it was."""
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}

@@ -14,6 +14,8 @@ from gymdata.cli.main import main
     [
         (["--max-steps", "10"], "--set max_steps=10"),
         (["--learning-rate=1e-5"], "--set learning_rate=1e-5"),
+        (["--epochs", "3"], "--set num_train_epochs=3"),
+        (["--batch-size", "8"], "--set per_device_train_batch_size=8"),
         (["--bf16"], "--set bf16=true"),
         (["--per_device_train_batch_size", "4"], "--set per_device_train_batch_size=4"),
         (["--lora_r", "8"], "--set lora_r=8"),

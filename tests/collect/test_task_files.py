@@ -229,6 +229,30 @@ def test_a_zstd_file_that_ends_between_two_blocks_is_not_a_shorter_one(tmp_path:
         list(TaskFile(tmp_path / name))
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_csv_file_is_read_by_the_separator_of_its_header(tmp_path: Path, separator: str) -> None:
+    """Spreadsheets write semicolons where the comma is the decimal sign; a comma in a cell stays."""
+    (tmp_path / "t.csv").write_text(
+        separator.join(("prompt", "answer")) + "\n" + separator.join(('"1,5;2"', "7")) + "\n"
+    )
+    assert [task.row for task in TaskFile(tmp_path / "t.csv")] == [{"prompt": "1,5;2", "answer": "7"}]
+
+
+def test_a_csv_file_of_one_column_is_no_other_for_a_semicolon_in_a_cell(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("prompt\nfirst; then\n")
+    assert [task.row for task in TaskFile(tmp_path / "t.csv")] == [{"prompt": "first; then"}]
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.xlsx", b"PK\x03\x04\x00"), ("t.py", b"import os\n")])
+def test_a_file_of_another_kind_is_answered_with_the_kinds_that_are_read(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    """No row of it is bad: none is a row."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot be read: .*\.csv, \.tsv"):
+        list(TaskFile(tmp_path / name))
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     """A missing file, a glob without matches and a folder are told apart."""
     for path in (tmp_path / "no.jsonl", f"{tmp_path}/*.jsonl"):

@@ -71,8 +71,8 @@ def test_an_earlier_run_shows_what_regressed(tmp_path: Path) -> None:
     evaluated(tmp_path / "before", knows("easy 0", "easy 1", "hard 2"))
     report = evaluated(tmp_path / "after", knows("easy 1", "hard 2", "hard 3"), against=tmp_path / "before")
     assert report.against is not None
-    assert report.against["regressed"] == [{"task_id": "easy-0", "before": 1.0, "after": 0.0}]
-    assert report.against["improved"] == [{"task_id": "hard-3", "before": 0.0, "after": 1.0}]
+    assert report.against["regressed"] == [{"task_id": "easy-0", "before": 1.0, "after": 0.0, "prompt": "easy 0"}]
+    assert report.against["improved"] == [{"task_id": "hard-3", "before": 0.0, "after": 1.0, "prompt": "hard 3"}]
     assert (report.against["difference"]["rate"], report.against["difference"]["n"]) == (0.0, 8)
 
 
@@ -109,7 +109,8 @@ def test_results_are_written_as_an_object_and_as_a_table(tmp_path: Path) -> None
     text = (tmp_path / "run" / "results.md").read_text()
     assert "| pass@1 | 12.5 % |" in text
     assert "| easy | 25.0 % |" in text
-    assert "| easy-0 | 1 | 0 |" in text
+    assert "12.5 % → 12.5 %, +0.0 points" in text
+    assert "| easy-0 | 1 | 0 | easy 0 |" in text
 
 
 def test_figures_of_a_part_are_written_nowhere(tmp_path: Path) -> None:
