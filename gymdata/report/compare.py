@@ -77,15 +77,23 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures
     difference = paired.difference()
     flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
     examples = _examples((one, other), tables, score, before, after, ways)
-    # Counts by the values of each task field that has few.
+    # Counts and mean scores by the values of each task field that has few.
     fields_of = {name: task for name, task in task_fields(tables[1]).items() if name in ways}
     by_field: dict[str, list[Figures]] = {}
     for field in fields_to_split_by(list(fields_of.values())):
         counts: dict[Any, Figures] = {}
         for name, task in fields_of.items():
             value = task.get(field)
-            counts.setdefault(repr(value), {"value": value, "up": 0, "down": 0, "same": 0})[ways[name]] += 1
+            row = counts.setdefault(
+                repr(value), {"value": value, "before": 0.0, "after": 0.0, "up": 0, "down": 0, "same": 0}
+            )
+            row[ways[name]] += 1
+            row["before"] += before[name]
+            row["after"] += after[name]
         by_field[field] = [counts[key] for key in sorted(counts)]
+        for row in by_field[field]:
+            tasks = row["up"] + row["down"] + row["same"]
+            row["before"], row["after"] = row["before"] / tasks, row["after"] / tasks
     return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -197,7 +198,7 @@ def _what(facts: RunFacts) -> Figures:
         "stage": facts.get("stage"),
         "model": model,
         "data": config.get("tasks") or ", ".join(parent_paths(facts)),
-        "command": command if isinstance(command, str) else " ".join(map(str, command)),
+        "command": command if isinstance(command, str) else shlex.join(map(str, command)),
         "rewards": config.get("reward"),
         "environment": ", ".join(env) if isinstance(env := config.get("env"), list) else env,
         "gymdata": facts.get("gymdata"),

@@ -86,7 +86,7 @@ class RunStatus:
             else None,
             *((name, f"{value:.4g}") for name, value in self.figures.items()),
             ("servers", ", ".join(self.servers)) if self.servers else None,
-            ("last change", f"{self.changed} ({age} ago)") if self.changed else None,
+            ("last change", f"{changed:%Y-%m-%d %H:%M:%S} UTC ({age} ago)") if self.changed else None,
         ]
         return [line for line in lines if line is not None]
 

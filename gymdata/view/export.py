@@ -69,10 +69,13 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         raise RefusedError("; ".join(snapshot.problems) or none)
     rows, evidence = [], []
     numbers = selection.rows[: config.limit].tolist()
+    lines = pages.index.lines(snapshot, numbers)
     for number in numbers:
         shown = pages.evidence(snapshot, number)
         found = [violation for violation in shown.violations if violation.severity != "info"]
-        rows.append({**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found})
+        rows.append(
+            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found, "line": lines[number]}
+        )
         evidence.append(
             None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
         )
@@ -108,6 +111,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
             pairs_left=pairs_left,
             total=len(selection.rows),
             selection=selection,
+            of=[path.name for path in snapshot.paths],
             score=snapshot.score,
             command=command_of(snapshot, query, selection),
             scale=(0.0, 1.0),

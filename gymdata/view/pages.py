@@ -155,7 +155,7 @@ class Pages:
             "faults": found,
             "faulty": len(np.intersect1d(selection.rows, found.any)),
             "codes": CODES,
-            "facets": facets(fields, selection.rows),
+            "facets": facets(fields, selection.rows, snapshot.table["reward"], query.where),
             "columns": [*COLUMNS, *(field.name for field in fields if field.name.startswith("task."))],
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
@@ -208,6 +208,7 @@ class Pages:
         shown = []
         for _, rows in sorted(groups.items()):
             rewards = [row["reward"] for row in rows if row["reward"] is not None]
+            rows = rows if query.sort else sorted(rows, key=lambda row: row["rollout_index"])
             shown.append(
                 {
                     "id": rows[0]["group_id"],
@@ -239,13 +240,16 @@ class Pages:
         snapshot, number = self.row_of(request)
         evidence = self.evidence(snapshot, number)
         row, tokens = evidence.row, evidence.tokens
-        mates = snapshot.where("group_id", row["group_id"])
+        indices, rewards = (snapshot.table[name] for name in ("rollout_index", "reward"))
+        mates = sorted(snapshot.where("group_id", row["group_id"]), key=lambda mate: indices[mate].as_py())
         place = mates.index(number)
         ids = [snapshot.table["rollout_id"][mate].as_py() for mate in mates]
         return "rollout.html", {
             **vars(evidence),
             "place": place + 1,
-            "mates": ids,
+            "mates": {
+                one: (indices[mate].as_py(), rewards[mate].as_py()) for one, mate in zip(ids, mates, strict=True)
+            },
             "before": ids[place - 1] if place else None,
             "after": ids[place + 1] if place + 1 < len(mates) else None,
             # Breaks have lines of their own, and missing tokens are shown otherwise.
@@ -352,12 +356,14 @@ class Pages:
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
         """The values of the page of a group's rollouts."""
         columns = [*_TABLE, "messages"]
+        task = self.index.row(snapshot, mates[0])["task"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
         rewards = [
             card["reward"] for card in values["cards"] if card["reward"] is not None and np.isfinite(card["reward"])
         ]
         return values | {
             "task": snapshot.table["task_id"][mates[0]].as_py(),
+            "reference": texts_of([], task).reference,
             "mean": float(np.mean(rewards)) if rewards else None,
             "std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         }

@@ -450,7 +450,9 @@ def by_kind(paths: Sequence[Path]) -> dict[str, Any]:
     kinds = counts("SELECT DISTINCT task_id, task ->> 'kind' FROM rollouts", paths[1])
     ways = Counter((kinds[move["task_id"]], move["way"]) for move in moves(paths))
     values = sorted({kind for kind, _ in ways})
-    return {"kind": [{"value": v} | {way: ways[v, way] for way in ("up", "down", "same")} for v in values]}
+    means = {v: {side: float(np.mean([move[at] for move in moves(paths) if kinds[move["task_id"]] == v]))
+                 for side, at in (("before", "a"), ("after", "b"))} for v in values}  # fmt: skip
+    return {"kind": [{"value": v} | {way: ways[v, way] for way in ("up", "down", "same")} | means[v] for v in values]}
 
 
 def moved(paths: Sequence[Path], way: str, sign: int) -> list[dict[str, Any]]:

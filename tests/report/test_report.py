@@ -17,8 +17,10 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
 from gymdata.report.charts import CHARTS, Chart, Figures, bars, chart, lines
 from gymdata.report.drawing import svg, ticks
+from gymdata.report.page import page
 from gymdata.store import write_run_json
 from tests.report.made import AFTER, BEFORE, START, make
+from tests.rollout_files import rollout, two_turns, write_run
 
 
 @pytest.fixture
@@ -201,7 +203,17 @@ def test_a_comparison_equals_sql(run: Path, tmp_path: Path) -> None:
         == (3, 1, 3)
     )
     assert flips["by_field"] == {
-        "kind": [{"value": "a", "up": 2, "down": 0, "same": 1}, {"value": "b", "up": 1, "down": 1, "same": 2}]
+        "kind": [
+            {
+                "value": "a",
+                "up": 2,
+                "down": 0,
+                "same": 1,
+                "before": pytest.approx(1.25 / 3),
+                "after": pytest.approx(25 / 36),
+            },
+            {"value": "b", "up": 1, "down": 1, "same": 2, "before": 0.5, "after": 0.5},
+        ]
     }
     assert [one["task_id"] for one in flips["examples"]["up"]] == ["b2", "a1", "a3"]
     (fell,) = flips["examples"]["down"]
@@ -304,6 +316,16 @@ def test_the_page_is_whole_and_loads_nothing(run: Path, tmp_path: Path, capsys: 
         for section in sections:
             assert section in page.text
         assert said.splitlines()[0] in page.text
+
+
+def test_a_task_without_a_question_can_move(tmp_path: Path) -> None:
+    """Rollouts of a file may begin with an answer; the table of what moved has a dash for what was asked."""
+    messages = [{"role": "assistant", "content": "x", "turn": 1}]
+    paths = [
+        write_run(tmp_path / f"{reward}", [rollout("t", 0, reward, two_turns(20, 40), messages=messages)])
+        for reward in (0.0, 1.0)
+    ]
+    assert '<td class="t">t</td><td>–</td>' in page(gymdata.report(*paths, write=False).to_dict())
 
 
 def test_what_files_hold_is_text_on_the_page(tmp_path: Path) -> None:

@@ -241,19 +241,22 @@ def test_a_long_statement_is_answered(serve: Serve, tmp_path: Path):
 
 
 def test_values_stand_with_their_counts_and_lead_to_their_rollouts(serve: Serve, tmp_path: Path) -> None:
-    """Status and the fields that divide tasks into a few kinds; of a selection; what all have alike is not listed."""
+    """Status and the fields that divide tasks into a few kinds, with mean rewards; of a selection; what all have alike is
+    not listed, but for the kind of task that other conditions leave."""
     rows = [
-        rollout(f"t{t}", k, 1.0, two_turns(20 + t, 40), status="completed" if k else "truncated")
+        rollout(f"t{t}", k, float(t > 0), two_turns(20 + t, 40), status="completed" if k else "truncated")
         | {"task": json.dumps({"level": "hard" if t < 2 else "easy", "answer": str(t), "same": 1})}
         for t in range(8)
         for k in range(2)
     ]
     url = serve(write_run(tmp_path / "run", rows))
     text = shown(url)
-    assert "status completed 8 truncated 8" in text
-    assert "task.level easy 12 hard 4" in text
+    assert "status completed 8 mean 0.875 truncated 8 mean 0.875" in text
+    assert "task.level easy 12 mean 1 hard 4 mean 0.5" in text
     assert "task.answer" not in text
     assert "task.same" not in text
     hard = shown(url + "/?" + urllib.parse.urlencode({"where": "task.level == 'hard'"}))
-    assert "status completed 2 truncated 2" in hard
+    assert "status completed 2 mean 0.5 truncated 2 mean 0.5" in hard
     assert "task.level" not in hard.partition("By rollout")[0].partition("task.level ==")[2]
+    failed = shown(url + "/?" + urllib.parse.urlencode({"where": "reward == 0"}))
+    assert "task.level hard 2 By rollout" in failed

@@ -137,6 +137,25 @@ def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path: Path):
     assert Selector().runs(index.snapshot(), Query(run="one")) == []
 
 
+def test_a_run_is_compared_with_the_first_that_has_its_tasks(tmp_path: Path):
+    """A folder of runs has held-out tasks and others: each after is compared with its own before."""
+    runs = [("train", "t", 0.0), ("before", "h", 0.0), ("after", "h", 1.0)]
+    paths = [
+        write_run(
+            tmp_path / name,
+            [
+                rollout(f"{kind}{k}", 0, reward, two_turns(20, 40), run_id=name, rollout_id=f"{name}-{k}")
+                for k in range(2)
+            ],
+        )
+        for name, kind, reward in runs
+    ]
+    found = {run.run_id: run for run in Selector().runs(RolloutIndex(paths).snapshot(), Query())}
+    assert [(name, run.against, run.shared) for name, run in found.items()] == [
+        ("train", None, 0), ("before", None, 0), ("after", "before", 2),
+    ]  # fmt: skip
+
+
 def test_an_interval_needs_two_tasks(tmp_path: Path):
     """Of runs with one task in common the difference has no interval."""
     rows = [[rollout("t", 0, reward, two_turns(20, 40), run_id=f"run-{reward:g}")] for reward in (0.0, 1.0)]

@@ -80,6 +80,26 @@ def test_a_group_stands_side_by_side(serve: Serve, run: Path):
     assert get(serve(run) + "/group?id=nobody")[0] == 404
 
 
+def test_what_was_expected_stands_beside_what_was_answered(serve: Serve, tmp_path: Path) -> None:
+    """On the page of a group and in an exported file, which names its run and the prompt of each rollout; rollouts of a
+    group are in their order, whichever ended first."""
+    task = {"task": '{"answer": "1,374"}'}
+    rows = [rollout("a", k, float(k), two_turns(20, 40 + k)) | task for k in (1, 0)]
+    folder = write_run(tmp_path / "sums", rows)
+    url, target = serve(folder, annotate=True), tmp_path / "x.html"
+    assert "expected 1,374" in text_of(get(url + "/group?id=group-a")[1])
+    last = text_of(get(url + "/rollout?id=a-1")[1])
+    assert "2 of 2 in the group" in last
+    assert "Better than – rollout 0, reward 0" in last
+    listed = text_of(get(url + "/?by=group")[1])
+    assert listed.index("rollout 0") < listed.index("rollout 1")
+    view(folder, export=target)
+    page = text_of(target.read_text())
+    assert "sums, exported by gymdata" in page
+    assert "a 0 question a" in page
+    assert page.count("expected 1,374") == 3
+
+
 def test_a_pair_parts_where_its_tokens_do(serve: Serve, run: Path):
     """The margin, the place of the fork, the tokens that differ on either side, and both verdicts on the two."""
     made = gymdata.pairs(run, strategy="all")
@@ -107,8 +127,8 @@ def test_pairs_of_each_score_are_listed_apart(serve: Serve, run: Path):
     base = serve(run)
     by_file = [text_of(get(f"{base}/pairs?n={n}&sort=margin")[1]) for n in (0, 1)]
     for page in by_file:
-        assert "run/pairs-reward/pairs.parquet reward 4" in page
-        assert "run/pairs-tens/pairs.parquet tens 3" in page
+        assert "run/pairs-reward/pairs.parquet 4 pairs by reward" in page
+        assert "run/pairs-tens/pairs.parquet 3 pairs by tens" in page
     assert "4 pairs 1 tasks 1 mean margin" in by_file[0]
     assert "3 pairs 1 tasks 10 mean margin" in by_file[1]
     assert "n=1&amp;sort=-margin" in get(f"{base}/pairs?n=1&sort=margin")[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.report.rollouts import fields_to_split_by, task_fields
 from gymdata.view.evidence.index import Snapshot
@@ -45,15 +47,29 @@ def columns_of(snapshot: Snapshot) -> tuple[Column, ...]:
     return tuple(_columns(snapshot))
 
 
-def facets(columns: tuple[Column, ...], rows: Rows) -> list[Facet]:
-    """The facets of a selection; a column in which all of it is alike has none."""
-    listed = []
+def facets(columns: tuple[Column, ...], rows: Rows, rewards: pa.ChunkedArray, where: str) -> list[Facet]:
+    """The facets of a selection by ``where``, with the mean reward of each value. A column in which all of it is alike has
+    none, except a field of the tasks that ``where`` does not name: that all failures are of one kind is worth a line."""
+    listed, of_rows = [], pc.fill_null(rewards, math.nan).to_numpy()[rows]
+    scored = np.isfinite(of_rows)
     for column in columns:
         codes = column.codes[rows]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
+        known = scored & (codes >= 0)
+        sums = np.bincount(codes[known], weights=of_rows[known], minlength=len(column.values))
+        sizes = np.bincount(codes[known], minlength=len(column.values))
         order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
-        bars = [Bar(str(column.values[k]), int(counts[k]), _where(column, k)) for k in order[:_MOST]]
-        if len(bars) > 1:
+        bars = [
+            Bar(
+                str(column.values[k]),
+                int(counts[k]),
+                _where(column, k),
+                float(sums[k] / sizes[k]) if sizes[k] else None,
+            )
+            for k in order[:_MOST]
+        ]
+        only = column.name.startswith("task.") and column.name not in where and len(rows) < len(column.codes)
+        if len(bars) > 1 or (bars and only):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
 

@@ -166,6 +166,8 @@ class Bar:
     label: str
     count: int
     where: str
+    #: The mean reward, for values of a column.
+    mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """One run of a selection. ``difference``: its reward less the first run's, by task, on ``shared`` tasks, with its 95 %
-    interval; None for the first."""
+    """One run of a selection. ``difference``: its reward less that of the run ``against``, by task, on ``shared`` tasks,
+    with its 95 % interval; None where no run before it has some of its tasks."""
 
     run_id: str
     rollouts: int
@@ -197,14 +199,15 @@ class RunFigures:
     breaks: int
     shared: int = 0
     difference: tuple[float, float, float] | None = None
+    against: str | None = None
 
 
 def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
-    """The runs of a selection, in reading order, each against the first on the tasks that both have."""
+    """The runs of a selection, in reading order, each against the first that has some of its tasks, on these."""
     some = table.select(["run_id", "task_id", "group_id", "reward", "n_breaks"]).take(pa.array(rows))
     runs = some["run_id"].combine_chunks()
     runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
-    first: dict[str, float] | None = None
+    earlier: dict[str, dict[str, float]] = {}
     found = []
     for run in dict.fromkeys(runs.to_pylist()):
         mine = some.filter(pc.equal(runs, run))
@@ -216,14 +219,14 @@ def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
         sums = np.bincount(of[known], weights=rewards[known], minlength=len(codes.dictionary))
         tasks = {t: s / n for t, s, n in zip(codes.dictionary.to_pylist(), sums, counts, strict=True) if n}
         mean = float(rewards[known].mean()) if known.any() else None
-        both = [task for task in tasks if task in first] if first is not None else []
-        difference = None
-        if first is not None and both:
-            difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both])
+        against = next((other for other, of_other in earlier.items() if tasks.keys() & of_other.keys()), None)
+        first = earlier[against] if against is not None else {}
+        both = [task for task in tasks if task in first]
+        difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both]) if both else None
         groups, mixed = _groups_of(mine, rewards, known)
         breaks = int((mine["n_breaks"].to_numpy() > 0).sum())
-        found.append(RunFigures(run, len(rewards), mean, groups, mixed, breaks, len(both), difference))
-        first = tasks if first is None else first
+        found.append(RunFigures(run, len(rewards), mean, groups, mixed, breaks, len(both), difference, against))
+        earlier[run] = tasks
     return found
 
 
