@@ -90,7 +90,7 @@ def test_what_was_expected_stands_beside_what_was_answered(serve: Serve, tmp_pat
     assert "expected 1,374" in text_of(get(url + "/group?id=group-a")[1])
     last = text_of(get(url + "/rollout?id=a-1")[1])
     assert "2 of 2 in the group" in last
-    assert "Better than – rollout 0, reward 0" in last
+    assert "Better than – rollout 0: 0" in last
     listed = text_of(get(url + "/?by=group")[1])
     assert listed.index("rollout 0") < listed.index("rollout 1")
     view(folder, export=target)
