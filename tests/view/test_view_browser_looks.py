@@ -236,6 +236,7 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
     page.goto(target.as_uri())
     is_fit(page, "exported rollout")
     page.locator("article:visible .chips a").click()
+    page.wait_for_selector("article:visible .cardcol:visible")
     assert page.locator("article:visible .cardcol:visible").count() == 4
     is_fit(page, "exported group")
     page.locator("article:visible .cardhead a").nth(2).click()
@@ -243,6 +244,7 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
     assert page.locator("article:visible .tokenview .t.g:visible").count() == 5
     page.get_by_text("4 pairs").click()
     page.locator("[data-pick=p0]").click()
+    page.wait_for_selector("article:visible .side-chosen .dif")
     assert page.locator("article:visible .side-chosen .dif").count() == 1
     is_fit(page, "exported pair")
 
