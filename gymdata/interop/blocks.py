@@ -16,6 +16,9 @@ from gymdata.rollouts.messages import JsonObject, Message, ResponseItem, json_te
 #: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
 _TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
 
+#: Types of blocks of Anthropic's messages that parts of others do not have.
+BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+
 
 def text_of(content: Any, where: str) -> str:
     """The text of content, which is text or parts of it. Raises BadItem."""
@@ -53,6 +56,11 @@ def of_anthropic(messages: Iterable[JsonObject], system: Any = None) -> list[Mes
         if texts or len(reply) > 1:
             chat.append(reply | {"content": text_of(texts, where) if texts else None})
     return chat
+
+
+def function_of(tool: JsonObject) -> JsonObject:
+    """A tool of Anthropic's interface as a function."""
+    return {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
 
 
 def named_block(part: JsonObject) -> JsonObject:

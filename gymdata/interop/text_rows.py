@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymdata.errors import json_kind
+from gymdata.interop.blocks import BLOCKS, function_of, of_anthropic
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.rollouts.messages import STRICT, JsonObject, Message
@@ -32,6 +33,10 @@ _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos"
 _PICTURE = re.compile(r"<img>[^<>\s]+</img>")
 #: Columns of whether an answer is desirable.
 LABELS = ("label", "kto_tag")
+#: What a message of Anthropic's interface has, one that it answered with included.
+_OF_ANTHROPIC = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "usage"}
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,15})(\.\d+)?")
+_TRUTH = {"true": 1.0, "false": 0.0}
 #: Columns of pairs with a number per token.
 PAIR_LISTS = (
     *("prompt_ids", "chosen_ids", "rejected_ids"),
@@ -67,11 +72,20 @@ def conversation(value: Any, where: str) -> list[Message]:
     if isinstance(value, str):
         messages = spoken(value) or [message_of("user", value)]
         return messages[:-1] if messages[-1] == message_of("assistant", "") else messages
+    if isinstance(value, list) and _in_blocks(value):
+        value = of_anthropic(value)
     if not isinstance(value, list) or not value:
         raise BadItem(
             "S102", f"{where}: got {json_kind(value) if value != [] else 'no message'}, expected text or messages"
         )
     return [_message(message, f"{where}[{n}]") for n, message in enumerate(value)]
+
+
+def _in_blocks(messages: list[Any]) -> bool:
+    """Whether messages are those of Anthropic's interface, which calls tools and thinks in blocks of a content."""
+    plain = all(isinstance(m, dict) and m.keys() <= _OF_ANTHROPIC and m.get("role") != "tool" for m in messages)
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)] if plain else []
+    return any(isinstance(part, dict) and part.get("type") in BLOCKS for parts in contents for part in parts)
 
 
 def answer(value: Any, where: str) -> list[Message]:
@@ -127,6 +141,7 @@ def tools_of(row: JsonObject) -> str:
             raise BadItem("S102", "tools: got text that is not JSON, expected a list of tools") from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadItem("S102", f"tools: got {json_kind(tools)}, expected a list of tools")
+    tools = [function_of(tool) if "input_schema" in tool else tool for tool in tools]
     return STRICT.encode([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
 
 
@@ -226,7 +241,7 @@ def rollout_row(
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     _refuse_pictures((*prompt, *written))
-    labels = {name: float(row[name]) for name in LABELS if isinstance(row.get(name), bool)}
+    labels = {name: is_true for name in LABELS if (is_true := _TRUTH.get(str(row.get(name)).lower())) is not None}
     reward = next(iter(labels.values()), None) if reward is None else reward
     if group is not None and not isinstance(group, str):
         raise BadItem("S102", f"the task: got {group!r:.100}, expected text")
@@ -317,6 +332,8 @@ def numbers_of(row: JsonObject, names: Iterable[str]) -> dict[str, float]:
 
 
 def number_of(row: JsonObject, *names: str) -> float | None:
-    """The first of these columns that is a number; a boolean is 1 or 0."""
-    values = (float(row[name]) if isinstance(row.get(name), bool) else number_or_none(row.get(name)) for name in names)
-    return next((value for value in values if value is not None), None)
+    """The first of these columns that is a number, or the text of one; a boolean is 1 or 0."""
+    values = (row.get(name) for name in names)
+    numbers = (json.loads(v) if isinstance(v, str) and _NUMBER.fullmatch(v) else v for v in values)
+    found = (float(number) if isinstance(number, bool) else number_or_none(number) for number in numbers)
+    return next((number for number in found if number is not None), None)

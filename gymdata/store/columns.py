@@ -23,6 +23,7 @@ from gymdata.errors import DataError, counted, foreign_row_hint, json_kind, json
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.ragged import Columns, Ragged, Runs, list_parts
 from gymdata.rollouts.schema import HASHES, MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
+from gymdata.store.formats import ANSWERED, TASK
 from gymdata.store.lines import NON_FINITE
 
 
@@ -242,8 +243,7 @@ def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
         raise _MismatchError("", _describe(wrong), _expected(f.type))
 
 
-#: Keys that no task has, and keys that only rows of one table have.
-_ANSWERED = {"turns", "response", "chosen", "completion"}
+#: Keys that only rows of one table have.
 _IDS = {"rollout_id", "pair_id", "comparison_id"}
 
 
@@ -251,7 +251,7 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
     """Why the JSON row cannot be of ``table``, where it is a task or of another one; None where that is not known."""
     if not isinstance(row, Mapping) or row.keys() <= frozenset(table.schema.names):
         return None
-    if not row.keys() & _IDS and row.keys() & {"prompt", "responses_create_params"} and not row.keys() & _ANSWERED:
+    if not row.keys() & _IDS and row.keys() & TASK and not row.keys() & ANSWERED:
         return DataError.tasks(where, table.name)
     for other in TABLES.values():
         needed = {name for name in other.required() if not other.schema.field(name).nullable}

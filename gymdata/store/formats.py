@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +23,13 @@ _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
 _OURS = OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
-#: Why rows of ``text`` are in no format.
-PLAIN_TEXT = "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
+#: Keys of which a task has one, and keys that no task has.
+TASK = {"prompt", "responses_create_params"}
+ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
+#: Columns of published text data, of which ``collect`` makes tasks.
+_TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns", "responses_create_params"}
+#: Parts of the names of columns that hold answers.
+_ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 #: Faulty lines that are named each.
 _FEW = 3
 
@@ -115,7 +120,8 @@ def refuse_foreign(path: Path, wanted: str) -> None:
 
 def refuse_unknown(source: Source, wanted: str) -> None:
     """Raises DataError for a file of JSON in whose first rows there is no column of gymdata's own, with their keys, and for
-    lines of which none is JSON: what is wrong with each of them would say nothing. ``wanted``: what the command reads."""
+    lines of which none is JSON: what is wrong with each of them would say nothing. Tasks are named by their reader.
+    ``wanted``: what the command reads."""
     if source.kind != "jsonl":
         return
     rows, faults = list[Any](), list[ValueError]()
@@ -128,11 +134,36 @@ def refuse_unknown(source: Source, wanted: str) -> None:
         why = f"its first {len(faults)} lines are no JSON ({faults[0]})"
         raise DataError.unreadable(source.path, why, "is it a whole file of JSON lines, or one JSON value?")
     unknown = [row for row in rows if isinstance(row, dict) and row and _OURS.isdisjoint(row)]
-    if unknown and len(unknown) == len(rows) and not faults:
+    are_tasks = all(row.keys() & TASK and not row.keys() & ANSWERED for row in unknown)
+    if unknown and len(unknown) == len(rows) and not faults and not are_tasks:
         keys = ", ".join(map(str, islice(unknown[0], _LOOKED_AT)))
         hint = f"its first row has the keys {keys}; `gymdata docs your-data` lists the formats that are read"
-        hint += PLAIN_TEXT if "text" in unknown[0] else ""
+        hint += instead(unknown[0], source.path)
         raise DataError(f"{source.path}: contains rows of no known format, expected {wanted}", hint=hint)
+
+
+def instead(row: Mapping[Any, Any], path: Path) -> str:
+    """What ends the hint about a row of no known format: that ``collect`` reads it, or what it lacks; empty where neither is
+    sure."""
+    if any(word in str(name) for name in row.keys() - {"responses_create_params"} for word in _ANSWERS):
+        return ""
+    messages = row["messages"] if isinstance(row.get("messages"), list) else []
+    is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)
+    prompts = [
+        isinstance(value, str)
+        or (isinstance(value, list) and value != [] and isinstance(value[0], (str, dict)))
+        or name == "responses_create_params"
+        for name, value in row.items()
+        if name in _TEXTS
+    ]
+    if is_asked or any(prompts):
+        samples = f"; rows with a prompt alone are tasks: `gymdata collect {path} -m MODEL -o RUN` samples answers"
+        return samples + (
+            "; to train on `answer`, rename it `completion`" if isinstance(row.get("answer"), str) else ""
+        )
+    if "text" in row and row.keys().isdisjoint(_TEXTS):
+        return "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
+    return ""
 
 
 def _head_and_values(source: Source) -> tuple[Sequence[bytes], Iterator[Any]]:

@@ -236,6 +236,9 @@ def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
             raise OSError(why) from error
         yield json.dumps({**header, "samples": samples}).encode()
         return
+    if compression in ("csv", "tsv"):
+        yield from _table_rows(file, "," if compression == "csv" else "\t")
+        return
     import zstandard
 
     # Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one.
@@ -252,6 +255,32 @@ def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
         raise OSError(f"broken zstd data: {error}") from error
     if inside:
         raise EOFError("the file ends before its last zstd frame does")
+
+
+def _table_rows(file: IO[bytes], separator: str) -> Iterator[bytes]:
+    """The rows of a text table with a header as lines of JSON; cells are text, an empty one is no value. The header is a
+    blank line."""
+    import csv
+    import io
+
+    csv.field_size_limit(1 << 30)
+    rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
+    try:
+        header = next(rows, [])
+        if twice := next((name for name in header if name and header.count(name) > 1), None):
+            raise OSError(f"its header has two columns {twice!r}")
+        yield b"\n"
+        for row in rows:
+            # A text instead of an object is the fault of its row.
+            is_even = len(row) == len(header)
+            value = (
+                {k: v for k, v in zip(header, row, strict=True) if v}
+                if is_even
+                else f"{len(row)} cells, of {len(header)}"
+            )
+            yield json.dumps(value).encode() + b"\n" if row else b"\n"
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise OSError(f"no text table in UTF-8 with a header: {error}") from error
 
 
 def _odd(value: Any) -> bool:

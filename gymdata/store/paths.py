@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
 Kind = Literal["parquet", "jsonl", "journal"]
-#: How the lines of a file are packed; "eval": inspect_ai's archive, which is one log.
-Compression = Literal["gzip", "zstd", "eval"]
+#: How the lines of a file are packed; "eval": inspect_ai's archive, which is one log; "csv" and "tsv": a text table.
+Compression = Literal["gzip", "zstd", "eval", "csv", "tsv"]
 #: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys; older ones may lack some).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
@@ -419,6 +419,8 @@ def _classify(path: Path) -> Source:
     compression: Compression | None = None
     if name.endswith((".gz", ".zst", ".zstd")):
         compression = "gzip" if name.endswith(".gz") else "zstd"
+    elif name.endswith((".csv", ".tsv")):
+        compression = "csv" if name.endswith(".csv") else "tsv"
     elif not name.endswith(_JSON_SUFFIXES):
         with path.open("rb") as file:
             head = file.read(256).removeprefix(BOM)
@@ -431,8 +433,7 @@ def _classify(path: Path) -> Source:
         elif head.startswith(_ZIP_MAGIC) and name.endswith(".eval"):
             compression = "eval"
         elif head.lstrip()[:1] not in (b"", b"{"):
-            hint = DataError.tasks(path, "rollouts").hint if name.endswith((".csv", ".tsv")) else None
-            raise DataError.unreadable(path, "neither Parquet nor JSON lines", hint or "give a .parquet or .jsonl file")
+            raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)
 
 

@@ -15,7 +15,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
-from gymdata.store.formats import format_of
+from gymdata.store.formats import format_of, refuse_unknown
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
         return None
     formats = [format_of(file) for file in files]
     format = cast("Format | None", formats[0])
+    if format is None:
+        refuse_unknown(files[0], settings.table.name)
     if format is None or any(other is None or other.name != format.name for other in formats) or not format.holds_text:
         return None
     if not isinstance(settings, RenderedConfig):
@@ -101,10 +103,11 @@ def rendered(
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
         stored = read_table(str(tokens), ROLLOUTS, ("task_id", "reward", "policy"))
         rewards = known_rewards(settings.scored(stored, str(tokens))["reward"])
-        if np.isin(rewards[np.isfinite(rewards)], (0, 1)).all():
+        rewards = rewards[np.isfinite(rewards)]
+        if len(rewards) and np.isin(rewards, (0, 1)).all():
             update["threshold"] = DESIRABLE
             progress.message(f"desirable: a label of 1, undesirable: of 0 (--threshold {DESIRABLE})")
-        else:
+        elif len(rewards):
             progress.message(
                 "desirable: a score above the mean of its prompt's, undesirable: below it (--threshold X: above, below X)"
             )

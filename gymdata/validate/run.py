@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymdata.checks.violations import Selection, ValidationReport, Violation
 from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError, counted
 from gymdata.public import path_of
-from gymdata.store.formats import format_of, head, refuse_unknown
+from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
 from gymdata.store.paths import Part, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
@@ -254,7 +254,7 @@ def _is_task(line: bytes) -> bool:
         row = decode(line)
     except ValueError:
         return False
-    if not isinstance(row, dict) or "completion" in row or {"chosen", "rejected"} <= row.keys():
+    if not isinstance(row, dict) or row.keys() & (ANSWERED - {"turns"}):
         return False
     if "turns" in row:
         turns = row["turns"]
@@ -275,15 +275,22 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
         hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"
         if of_text:
             hint = f"training commands read it as it is; `gymdata import {files} -o RUN`, then `tokenize`, makes IDs"
+            import numpy as np
+
             from gymdata.interop.batches import Reader
             from gymdata.interop.formats import format_named
+            from gymdata.stats import known_rewards
 
             for name in dict.fromkeys(format.name for _, format in foreign):
-                n_used, rejected, table = 0, list[Any](), format_named(name).table
+                n_used, n_scored, rejected, table = 0, 0, list[Any](), format_named(name).table
                 for part in Reader(name, "")([file for file, format in foreign if format.name == name]):
-                    n_used += 0 if part.batch is None else part.batch.num_rows
+                    if part.batch is not None:
+                        n_used += part.batch.num_rows
+                        if table == "rollouts":
+                            n_scored += int(np.isfinite(known_rewards(part.batch["reward"])).sum())
                     rejected += part.rejected
                 trainers = "train-dpo and train-reward" if table == "pairs" else "train-sft"
+                trainers += " and train-kto" * (n_scored > 0)
                 rows = counted(n_used + len(rejected), "row")
                 used = f"{n_used:,} of {rows} can be used, as {table} of text for {trainers}"
                 if rejected:
@@ -295,7 +302,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
-        if kind == "rollouts":
+        if kind in ("rollouts", "pairs"):
             refuse_unknown(source, "rollouts or pairs")
 
 

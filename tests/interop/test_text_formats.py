@@ -343,6 +343,68 @@ def test_tasks_are_no_answers(tmp_path: Path) -> None:
             gymdata.validate(tmp_path / "tasks.jsonl")
 
 
+def test_text_tables_are_read_as_rows_of_json(tmp_path: Path) -> None:
+    """CSV as spreadsheets write it: a byte order mark, CRLF, line breaks in cells, labels and scores as text. A row of more
+    cells than the header is left out by name."""
+    table = b'\xef\xbb\xbfprompt,completion,label,score\r\n"a, ""b""\r\nc",2,FALSE,3.5\r\nd,e\r\nf,g,true,\r\n'
+    (tmp_path / "rows.csv").write_bytes(table)
+    summary = gymdata.import_rollouts(tmp_path / "rows.csv", tmp_path / "run")
+    assert (summary.rollouts, summary.rejected) == (2, 1)
+    (fault,) = (tmp_path / "run/rejected.jsonl").read_text().splitlines()
+    assert "2 cells, of 4" in json.loads(fault)["reason"]
+    first, second = read_table(tmp_path / "run").to_pylist()
+    assert [message["content"] for message in first["messages"]] == ['a, "b"\r\nc', "2"]
+    assert (first["reward"], second["reward"]) == (3.5, 1.0)
+    (tmp_path / "pairs.tsv").write_text("prompt\tchosen\trejected\nq\ta\tb\n")
+    assert gymdata.import_rollouts(tmp_path / "pairs.tsv", tmp_path / "pairs").pairs == 1
+    for name in ("tasks.csv", "tasks.TSV"):
+        (tmp_path / name).write_text(f"prompt{',' if name == 'tasks.csv' else chr(9)}answer\n")
+        with (tmp_path / name).open("a") as file:
+            file.write("1+1,2\n" if name == "tasks.csv" else "1+1\t2\n")
+        with pytest.raises(DataError, match=f"gymdata collect .*{name} -m MODEL -o RUN"):
+            gymdata.validate(tmp_path / name)
+
+
+def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> None:
+    """Calls, results and thinking of a logged conversation, with its tools; a part of another kind is still refused."""
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "rain"}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": [{"type": "text", "text": "It rains."}]},
+    ]
+    image = {"role": "user", "content": [{"type": "image", "source": {}}]}
+    tools = [{"name": "weather", "description": "w", "input_schema": {"type": "object"}}]
+    rows = ({"system": "Be brief", "messages": messages, "tools": tools}, {"messages": [image, *messages[1:]]})
+    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
+    assert (summary.rollouts, summary.rejected) == (1, 1)
+    (row,) = read_table(tmp_path / "run").to_pylist()
+    assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    asking, answered = row["messages"][2:4]
+    assert (asking["reasoning"], answered["tool_call_id"], answered["content"]) == ("hm", "t1", "rain")
+    assert json.loads(asking["tool_calls"])[0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert json.loads(row["tools"])[0]["function"]["parameters"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1+1?", "completions": ["Add.", "So 2."], "labels": [True, False]},
+        {"prompt": "q", "initial_reason_steps": "Step 1: ", "chosen": "a", "rejected": "b", "full_chosen": "c"},
+    ],
+)
+def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: dict[str, Any], tmp_path: Path) -> None:
+    """Steps of answers with a label each, and pairs that continue an answer, are not guessed: every command says so."""
+    file = write(tmp_path / "rows.jsonl", row)
+    for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+        with pytest.raises(DataError, match="known format") as error:
+            read(file)
+        assert "the keys prompt" in str(error.value.hint)
+        assert "gymdata collect" not in str(error.value.hint)
+
+
 def test_plain_text_is_refused_with_the_reason(tmp_path: Path) -> None:
     file = write(tmp_path / "text.jsonl", {"text": "How much is 2+3? 5"})
     for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):

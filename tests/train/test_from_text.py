@@ -105,7 +105,8 @@ def test_message_trees_are_paths_for_sft_and_pairs_for_dpo(tmp_path: Path) -> No
 
 def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:
     """Also where a prompt has a single answer."""
-    rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n == 2} for n in range(4)]
+    rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": str(n == 2)} for n in range(2)]
+    rows += [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n == 2} for n in range(2, 4)]
     counts = checked(TrainKtoConfig, write(tmp_path / "rows.jsonl", *rows))
     assert (counts["desirable"], counts["undesirable"]) == (1, 3)
 
@@ -178,6 +179,15 @@ def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: 
         for select in ({}, {"select": "all"})
     ]
     assert chosen == [3, 4]
+
+
+def test_rows_of_no_known_format_are_one_verdict(tmp_path: Path) -> None:
+    """The one of `validate` and `import`: the keys of the first row, and what to do."""
+    file = write(tmp_path / "rows.jsonl", {"question": "1+1?", "answer": "2"})
+    with pytest.raises(DataError, match="contains rows of no known format, expected rollouts") as error:
+        gymdata.train_sft(file, POLICY, tmp_path / "model")
+    assert "keys question, answer" in str(error.value.hint)
+    assert "to train on `answer`, rename it `completion`" in str(error.value.hint)
 
 
 def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path: Path) -> None:

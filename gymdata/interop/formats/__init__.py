@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gymdata.errors import DataError, UsageError, json_kind
+from gymdata.errors import DataError, UsageError, json_kind, json_value
 from gymdata.rollouts.messages import TableRow
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import OWN, PLAIN_TEXT, ForeignFormat, format_of
+from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
-#: Columns of published text data, of which ``collect`` makes tasks.
-_TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns", "responses_create_params"}
-#: Parts of the names of columns that hold answers.
-_ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 Place = tuple[int, int]
 
 
@@ -118,7 +114,7 @@ class Format(ForeignFormat):
         if isinstance(item, Exception):
             raise item
         if self.holds_text and not isinstance(item, dict):
-            raise DataError(f"got {json_kind(item)}, expected {self.item}")
+            raise DataError(f"got {json_value(item)}, expected {self.item}")
         row = self.row(item, importing)
         if importing.check is not None:
             importing.check(row)
@@ -196,14 +192,4 @@ def _hint(source: Source) -> str:
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if not OWN.isdisjoint(row):
         return "files of gymdata need no import"
-    hint = f"the first row has the keys {', '.join(map(str, row))}; --from names a format"
-    messages = row["messages"] if isinstance(row.get("messages"), list) else []
-    is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)
-    if any(word in str(name) for name in row.keys() - {"responses_create_params"} for word in _ANSWERS):
-        return hint
-    prompts = [value[0] if isinstance(value, list) and value else value for n, value in row.items() if n in _TEXTS]
-    if is_asked or any(isinstance(prompt, (str, dict)) for prompt in prompts):
-        hint += f"; rows with a prompt alone are tasks: `gymdata collect {source.path} -m MODEL -o RUN` samples answers"
-    elif "text" in row and row.keys().isdisjoint(_TEXTS):
-        hint += PLAIN_TEXT
-    return hint
+    return f"the first row has the keys {', '.join(map(str, row))}; --from names a format" + instead(row, source.path)

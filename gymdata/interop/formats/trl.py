@@ -25,6 +25,8 @@ _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosi
 BESIDE = ("system", "system_prompt", "history")
 _PROMPTS = ("prompt", "question", "query")
 _ANSWERS = ("completion", "response")
+#: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
+_OTHERS = frozenset({"chosen_ids", "initial_reason_steps"})
 #: Columns for the number of a side.
 _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 
@@ -126,7 +128,7 @@ class TrlPreference(TextFormat):
         if "rejected_response" in row:
             return ends_with_answer(row.get("messages"))
         sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]
-        return all(isinstance(side, (str, list, dict)) for side in sides) and "chosen_ids" not in row
+        return all(isinstance(side, (str, list, dict)) for side in sides) and _OTHERS.isdisjoint(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import number_of, pair_row

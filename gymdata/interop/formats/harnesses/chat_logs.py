@@ -169,7 +169,7 @@ def _row(
     texts: Iterable[str],
     about: Iterable[str],
 ) -> TableRow:
-    from gymdata.interop.blocks import of_anthropic, of_responses
+    from gymdata.interop.blocks import function_of, of_anthropic, of_responses
     from gymdata.interop.importing import BadItem
     from gymdata.interop.text_rows import conversation, rollout_row
 
@@ -188,10 +188,7 @@ def _row(
     else:
         answer, end = of_anthropic([response]), response.get("stop_reason")
         messages = of_anthropic(asked["messages"], asked.get("system"))
-        tools = [
-            {"name": t["name"], "description": t.get("description"), "parameters": t["input_schema"]}
-            for t in tools or ()
-        ]
+        tools = [function_of(tool) for tool in tools or ()]
     prompt, written = conversation(messages, "messages"), conversation(answer, "response")
     row = {**item, "tools": tools, "functions": asked.get("functions")}
     cut = end in ("length", "max_tokens", "max_output_tokens")
