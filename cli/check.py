@@ -143,17 +143,26 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
 
 def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
     """A person's next message, from standard input: text, or TOOL and its arguments as JSON; end of file ends the play."""
+    tools = [tool["function"]["name"] for tool in episode.tools or []]
+    if result is None:
+        note(f"a line is a message, TOOL {{JSON}} a call of {', '.join(tools) or 'a tool (it has none)'}; Ctrl-D ends")
     for message in episode.messages if result is None else result.messages:
         note(f"{message['role']}: {message.get('content')}")
     if result is not None and result.reward is not None:
         note(f"reward {result.reward:g}")
+    if result is not None and result.done:
+        note(f"the rollout has ended: {result.stop_reason or 'no tool was called'}")
+        return None
     sys.stderr.write("> ")
     try:
         line = input()
     except EOFError:
         return None
     name, _, rest = line.strip().partition(" ")
-    if any(tool["function"]["name"] == name for tool in episode.tools or []):
+    if name not in tools and rest.lstrip().startswith("{"):
+        note(str(UsageError.unknown_choice("tool", name, tools)))
+        return _ask(episode, StepResult())
+    if name in tools:
         try:
             call = {"name": name, "arguments": loads(rest or "{}")}
         except ValueError as error:

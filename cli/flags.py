@@ -22,7 +22,7 @@ from .completion import completing
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from gymdata.settings import Config
+    from gymdata.settings import Config, Settings
 
 #: Short names, which are the same in every command.
 SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "concurrency": "-c"}
@@ -105,7 +105,8 @@ def with_flags(
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
 
-        def run(**given: Any) -> Any:
+        def loaded(given: Settings) -> Config:
+            """The settings of the options, which are taken out of ``given``."""
             config, sets = (given.pop("config"), given.pop("set_") or ()) if file else (None, ())
             values = {name: given.pop(name) for name in options}
             for name, key in own.items():
@@ -119,11 +120,15 @@ def with_flags(
                 values[key] = given[name]
             values = {key: value for key, value in values.items() if value not in ((), [])}
             named = {**flags, **{key: f"--{name}" for name, key in (keys or {}).items()}}
-            return body(settings=kind.load(config, values, sets, named), **given)
+            return kind.load(config, values, sets, named)
+
+        def run(**given: Any) -> Any:
+            return body(settings=loaded(given), **given)
 
         made: list[inspect.Parameter] = []
         for parameter in parameters.values():
             made += [parameter] if parameter.name != "settings" else [_parameter(n, a, None) for n, a in added.items()]
+        run.loaded = loaded  # type: ignore[attr-defined]  # for commands that are checked before they run
         if file:
             run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
         return _signed(run, made, body.__doc__)
@@ -184,6 +189,17 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         made += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
     made += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
     return _signed(run, [*made, _parameter("allow_changed", _AllowChanged, False)] if reads else made, body.__doc__)
+
+
+def without_body(body: Body, whole: Body) -> Body:
+    """The command's function ``whole`` as one that only loads the settings of ``body`` from its options."""
+    load = getattr(body, "loaded", None)
+
+    def run(**given: Any) -> None:
+        if load is not None:
+            load(given)
+
+    return _signed(run, list(inspect.signature(whole).parameters.values()), whole.__doc__)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

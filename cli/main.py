@@ -34,7 +34,7 @@ from gymdata.store.reading import reading
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
-from .flags import with_common
+from .flags import with_common, without_body
 
 _LOG = logging.getLogger("gymdata")
 
@@ -172,9 +172,9 @@ def _name(argument: Any) -> str:
     return str(argument.metavar or argument.name.upper())
 
 
-def build(command: str | None) -> typer.Typer:
+def build(command: str | None, *, parsed_only: bool = False) -> typer.Typer:
     """The application with ``command`` in full and alone; for anything else all commands are listed, and none of their
-    modules is loaded."""
+    modules is loaded. ``parsed_only``: the command reads its options and settings, and does nothing."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
@@ -199,9 +199,8 @@ def build(command: str | None) -> typer.Typer:
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
-            app.command(name, cls=OneCommand, help=text)(
-                with_common(body, reads=name in READERS, writes=name in WRITERS)
-            )
+            whole = with_common(body, reads=name in READERS, writes=name in WRITERS)
+            app.command(name, cls=OneCommand, help=text)(without_body(body, whole) if parsed_only else whole)
         elif command not in COMMANDS:
             app.command(name, help=summary)(named_only)
     return app
@@ -212,6 +211,18 @@ def rewritten(command: str | None, argv: list[str]) -> list[str]:
     support."""
     rewrite = _of_module(command, "rewrite")
     return list(rewrite(argv)) if rewrite is not None else argv
+
+
+def check_words(words: list[str]) -> None:
+    """Raises UsageError, or what else reading a command line raises, for words after ``gymdata`` that are refused before the
+    command does anything."""
+    command = words[0] if words else ""
+    if command not in COMMANDS:
+        raise UsageError.unknown_choice("command", command, COMMANDS)
+    try:
+        build(command, parsed_only=True)(args=rewritten(command, words), standalone_mode=False, prog_name="gymdata")
+    except typer.TyperException as refused:
+        raise _of_parser(refused, command, words) from refused
 
 
 def _of_module(command: str | None, function: str) -> Any:

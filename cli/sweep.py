@@ -22,8 +22,28 @@ def sweep(
     """Every combination of the grid runs the file's commands with every seed, one after the other; then the rewards of their
     evaluations are compared. Cells that are done are not run again, and a sweep that is started several times divides them.
     """
+    from gymdata.errors import GymdataError, MissingExtraError, UsageError
     from gymdata.sweep import run as sweeping
+    from gymdata.sweep.settings import SweepConfig
 
+    from .main import check_words
+
+    faults = dict[str, UsageError]()
+    cells = SweepConfig.load(file).cells(Path("{output}"))
+    # Those of other seeds differ in a number only.
+    for cell in [one for one in cells if one.seed == cells[0].seed]:
+        for words in cell.commands:
+            try:
+                check_words(words)
+            except GymdataError as error:
+                # What this machine lacks, or a file that an earlier step writes, may be there when the command runs.
+                if isinstance(error, MissingExtraError) or "{output}" in str(error):
+                    continue
+                if not isinstance(error, UsageError):
+                    raise
+                faults.setdefault(str(error), error.within(f"{cell.name}: gymdata {words[0]}"))
+    if faults:
+        raise UsageError.several(faults.values())
     with Watch("sweep") as watch:
         report = sweeping.sweep(
             file, output=output, dry_run=dry_run, overwrite=overwrite, progress=watch, command=command_words()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.public import Figures
 from gymdata.train.settings import TRAINERS, TrainConfig
 
 from .console import Watch, command_words, finish, note, say
@@ -69,7 +70,18 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         f"Every setting of {kind.library} and TRL's ModelConfig is a key of --config and --set, as "
         "--set learning_rate=1e-5."
     )
-    return with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
+    command = with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
+    load = command.loaded  # type: ignore[attr-defined]  # of with_flags
+
+    def loaded(given: Figures) -> TrainConfig:
+        from gymdata.train.trainer_settings import check_settings
+
+        settings: TrainConfig = load(given)
+        check_settings(settings.algorithm, settings.trainer, own=kind.model_fields, called=settings.called)
+        return settings
+
+    command.loaded = loaded  # type: ignore[attr-defined]  # what a sweep checks
+    return command
 
 
 train_sft = _command(TRAINERS["sft"])

@@ -19,15 +19,15 @@ BUDGETS: dict[str, int] = {
     ".": 3_541,
     "audit": 1_283,
     "chat": 1_189,
-    "check": 2_511,
+    "check": 2_516,
     "checks": 2_598,
-    "cli": 3_920,
-    "collect": 3_745,
+    "cli": 3_988,
+    "collect": 3_748,
     "credit": 1_328,
     "demo": 625,
     "doctor": 325,
     "engines": 3_399,
-    "environments": 1_989,
+    "environments": 1_996,
     "eval": 301,
     "experience": 1_990,
     "filter": 977,
@@ -52,7 +52,7 @@ BUDGETS: dict[str, int] = {
     "scores": 448,
     "serve": 172,
     "show": 806,
-    "status": 311,
+    "status": 314,
     "store": 4_827,
     "sweep": 447,
     "tokenize": 424,
@@ -63,8 +63,8 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_350, 598
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 400, 282, 14
+TOTAL, FILE_LINES = 86_436, 598
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 399, 282, 14
 
 
 def sources() -> list[Path]:

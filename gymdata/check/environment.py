@@ -39,6 +39,8 @@ _CALLS, _TURNS = 3, 8
 #: Seconds without an answer after which code that blocks the event loop is given up.
 LIMIT_S = 20.0
 _NEVER_ENDS = "never ends"
+#: The task where no file of tasks is given.
+_MADE_UP = "made-up"
 #: What a tool raises by a slip rather than to refuse arguments.
 _SLIPS = (NameError, AttributeError, ImportError, RecursionError, NotImplementedError, SystemExit)
 _ODD = (TypeError, LookupError, ArithmeticError, AssertionError)
@@ -105,7 +107,7 @@ class EnvironmentCheck(Report):
         ]
 
 
-#: Gives a person's next message, None to stop, from the episode and what it answered last.
+#: Gives a person's next message, None to stop, from the episode and what it answered last; once more when it has ended.
 Human = Callable[[ToolEpisode, StepResult | None], Message | None]
 
 
@@ -130,7 +132,7 @@ def check_environment(
             f"{env}: is a server; an environment in Python is checked",
             hint=f"gymdata collect TASKS {option('env')} URL --dry-run",
         )
-    first = [Task("made-up", [{"role": "user", "content": "What now?"}], None, {"prompt": "What now?"}, "")]
+    first = [Task(_MADE_UP, [{"role": "user", "content": "What now?"}], None, {"prompt": "What now?"}, "")]
     if tasks is not None:
         shape = TaskShape.of(checked(map), None, None)
         first = list(islice(TaskFile(str(path_of(tasks, "check_environment")), shape=shape), limit))
@@ -320,6 +322,7 @@ class _Trial:
             steps += 1
             rewards += [] if result.reward is None else [result.reward]
             if result.done:
+                human(episode, result)
                 break
         await episode.close()
         ended = None if result is None or not result.done else result.stop_reason or "the policy called no tool"
@@ -336,6 +339,8 @@ class _Trial:
         where = self.hanging_at() if hung else self._defined(function)
         if text.endswith(")") and " (" in text:
             text, _, where = text[:-1].rpartition(" (")
+        if method == "reset" and self.tasks[0].task_id == _MADE_UP:
+            text += f"; the task was made up, with a prompt only: {option('tasks')} takes a file of real ones"
         self.found("error", _NEVER_ENDS if hung else "fails", where, text)
 
 

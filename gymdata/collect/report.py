@@ -135,7 +135,10 @@ class CollectSummary(Report):
                 "extra.environment.stderr of each says why (gymdata show)"
             )
         odd += [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
-        return [*odd, *([self.slowed_by] if self.slowed_by else [])]
+        if self.exhausted or (self.failures and self.pending):
+            odd.append(f"`gymdata query :failures {self.path}` says why attempts failed")
+        # Without a rollout, the failures are what there is to say.
+        return [*odd, *([self.slowed_by] if self.slowed_by and self.rollouts else [])]
 
     def _scoring(self) -> list[Row]:
         rows = [line for part in self.parts.values() for line in part.lines()]

@@ -94,10 +94,17 @@ class PythonTools:
             return cls(target, identity, timeout_s=timeout_s)
         if not inspect.isclass(target):
             raise UsageError(f"--set env_args: {spec} is no class, so it takes no arguments")
+        signature = inspect.signature(target)
         try:
-            inspect.signature(target).bind(**arguments)
+            bound = signature.bind(**arguments).arguments
         except TypeError as error:
-            raise UsageError(f"--set env_args: {spec}: {error}", hint=f"it is {inspect.signature(target)}") from error
+            raise UsageError(f"--set env_args: {spec}: {error}", hint=f"it is {signature}") from error
+        for name, value in bound.items():
+            stated = signature.parameters[name].annotation
+            stated = getattr(stated, "__name__", stated)
+            if isinstance(value, str) and stated in ("int", "float", "bool"):
+                where = f"--set env_args: {spec}: {name}"
+                raise UsageError.bad_value(where, value, f"a value of type {stated}", hint=f"it is {signature}")
         identity = {**identity, "arguments": dict(arguments)}
         return cls(target, identity, timeout_s=timeout_s, make=lambda: target(**copy.deepcopy(arguments)))
 

@@ -210,6 +210,9 @@ def _run(top: Path, run_json: Path) -> RunStatus:
         shown = replace(shown, state="on another machine, or interrupted")
     if shown.kind in ("collect", "record"):
         return _of_rollouts(shown, run_json.parent, facts)
+    if shown.kind == "sweep":
+        counts = facts.get("counts") or {}
+        return replace(shown, unit="cells", done=counts.get("done"), wanted=counts.get("cells"))
     return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown
 
 

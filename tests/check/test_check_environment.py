@@ -88,14 +88,32 @@ def test_plays_show_rewards_and_state(tmp_path: Path) -> None:
 
 
 def test_a_person_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that begins with a tool's name calls it; wrong JSON is said; another line is a message."""
+    """A line that begins with a tool's name calls it; wrong JSON and unknown tools are said; another line is a message."""
     checked(tmp_path, "")
-    monkeypatch.setattr("sys.stdin", io.StringIO('add {\nadd {"a": 2, "b": 3}\nfive\n'))
+    monkeypatch.setattr("sys.stdin", io.StringIO('add {\nsub {"a": 2}\nadd {"a": 2, "b": 3}\nfive\n'))
     assert main(["check", "--env", f"{tmp_path / 'env.py'}:Env", "--play"]) == 0
     said = capsys.readouterr()
     assert "the arguments of add are no JSON" in said.err
+    assert "tool: got 'sub', expected one of add" in said.err
     assert "tool: 5" in said.err
+    assert "the rollout has ended: no tool was called" in said.err
     assert "human" in said.out
+
+
+def test_a_reset_that_needs_a_tasks_fields_names_the_flag_for_tasks(tmp_path: Path) -> None:
+    """The made-up task has a prompt only."""
+    checked(tmp_path, "def reset(self, answer, **task): pass")
+    report = check_environment(f"{tmp_path / 'env.py'}:Env")
+    assert "takes a file of real ones" in report.findings[0].detail
+
+
+def test_a_text_is_refused_where_the_class_takes_a_number(tmp_path: Path) -> None:
+    """Before anything is started."""
+    checked(tmp_path, "def __init__(self, uses: int = 2, name: str = '') -> None: pass")
+    env = f"{tmp_path / 'env.py'}:Env"
+    with pytest.raises(UsageError, match="uses: got 'many', expected a value of type int"):
+        check_environment(env, arguments={"uses": "many"})
+    assert check_environment(env, arguments={"uses": 3, "name": "many"}).ok
 
 
 def test_faults_end_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

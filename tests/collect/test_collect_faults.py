@@ -54,6 +54,7 @@ def test_failures_are_pending_until_the_attempts_are_used_up(tasks: Tasks, tmp_p
         summary = collect(parts=parts(sampler), **settings)
         pending.append((summary.pending, summary.exhausted, len(sampler.requests), summary.exit_code))
     assert pending == [(1, 0, 3, 1), (0, 1, 1, 1), (0, 1, 0, 1)]
+    assert f"`gymdata query :failures {tmp_path / 'run'}` says why attempts failed" in summary.remarks()
     assert [f["attempt"] for f in failures_of(tmp_path / "run")] == [1, 2]
     assert collect(parts=parts(), give_up=True, **settings).exit_code == 0
     assert collect(parts=parts(), **{**settings, "max_attempts": 3}).rollouts == 3

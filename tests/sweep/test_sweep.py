@@ -13,6 +13,7 @@ import yaml
 
 from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.status.run import status
 from gymdata.store.lock import Lock
 from gymdata.sweep import run as running
 from gymdata.sweep.run import SweepPlan, SweepReport, sweep
@@ -91,6 +92,8 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     monkeypatch.setattr(running, "start", counted)
     stopped = swept(written(tmp_path))
     assert (stopped.done, stopped.interrupted, stopped.exit_code) == (1, True, 130)
+    (shown,) = status(tmp_path / "sweep").runs
+    assert (shown.state, shown.done, shown.wanted, shown.unit) == ("interrupted", 1, 4, "cells")
     report = swept(tmp_path / "sweep.yaml")
     assert (report.done, report.exit_code) == (4, 0)
     assert len(calls) == 9
@@ -128,6 +131,25 @@ def test_a_command_that_is_wrong_stops_the_sweep(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no-such-flag") as refused:
         sweep(file)
     assert refused.value.exit_code == 2  # type: ignore[attr-defined]  # of GymdataError
+
+
+def test_all_commands_are_read_before_the_first_one_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the last cell misspells does not cost the others; each fault is named once, with its cell."""
+    steps = ["pairs {output} -o {output}/pairs --strategy {choice}", "filtr {output} -o {output}/eval --seed {seed}"]
+    file = written(tmp_path, steps=steps, grid={"choice": ["all", "al"]})
+    assert main(["sweep", str(file), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("choice-al_seed-1: gymdata pairs: --strategy: got 'al'") == 1
+    assert said.count("gymdata filtr: command: got 'filtr'") == 1
+    assert "choice-all_seed-1: gymdata pairs" not in said
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_files_that_an_earlier_step_writes_may_be_lacking(tmp_path: Path) -> None:
+    """Settings that are not there yet are read when the command runs."""
+    steps = ["filter {output}/{choice} -o {output}/eval --config {output}/settings{seed}.yaml"]
+    assert main(["sweep", str(written(tmp_path, steps=steps)), "--dry-run"]) == 0
 
 
 @pytest.mark.usefixtures("here")

@@ -96,7 +96,7 @@ def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
 
 def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
     """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
-    address, advice = server_address(endpoint), Advice("start the server, or correct its base URL")
+    address, advice = server_address(endpoint), Advice("start it (`gymdata serve MODEL`), or correct its base URL")
     http = HttpClient(address, "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
 
     def models(answer: JsonObject) -> list[ServedModel]:
@@ -138,7 +138,7 @@ PROBE = (1, 2, 3, 4)
 PROBE_TOKENS = 8
 _KEY = "set VLLM_API_KEY or OPENAI_API_KEY to the server's key"
 _ADVICE = Advice(
-    unreachable="start the server, or correct the URL: `curl URL/v1/models` must answer",
+    unreachable="start the server, or correct the URL: `curl URL/v1/models` must answer; `gymdata serve MODEL` starts one",
     slow="raise the request timeout, or lower -c/--concurrency",
     statuses={401: _KEY, 403: _KEY, 404: "is this the base URL of a vLLM server (with or without /v1)?"},
 )
