@@ -331,9 +331,13 @@ def numbers_of(row: JsonObject, names: Iterable[str]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
-def number_of(row: JsonObject, *names: str) -> float | None:
-    """The first of these columns that is a number, or the text of one; a boolean is 1 or 0."""
-    values = (row.get(name) for name in names)
-    numbers = (json.loads(v) if isinstance(v, str) and _NUMBER.fullmatch(v) else v for v in values)
-    found = (float(number) if isinstance(number, bool) else number_or_none(number) for number in numbers)
-    return next((number for number in found if number is not None), None)
+def number_of(row: JsonObject, *names: str, as_text: bool = False) -> float | None:
+    """The first of these columns that is a number (``as_text``: or the text of one, as in CSV); a boolean is 1 or 0."""
+    for name in names:
+        value = row.get(name)
+        if as_text and isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = float(value)
+        number = float(value) if isinstance(value, bool) else number_or_none(value)
+        if number is not None:
+            return number
+    return None

@@ -89,9 +89,9 @@ class TrlPromptCompletion(TextFormat):
 
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
         prompt = in_context(item, conversation(item[prompt_column], prompt_column))
-        numbers = {column: number_of(item, column) for column in (*_SCORES, *_ATTRIBUTES)}
+        numbers = {column: number_of(item, column, as_text=True) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
-        reward = number_of(item, *_SCORES)
+        reward = number_of(item, *_SCORES, as_text=True)
         return rollout_row(
             item,
             prompt,
@@ -136,8 +136,8 @@ class TrlPreference(TextFormat):
         if "rejected_messages" in item:
             item = item | {name: item[f"{name}_messages"] for name in ("chosen", "rejected")}
         prompt, *sides = prompt_and_sides(item)
-        scores = [number_of(item, *(n.format(side) for n in _RATINGS)) for side in ("chosen", "rejected")]
-        margin = number_of(item, "margin")
+        scores = [number_of(item, *(n.format(side) for n in _RATINGS), as_text=True) for side in ("chosen", "rejected")]
+        margin = number_of(item, "margin", as_text=True)
         if margin is None:
             margin = math.nan if None in scores else scores[0] - scores[1]  # type: ignore[operator]  # none is None
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
