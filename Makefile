@@ -37,8 +37,9 @@ compare-trainers: .venv/.ready
 # together (tests/schedule.py).
 PYTEST := $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations 25
 
-test: lint types
-	$(PYTEST) -m "not full"
+# mypy runs beside the tests: it has one process, and some of theirs wait.
+test: lint
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not full"; tests=$$?; wait $$types && exit $$tests
 
 # What is run after every change: no vLLM, no torch, no file that takes longer than 2.5 seconds.
 test-fast: lint types
