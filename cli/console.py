@@ -410,7 +410,8 @@ class Watch:
             # A training shows the time left instead of its rate, because its figures need the room.
             if (done := self._done()) and "loss" not in self._counts:
                 parts.append(f"{60 * done / passed:,.0f}/min")
-            if tokens := self._since("tokens"):
+            # A training begins to count again after its preparation.
+            if (tokens := self._since("tokens")) > 0:
                 parts.append(f"{tokens / passed:,.0f} tok/s")
         if self._counts.get("reward") is not None and "reward" in self._counts:
             parts.append(f"reward {self._counts['reward']:.3f}")

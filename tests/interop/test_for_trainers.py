@@ -17,7 +17,7 @@ import gymdata
 from gymdata.errors import RefusedError
 from gymdata.interop.formats import exported
 from gymdata.interop.formats.input_ids import MESSAGES, NO_TOKENS, RENDERED
-from gymdata.interop.formats.trl_kto import UNLABELLED
+from gymdata.interop.formats.trl_kto import ABOVE_1, UNLABELLED
 from gymdata.interop.formats.verl import WITH_TOOLS
 from gymdata.interop.text_export import EMPTY, LOG_PROBS, REWARDS
 from gymdata.interop.text_export import TOOLS as GIVEN_TOOLS
@@ -61,6 +61,12 @@ def test_labels_are_of_the_score_that_is_named(tmp_path: Path) -> None:
     (line,) = lines(tmp_path / "kto.jsonl")
     assert line["label"] is False
     assert [message["role"] for message in line["completion"]] == ["assistant", "tool", "assistant"]
+
+
+def test_scores_above_1_are_told_to_have_the_label_of_a_half(tmp_path: Path) -> None:
+    rows = [rollout("a", n, reward, two_turns(5, 40)) for n, reward in enumerate((1.0, 3.0, 8.5))]
+    done = gymdata.export(write_run(tmp_path / "run", rows), tmp_path / "kto.jsonl", "trl-kto")
+    assert (done.rows_out, done.lost[ABOVE_1]) == (3, 2)
 
 
 #: Two turns in one sequence, a break that makes two, no tokens, and nothing sampled.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gymdata.interop.chat_text import Lines
 
 UNLABELLED = "rollouts without a label (left out: no reward, or one of exactly 0.5)"
+ABOVE_1 = "rewards above 1, labelled as all others by 0.5 (train-kto labels them by the mean of their task's)"
 
 
 @FORMATS.register("trl-kto")
@@ -30,10 +31,12 @@ class TrlKto(TrlPromptCompletion):
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         from gymdata.interop.text_export import TRL, conversations
         from gymdata.scores.chosen import DESIRABLE, labels
 
         rows, desirable = labels(pa.Table.from_batches([batch]), DESIRABLE)
         lost[UNLABELLED] += batch.num_rows - len(rows)
+        lost[ABOVE_1] += pc.sum(pc.greater(batch["reward"], 1.0)).as_py() or 0
         return conversations(b'{"prompt":[', TRL, batch.take(pa.array(rows)), lost, split=True, label=desirable)
