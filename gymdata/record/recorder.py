@@ -538,7 +538,7 @@ class Recorder:
             raise defects[0]
 
     async def _end(self, session: Session, ending: Ending) -> Exception | None:
-        """A defect in one session, which stays open, ends no other: it is said and returned."""
+        """A defect in one session, which stays open, ends no other: it is reported and returned."""
         try:
             await self.finish(session.key, ending)
         except RequestError:

@@ -96,8 +96,8 @@ class Service:
         except Exception as error:  # noqa: BLE001 - every request is answered in its dialect
             refusal = _refusal(error)
             kind, message, where = refusal.kind, refusal.message, refusal.where
-            status, headers, told = dialect.error(refusal.status, kind, message, refusal.retry_after, where)
-            return _json(status, told, headers)
+            status, headers, body = dialect.error(refusal.status, kind, message, refusal.retry_after, where)
+            return _json(status, body, headers)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that goes on when its client goes away, and has time to end when the server stops. It raises RequestError

@@ -88,7 +88,7 @@ def test_plays_show_rewards_and_state(tmp_path: Path) -> None:
 
 
 def test_a_person_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that begins with a tool's name calls it; wrong JSON and unknown tools are said; another line is a message."""
+    """A line that begins with a tool's name calls it; wrong JSON and unknown tools are named; another line is a message."""
     checked(tmp_path, "")
     monkeypatch.setattr("sys.stdin", io.StringIO('add {\nsub {"a": 2}\nadd {"a": 2, "b": 3}\nfive\n'))
     assert main(["check", "--env", f"{tmp_path / 'env.py'}:Env", "--play"]) == 0
