@@ -22,6 +22,7 @@ from gymdata.filter.conditions import (
     COUNTS,
     MARKED,
     NUMBERS,
+    RECORDED,
     SCALARS,
     TEXTS,
     Kind,
@@ -30,11 +31,11 @@ from gymdata.filter.conditions import (
     unknown_column,
 )
 from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
 from gymdata.scores.marks import read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
-from gymdata.store import read_table, scan_batches
+from gymdata.store import read_failures, read_table, scan_batches
 from gymdata.store.lineage import concat, refuse_duplicates
 from gymdata.store.lines import decode
 from gymdata.store.reading import warn
@@ -68,17 +69,18 @@ class RolloutColumns:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rollouts that are in memory already: ``columns`` and ``batches`` give the columns of some names."""
+    """Rollouts that are in memory already: ``columns`` and ``batches`` give the columns of some names; what a table is
+    without need not be in its batches."""
 
     columns: Callable[[Sequence[str]], pa.Table]
-    batches: Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
+    batches: Callable[[Table, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 def loaded_from(sources: Sequence[str | Path]) -> Loaded:
     """The rollouts under path arguments, read when they are needed."""
     return Loaded(
         lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
-        lambda names: (batch for path in sources for batch in scan_batches(path, ROLLOUTS, names)),
+        lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
     )
 
 
@@ -116,7 +118,14 @@ def load_columns(
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
     if unknown:
-        plain_names = [*SCALARS, *TEXTS, *MARKED, *(f"reward_{name}" for name in named_scores(sources, table)), *COUNTS]
+        plain_names = [
+            *SCALARS,
+            *TEXTS,
+            *MARKED,
+            *RECORDED,
+            *(f"reward_{name}" for name in named_scores(sources, table)),
+            *COUNTS,
+        ]
         plain_names += [f"task.{name}" for name in tasks.names()]
         every = [*plain_names, *(f"{what}_{of}" for of in plain_names if is_number(of) for what in STATISTICS)]
         shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
@@ -124,16 +133,47 @@ def load_columns(
     if texts := [name for name in TEXTS if name in named]:
         columns.kinds |= dict.fromkeys(texts, "text")
         parts: dict[str, list[pa.Array]] = {name: [] for name in texts}
-        for batch in rollouts.batches(("messages", "n_turns")):
+        for batch in rollouts.batches(ROLLOUTS, ("messages", "n_turns")):
             opening, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
             for name, joined in parts.items():
                 text = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
                 joined.append(text.cast(pa.large_string()))
         # More rows may have been collected since the others were read.
         columns.values |= {name: pa.concat_arrays(joined).slice(0, table.num_rows) for name, joined in parts.items()}
+    if "agents" in named:
+        columns.values["agents"], columns.kinds["agents"] = agents_of(rollouts).slice(0, table.num_rows), "text"
     for name, where in named.items():
         _add(columns, name, where, sources, tasks)
     return columns
+
+
+def agents_of(rollouts: Loaded) -> pa.Array:
+    """The agents that made the model calls of each rollout, in alphabetical order; null where no call names one."""
+    by_batch = [pa.array([], pa.string())]
+    for batch in rollouts.batches(AGENTS, ("turns",)):
+        turns = batch.column("turns")
+        row = np.repeat(np.arange(batch.num_rows), pc.list_value_length(turns).to_numpy(zero_copy_only=False))
+        calls = pa.table({"row": row, "agent": turns.flatten().field("agent")})
+        calls = calls.filter(pc.is_valid(calls["agent"])).group_by(["row", "agent"]).aggregate([])
+        ordered = calls.sort_by([("row", "ascending"), ("agent", "ascending")])
+        by_row = ordered.group_by("row", use_threads=False).aggregate([("agent", "list")])
+        joined = pc.binary_join(by_row["agent_list"].combine_chunks(), ", ")
+        places = pc.index_in(pa.array(np.arange(batch.num_rows)), value_set=by_row["row"].combine_chunks())
+        by_batch.append(joined.take(places))
+    return pa.concat_arrays(by_batch)
+
+
+def errors_of(sources: Iterable[str | Path], ids: pa.ChunkedArray) -> pa.Array:
+    """What failed in the attempts at each rollout, ``engine``, ``environment``, ``agent`` or ``reward NAME``; null where
+    nothing did. ``ids``: of the rollouts."""
+    by_rollout: dict[str, set[str]] = {}
+    for failure in (failure for path in sources for failure in read_failures(path)):
+        kind = str(failure.get("kind"))
+        by_rollout.setdefault(str(failure.get("rollout_id")), set()).add(
+            str(failure.get("place")) if kind == "reward" else kind
+        )
+    texts = {rollout: ", ".join(sorted(kinds)) for rollout, kinds in by_rollout.items()}
+    return pa.array([texts.get(rollout) for rollout in ids.to_pylist()] if texts else [None] * len(ids), pa.string())
 
 
 def category_name(name: str) -> str:
@@ -153,6 +193,9 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         columns.values[name], columns.kinds[name] = _plain(table[name].combine_chunks(), name)
         if name in _OF_GROUP:
             columns.of_group.add(name)
+        return
+    if name == "errors":
+        columns.values[name], columns.kinds[name] = errors_of(sources, table["rollout_id"]), "text"
         return
     if name in MARKED:
         marks = read_marks(sources)
@@ -240,7 +283,7 @@ class _TaskFields:
         if self._values is not None:
             return self._values
         self._values = {path: [] for path in self._paths}
-        for batch in self._rollouts.batches(("task",)):
+        for batch in self._rollouts.batches(ROLLOUTS, ("task",)):
             # Each task is decoded once, not once for each of its rollouts.
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
             tasks = [object_of(decode(text.encode()) if text else None) for text in encoded.dictionary.to_pylist()]

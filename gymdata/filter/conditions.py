@@ -41,6 +41,8 @@ COUNTS = ("n_rollouts", "n_scored")
 TEXTS = ("prompt", "text")
 #: What people marked in ``view --annotate``.
 MARKED = ("tags", "comments", "bad_task")
+#: Which agents made its model calls, and what failed: both joined by commas, missing without one.
+RECORDED = ("agents", "errors")
 
 FUNCTIONS = (
     "abs", "ceil", "coalesce", "concat", "contains", "ends_with", "exp", "floor", "greatest", "ifnull", "least", "length",
@@ -88,7 +90,7 @@ class Condition:
 
 def may_be_column(name: str) -> bool:
     """Whether ``name`` can be one of some rollouts."""
-    if name in (*SCALARS, *COUNTS, *TEXTS, *MARKED) or name.startswith(("reward_", "task.")):
+    if name in (*SCALARS, *COUNTS, *TEXTS, *MARKED, *RECORDED) or name.startswith(("reward_", "task.")):
         return True
     statistic, _, of = name.partition("_")
     return statistic in STATISTICS and is_number(of)

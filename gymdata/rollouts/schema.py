@@ -184,6 +184,9 @@ ROLLOUTS = Table(
     id_level=5,
 )
 
+#: The same without what a model call has besides its agent.
+AGENTS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "agent"))
+
 SCORES = Table(
     "scores",
     1,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gymdata
 from gymdata.checks.violations import CODES
 from gymdata.query.saved import SAVED
 from tests.rollout_files import rollout, two_turns, write_run
@@ -260,3 +261,40 @@ def test_values_stand_with_their_counts_and_lead_to_their_rollouts(serve: Serve,
     assert "task.level" not in hard.partition("By rollout")[0].partition("task.level ==")[2]
     failed = shown(url + "/?" + urllib.parse.urlencode({"where": "reward == 0"}))
     assert "task.level hard 2 By rollout" in failed
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_agents_and_errors_stand_with_their_counts(serve: Serve, tmp_path: Path, suffix: str) -> None:
+    """Programs by run, the agents of the calls, and what failed before a rollout or in its rewards; each value leads to a
+    condition of ``gymdata filter``, which keeps the same rollouts."""
+    paths = []
+    for name in ("claude-code", "opencode"):
+        rows = [
+            rollout(f"{name}-t{t}", 0, 1.0, two_turns(20 + t, 40), run_id=name, rollout_id=f"{name}-{t}")
+            for t in range(4)
+        ]
+        for t, row in enumerate(rows):
+            row["turns"][0]["agent"], row["turns"][1]["agent"] = "main", "side-1" if t == 3 else "main"
+        run = write_run(tmp_path / name, rows, suffix)
+        facts = json.loads((run / "run.json").read_text()) | {"run_id": name, "config": {"agent": name}}
+        (run / "run.json").write_text(json.dumps(facts))
+        faults = [("engine", "turn 1", 0), ("reward", "reward exact", 0), ("environment", "environment start", 1)]
+        lines = [json.dumps({"kind": k, "place": p, "rollout_id": f"{name}-{t}"}) + "\n" for k, p, t in faults]
+        (run / "failures.jsonl").write_text("".join(lines))
+        paths.append(run)
+    url = serve(*paths)
+    text = shown(url)
+    assert "agent claude-code 4 mean 1 opencode 4 mean 1 agents main 6 mean 1 main, side-1 2 mean 1" in text
+    assert "errors engine, reward exact 2 mean 1 environment 2 mean 1" in text
+    links = re.findall(r'<dd><a href="([^"]*)">\s*(\S[^<]*) <b>(\d)</b>', get(url)[1])
+    for name, label, count in (
+        ("agent", "opencode", "4"),
+        ("agents", "main, side-1", "2"),
+        ("errors", "environment", "2"),
+    ):
+        address = next(unescape(href) for href, of, n in links if (of, n) == (label, count))
+        assert f"{count} rollouts of 8" in shown(url + address), name
+        (where,) = urllib.parse.parse_qs(urllib.parse.urlsplit(address).query)["where"]
+        kept = gymdata.filter(paths, output=tmp_path / f"kept-{name}", where=[where])
+        assert kept.rollouts_out == int(count)
+    assert gymdata.filter(paths, output=tmp_path / "fine", where=["errors is null"]).rollouts_out == 4

@@ -1,4 +1,4 @@
-"""Which values the rollouts of a selection have, with counts: status, why they ended, and the fields of their tasks."""
+"""Which values the rollouts of a selection have, with counts: status, why they ended, agents, errors, fields of tasks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.filter.columns import Loaded, agents_of, errors_of
 from gymdata.report.rollouts import fields_to_split_by, task_fields
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.selection import Bar, Rows, text_of_condition
+from gymdata.view.evidence.stages import facts_of
 
 #: Values of one column that are listed, the most common first.
 _MOST = 12
@@ -23,11 +26,13 @@ _MOST = 12
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none."""
+    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none. ``wheres``: the condition
+    that keeps a value, where it is not that of a column of this name."""
 
     name: str
     values: tuple[Any, ...]
     codes: npt.NDArray[np.int32]
+    wheres: tuple[str, ...] = ()
 
     def of(self, row: int) -> Any:
         """The value of a rollout; None without one."""
@@ -69,17 +74,28 @@ def facets(columns: tuple[Column, ...], rows: Rows, rewards: pa.ChunkedArray, wh
             for k in order[:_MOST]
         ]
         only = column.name.startswith("task.") and column.name not in where and len(rows) < len(column.codes)
-        if len(bars) > 1 or (bars and only):
+        if len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
 
 
 def _columns(snapshot: Snapshot) -> Iterator[Column]:
     for name in ("status", "stop_reason"):
-        coded = snapshot.table[name].combine_chunks()
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
-        yield Column(name, tuple(coded.dictionary.to_pylist()), codes)
-    batches = list(snapshot.batches(("task_id", "task")))
+        yield _coded(name, snapshot.table[name].combine_chunks())
+    # Runs whose rollouts an agent program made have its name in run.json, and one run has one.
+    runs: dict[str, list[str]] = {}
+    for facts in map(facts_of, snapshot.paths):
+        if isinstance(program := (facts.get("config") or {}).get("agent"), str):
+            runs.setdefault(program, []).append(str(facts.get("run_id")))
+    program_of = {run: n for n, ids in enumerate(runs.values()) for run in ids}
+    coded = snapshot.table["run_id"].combine_chunks()
+    of_run = np.array([program_of.get(run, -1) for run in coded.dictionary.to_pylist()], np.int32)
+    wheres = [f"run_id in ({', '.join(map(text_of_condition, ids))})" for ids in runs.values()]
+    yield Column("agent", tuple(runs), of_run[coded.indices.to_numpy(zero_copy_only=False)], tuple(wheres))
+    agents = agents_of(Loaded(snapshot.columns, snapshot.batches)).slice(0, len(snapshot))
+    yield _coded("agents", agents.dictionary_encode())
+    yield _coded("errors", errors_of(snapshot.paths, snapshot.table["rollout_id"]).dictionary_encode())
+    batches = list(snapshot.batches(ROLLOUTS, ("task_id", "task")))
     if not batches:
         return
     table = pa.Table.from_batches(batches)
@@ -99,7 +115,14 @@ def _columns(snapshot: Snapshot) -> Iterator[Column]:
         yield Column(f"task.{name}", tuple(values), codes[task_of][: len(snapshot)])
 
 
+def _coded(name: str, coded: pa.DictionaryArray) -> Column:
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+    return Column(name, tuple(coded.dictionary.to_pylist()), codes)
+
+
 def _where(column: Column, k: int) -> str:
+    if column.wheres:
+        return column.wheres[k]
     value = column.values[k]
     if isinstance(value, bool):
         return f"{column.name} == {str(value).lower()}"

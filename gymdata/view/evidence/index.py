@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.scores.chosen import default_score, rescored_at, with_score
 from gymdata.scores.marks import sizes_of_marks
 from gymdata.store.journal import row_parser, scan
@@ -104,11 +104,11 @@ class Snapshot:
         some = self.table.select(list(names))
         return some.cast(pa.schema([_SCHEMA.field(n) for n in names]))
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, in their order."""
         for part in self.parts:
             if part.source.kind == "parquet":
-                yield from scan_batches(part.source.path, ROLLOUTS, columns)
+                yield from scan_batches(part.source.path, table, columns)
             else:
                 for group in part.groups:
                     yield from group.load().select(list(columns)).to_batches()
