@@ -113,8 +113,9 @@ def decode_row(line: bytes) -> Any:
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
-    number = source.part.lines if source.part is not None else 0
+    """Each non-blank line with its 1-based number in the file, or in its part. Raises DataError when the file cannot be read
+    to its end."""
+    number = 0
     try:
         for line in _raw_lines(source):
             text = line.removeprefix(BOM) if number == 0 else line

@@ -65,27 +65,21 @@ _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"P
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
-class Part(NamedTuple):
-    """A part of a file: row groups of Parquet, else bytes from the start of a line to the start of another, from ``start``
-    to before ``end``; ``lines`` and ``rows`` (lines that are not blank) of the file come before it. Of row groups, only
-    ``take`` rows after the first ``skip`` (None: all the others)."""
+class Bytes(NamedTuple):
+    """A part of a file of lines, from the ``start`` of a line to before the ``end``, where another begins."""
 
     start: int
     end: int
-    lines: int
-    rows: int
-    skip: int = 0
-    take: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file with rows: what kind it is, how it is compressed, and which part of it is meant (None: all of it)."""
+    """One file with rows: what kind it is, how it is compressed, and which part of its lines is meant (None: all)."""
 
     path: Path
     kind: Kind
     compression: Compression | None = None
-    part: Part | None = None
+    part: Bytes | None = None
 
 
 def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:

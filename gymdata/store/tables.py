@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from gymdata.store.columns import build, content_hashes, other_rows, reshape, to
 from gymdata.store.formats import format_of, head
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, row_lines
-from gymdata.store.paths import RUN_JSON, Part, Source, read_facts, resolve, sealed_twin
+from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import ahead
@@ -284,7 +284,7 @@ def scan_source(
     *,
     threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, or a part of one, in batches. Fields that the table is ``without`` are not read from Parquet.
+    """The rows of one file in batches. Fields that the table is ``without`` are not read from Parquet.
     Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
     less CPU time, slightly more wall time."""
     check_source(source, table)
@@ -302,22 +302,17 @@ def scan_source(
         with parquet_file(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
-            groups = range(file.num_row_groups) if source.part is None else range(source.part.start, source.part.end)
             seen, expected = 0, file.metadata.num_rows
-            if source.part is not None:
-                expected = sum(file.metadata.row_group(i).num_rows for i in groups) - source.part.skip
-                expected = expected if source.part.take is None else min(expected, source.part.take)
             leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
             # Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the
             # file is.
             read = (
                 batch
-                for index in groups
+                for index in range(file.num_row_groups)
                 for batch in file.iter_batches(batch_size, row_groups=[index], columns=leaves, use_threads=threads)
             )
-            found = _some(read, source.part)
             # Closed before the file, because its thread may still be reading ahead.
-            with contextlib.closing(ahead(found, _BATCHES_AHEAD) if threads else found) as batches:
+            with contextlib.closing(ahead(read, _BATCHES_AHEAD) if threads else read) as batches:
                 for batch in batches:
                     seen += batch.num_rows
                     if batch.num_rows:
@@ -326,21 +321,6 @@ def scan_source(
                 raise DataError.damaged(where, f"{seen:,} of {counted(expected, 'row')} can be read")
     except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
-
-
-def _some(batches: Iterator[pa.RecordBatch], part: Part | None) -> Generator[pa.RecordBatch]:
-    """The rows of ``batches`` that belong to ``part``."""
-    if part is None or (not part.skip and part.take is None):
-        yield from batches
-        return
-    skip, take = part.skip, part.take
-    for batch in batches:
-        some = batch.slice(skip) if take is None else batch.slice(skip, take)
-        skip = max(0, skip - batch.num_rows)
-        take = None if take is None else take - some.num_rows
-        yield some
-        if take == 0:
-            return
 
 
 def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:

@@ -41,14 +41,13 @@ _Row = tuple[int, JsonObject]
 
 
 def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
-    """The batches of one JSONL or journal file, or a part of one, and violations for the rows that are in none. Keys that
-    nothing reads are counted in ``unknown``."""
+    """The batches of one JSONL or journal file, and violations for the rows that are in none. Keys that nothing reads are
+    counted in ``unknown``."""
     rows: list[_Row] = []
     columns: list[str] = []
     size = 0
-    first = source.part.rows if source.part is not None else 0
     try:
-        for number, line in enumerate(_lines(source), first):
+        for number, line in enumerate(_lines(source)):
             if isinstance(line, Violation):
                 yield line._replace(row=number)
                 continue
@@ -74,7 +73,7 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
             rows.append((number, row))
             size += len(line)
     except DataError as error:
-        yield Violation("S101", rows[-1][0] + 1 if rows else first, detail=error.message)
+        yield Violation("S101", rows[-1][0] + 1 if rows else 0, detail=error.message)
     yield from _checked(rows, columns)
 
 

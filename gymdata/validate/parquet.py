@@ -7,7 +7,7 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from gymdata.remote.reading import parquet_file
 from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
-from gymdata.store.paths import Part
 from gymdata.workers.tuning import ahead, in_order
 
 _SCALARS = ("rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens")
@@ -59,9 +58,9 @@ def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
     return wanted
 
 
-def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[Evidence | Violation]:
+def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
     """The batches of one Parquet file, and violations for what is wrong with the file as a whole. ``texts``: as in
-    ``columns_read``; ``part``: only those row groups, and what is wrong with the file with the first of them."""
+    ``columns_read``."""
     try:
         file = parquet_file(path, memory_map=False, pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
@@ -69,13 +68,12 @@ def scan(path: Path, texts: bool = True, part: Part | None = None) -> Iterator[E
         return
     with file:
         problems, usable = _file_problems(file)
-        yield from problems if part is None or not part.start else ()
+        yield from problems
         if not usable:
             return
-        part = part or Part(0, file.num_row_groups, 0, 0)
-        row = part.rows
+        row = 0
         try:
-            read = _read_ahead(file, path, columns_read(file, texts), range(part.start, part.end))
+            read = _read_ahead(file, path, columns_read(file, texts))
             # In slices, so that what is computed of one is small compared to a row group.
             steps = ((batch, max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))) for batch in read)
             for batch in (whole.slice(start, step) for whole, step in steps for start in range(0, len(whole), step)):
@@ -153,14 +151,12 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
             yield *turns.locate(k), name, position
 
 
-def _read_ahead(
-    file: pq.ParquetFile, path: Path, columns: list[str], wanted: Sequence[int]
-) -> Iterator[pa.RecordBatch]:
+def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     giant = any(g.total_byte_size > _GIANT for g in groups)
     if giant:
         rows = max(g.num_rows / max(g.total_byte_size, 1) for g in groups) * _STREAM_BYTES
-        yield from ahead(file.iter_batches(max(1, int(rows)), row_groups=wanted, columns=columns), 1)
+        yield from ahead(file.iter_batches(max(1, int(rows)), columns=columns), 1)
         return
     metadata = file.metadata
 
@@ -170,7 +166,7 @@ def _read_ahead(
             table = own.read_row_group(index, columns=columns, use_threads=False)
         return list(table.to_batches())
 
-    filled = [i for i in wanted if groups[i].num_rows]
+    filled = [i for i, group in enumerate(groups) if group.num_rows]
     yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
 
 

@@ -237,7 +237,7 @@ def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterat
     if source.kind == "parquet":
         from gymdata.validate import parquet
 
-        return parquet.scan(source.path, texts, source.part)
+        return parquet.scan(source.path, texts)
     if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
         # The run sealed it since it was found.
         return _scan(sealed, texts, strange)

@@ -20,7 +20,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import Part, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import Bytes, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -376,7 +376,7 @@ def _halves(source: Source, processes: int) -> list[Source]:
             file.seek(size * k // processes)
             file.readline()
             bounds.append(file.tell())
-    parts = [Part(start, end, 0, 0) for start, end in pairwise([*bounds, size]) if start < end]
+    parts = [Bytes(start, end) for start, end in pairwise([*bounds, size]) if start < end]
     return [replace(source, part=part) for part in parts]
 
 

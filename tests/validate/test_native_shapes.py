@@ -11,8 +11,6 @@ import pytest
 from gymdata.validate.run import validate
 from tests.validate.generate import native_rows, write_lines, write_native
 
-FORMATS = ["parquet", "jsonl"]
-
 
 def test_bad_lines_are_named_and_hide_nothing(tmp_path: Path) -> None:
     """Unreadable and mistyped rows are S1xx at their row, and the rows around them are still checked."""
