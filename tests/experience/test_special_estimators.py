@@ -22,7 +22,6 @@ from tests.rollout_files import rollout, two_turns, write_run
 from tests.train.trainers.conftest import policy  # noqa: F401 - fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Rows = list[dict[str, Any]]
 #: Two ways to the answer: both come to the tool answer 30, the second also to 31.
 SHORT = [([1, 5], [10, 2]), ([1, 5, 10, 2, 30], [40, 2])]
 LONG = [([1, 5], [11, 2]), ([1, 5, 11, 2, 31], [12, 2]), ([1, 5, 11, 2, 31, 12, 2, 30], [41, 2])]

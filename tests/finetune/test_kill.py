@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -26,10 +24,6 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "sample_data"
-#: Times that a stage is waited for which is over in milliseconds.
-_TRIES = 5
-#: Columns of rollouts that tell when and where they were made.
-TIMES = {"started_at", "duration_s"}
 
 
 def write(folder: Path, epochs: int, builder: dict[str, Any]) -> Path:
@@ -97,74 +91,6 @@ def finish(config: Path, out: Path) -> None:
         raise
     assert process.returncode == 0, said.decode()
     assert session_members(process.pid) == []
-
-
-def facts_of(out: Path) -> dict[str, Any]:
-    """What must be the same: rows of every table without times, selections, figures, and the proofs of trained tokens."""
-    found: dict[str, Any] = {}
-    for file in sorted(out.glob("epoch-*/**/*.parquet")):
-        table = pq.read_table(file)
-        rows = table.select([c for c in table.column_names if c not in TIMES]).to_pylist()
-        found[str(file.relative_to(out))] = sorted(rows, key=repr)
-    for file in sorted(out.glob("epoch-*/selection.json")):
-        found[str(file.relative_to(out))] = json.loads(file.read_text())
-    for policy in sorted(out.glob("epoch-*/policy")):
-        found[f"{policy.parent.name} tokens"] = read_run_json(policy)["trained_tokens"]["batches"]
-        found[f"{policy.parent.name} weights"] = (policy / "model.safetensors").read_bytes()
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{k: v for k, v in row.items() if k != "data_xxh3"} for row in rows]
-    return found
-
-
-def kill_everywhere(tmp_path: Path, epochs: int, stages: list[tuple[int, str]]) -> None:
-    config = write(
-        tmp_path, epochs, {"_type": f"{Path(__file__).parent / 'deterministic.py'}:Builder", "latency": 0.05}
-    )
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    finish(config, whole)
-    before = tmp_path / "before"
-    for epoch, stage in stages:
-        shutil.rmtree(before, ignore_errors=True)
-        if out.exists():
-            shutil.copytree(out, before)
-        for _ in range(_TRIES):
-            process = begin(config, out)
-            caught = kill_in(process, out, epoch, stage)
-            said = process.communicate()[1].decode()
-            for child in session_members(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    watched = os.pidfd_open(child)
-                    assert select.select([watched], [], [], 60.0)[0], "a child outlived the loop"
-                    os.close(watched)
-            if caught:
-                break
-            shutil.rmtree(out)
-            if before.exists():
-                shutil.copytree(before, out)
-        assert caught, (epoch, stage, said)
-    finish(config, out)
-    assert facts_of(out) == facts_of(whole)
-    state = json.loads((out / "state.json").read_text())
-    for epoch, stage in stages:
-        entry = state["epochs"][str(epoch)][stage]
-        assert (entry["state"], entry["attempts"]) == ("completed", 2), (epoch, stage, entry)
-    ids = read_table(out / "epoch-001" / "rollouts", columns=["rollout_id"])["rollout_id"].to_pylist()
-    assert len(set(ids)) == len(ids) == 8 * 4
-
-
-@pytest.mark.full
-def test_killed_in_the_stages_of_an_epoch(tmp_path: Path) -> None:
-    """SIGKILL while collecting and while training: the same command ends with the same rollout ids, selection, pairs,
-    trained-token checksum and weights as a loop that was left alone."""
-    kill_everywhere(tmp_path, 1, [(1, "collect"), (1, "train")])
-
-
-@pytest.mark.full
-def test_killed_in_each_stage_of_each_epoch(tmp_path: Path) -> None:
-    """The same for every stage of two epochs."""
-    stages = [(0, "validate")] + [(epoch, stage) for epoch in (1, 2) for stage in
-              ("collect", "check", "select", "data", "train", "kl", "validate", "log")]  # fmt: skip
-    kill_everywhere(tmp_path, 2, stages)
 
 
 @pytest.mark.engine

@@ -87,15 +87,6 @@ def with_a_command(processes: Forks, folder: Path) -> Killed:
 
 
 @pytest.mark.full
-def test_a_loop_that_was_killed_between_its_stages_finishes(processes: Forks, tmp_path: Path) -> None:
-    """Killed as each stage begins and ends: the same command ends with the same rollouts, selection, data, policy and
-    figures, and with no file more."""
-    wrong, tried = with_a_command(processes, tmp_path).faults(lambda what: ".state.json.tmp of 0" in what)
-    assert wrong == []
-    assert tried > 8
-
-
-@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_loop_that_was_killed_anywhere_finishes(processes: Forks, tmp_path: Path) -> None:
     """The same in each state that the loop and its commands make."""

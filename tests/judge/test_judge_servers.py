@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymdata.cli.main import main
 from gymdata.errors import OutsideError, UsageError
 from gymdata.judge.run import JudgeSummary
 from gymdata.judge.run import judge as run_judge
@@ -75,24 +73,6 @@ def test_two_servers_share_the_work(up: Callable[..., ServerProcess], run: Path)
 
 
 @pytest.mark.full
-def test_a_server_that_is_killed_and_restarted_loses_nothing(up: Callable[..., ServerProcess], run: Path) -> None:
-    """Its requests go to the other, it is used again when it returns, and every verdict is there once."""
-    a, b = up(*PACED), up(*PACED)
-    watch = Watcher((20, b.kill))
-    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
-    watch.on(f"{b.url} is used again after", lambda: None)
-    summary = judged(run, f"{a.url},{b.url}", progress=watch)
-    assert watch.expected == []
-    assert (summary.comparisons["judged"], summary.asked, summary.exit_code) == (120, 120, 0)
-    ids = read_table(run / "judge-judge", COMPARISONS)["comparison_id"].to_pylist()
-    assert len(set(ids)) == len(ids) == 120
-    assert sum(server["answers"] for server in servers_of(run).values()) == 120
-    assert servers_of(run)[b.url]["outages"] == 1
-    judged(run, a.url, "one")
-    assert same_tables(run, "judge", "one")
-
-
-@pytest.mark.full
 def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerProcess], run: Path) -> None:
     """By the name that it lists, also where no name was given; and by its logprobs, where both show them."""
     a, b, other, mute = up("--weights", "3"), up("--name", "other"), up("--weights", "4"), up()
@@ -108,19 +88,6 @@ def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerPr
     assert not list(run.glob("judge-*/comparisons.parquet"))
     assert judged(run, [a.url, mute.url], "mute").exit_code == 0
     assert [server["logprob_difference"] for server in servers_of(run, "mute").values()] == [0.0, None]
-
-
-@pytest.mark.full
-def test_a_file_gains_a_server_while_it_runs(up: Callable[..., ServerProcess], run: Path, tmp_path: Path) -> None:
-    """A line that is added is a server more; one that is removed gets no more requests."""
-    a, b = up(*PACED), up(*PACED)
-    listed = tmp_path / "servers.txt"
-    listed.write_text(f"# node 1\n{a.url}\n")
-    watch = Watcher((4, lambda: listed.write_text(f"{b.url}/v1\n") and None))
-    assert judged(run, f"@{listed}", progress=watch, concurrency=4).exit_code == 0
-    states = {url: (server["state"], server["answers"] > 0) for url, server in servers_of(run).items()}
-    assert states == {a.url: ("removed", True), b.url: ("up", True)}
-    assert f"{a.url} is no longer listed and gets no more requests" in watch.said
 
 
 def test_all_servers_lost_are_the_judge_s_fault_and_repaid_is_nothing(
@@ -146,18 +113,6 @@ def test_all_servers_lost_are_the_judge_s_fault_and_repaid_is_nothing(
     assert summary.asked + summary.cached == 120
 
 
-@pytest.mark.full
-def test_one_server_that_stops_answering_is_waited_for(up: Callable[..., ServerProcess], run: Path) -> None:
-    """As with several: killed and started again, with no retries left for it, nothing is missing."""
-    a = up(*PACED)
-    watch = Watcher((20, a.kill))
-    watch.on("server unreachable, retrying for 10 min (wait_for_server=)", a.start)
-    watch.on("server reachable again after", lambda: None)
-    summary = judged(run, a.url, progress=watch, retries=1)
-    assert watch.expected == []
-    assert (summary.comparisons["judged"], summary.exit_code) == (120, 0)
-
-
 def test_what_one_server_refuses_is_no_verdict_of_another(run: Path) -> None:
     """A comparison that a server answers with garbage goes to the other; one that is refused has no numbers."""
     bad, good = Behaviour(always="garbage"), Behaviour(poisoned={"q=1 t0r0": "400"})
@@ -171,17 +126,6 @@ def test_what_one_server_refuses_is_no_verdict_of_another(run: Path) -> None:
     assert {row["score_1"] for row in refused} == {None}
 
 
-def test_the_command_line_repeats_endpoint(
-    up: Callable[..., ServerProcess], run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``--endpoint A --endpoint B`` uses both; run.json has the URLs as they were given."""
-    a, b = up(*PACED), up(*PACED)
-    assert main(["judge", str(run), "--endpoint", a.url, "--endpoint", b.url, "-m", "judge", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["comparisons"]["judged"] == 120
-    assert read_run_json(run / "judge-judge")["config"]["endpoint"] == [a.url, b.url]
-    assert {server["state"] for server in servers_of(run).values()} == {"up"}
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_a_judge_without_a_name_has_that_of_the_served_model(
     several: bool, up: Callable[..., ServerProcess], run: Path
@@ -193,15 +137,3 @@ def test_a_judge_without_a_name_has_that_of_the_served_model(
     assert (Path(summary.path).name, summary.name) == ("judge-judge", "judge")
     again = judged(run, endpoint, name=None, limit=1)
     assert (again.path, again.judge, again.asked) == (summary.path, summary.judge, 0)
-
-
-@pytest.mark.full
-def test_a_server_that_lists_no_model_yet_is_left_out_until_it_does(
-    up: Callable[..., ServerProcess], run: Path
-) -> None:
-    """It is loading: the others work, and it is named; alone it is a fault of the judge, not of the command."""
-    a, b, watch = up(*PACED), up("--name", ""), Watcher()
-    assert judged(run, [a.url, b.url], model=None, progress=watch).exit_code == 0
-    assert any(f"{b.url} is not used until it answers" in text and "lists no models" in text for text in watch.said)
-    with pytest.raises(OutsideError, match="lists no models"):
-        judged(run, b.url, name="alone", model=None)

@@ -94,23 +94,6 @@ def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Pat
 
 
 @pytest.mark.full
-def test_a_training_that_was_killed_between_its_steps(given: dict[str, Path], processes: Forks, tmp_path: Path) -> None:
-    """Killed at each place where the command itself changes files, and where the trainer has logged or saved: the same
-    command ends with the same files."""
-    seen: set[str] = set()
-
-    def first(what: str) -> bool:
-        new = what not in seen and (what.startswith("command") or "on_log" in what or "on_save" in what)
-        seen.add(what)
-        return new
-
-    training = killed("sft", given, processes, tmp_path)
-    wrong, tried = training.faults(first)
-    assert wrong == []
-    assert tried > 10
-
-
-@pytest.mark.full
 def test_held_out_figures_of_a_killed_training_are_there_once(
     given: dict[str, Path], processes: Forks, tmp_path: Path
 ) -> None:

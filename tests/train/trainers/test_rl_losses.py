@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,59 +207,3 @@ def test_a_loss_of_ones_own(policy: Path, assemble_rl: Assemble, tmp_path: Path)
     ):
         with pytest.raises(UsageError, match=message):
             loss_and_gradients(assemble_rl(rows, loss=f"{file}:{name}"))
-
-
-TWO = """
-import os, sys, pickle, torch
-from collections.abc import Callable
-from pathlib import Path
-from gymdata.train.losses import LOSSES
-from tests.train.trainers.conftest import start
-from tests.train.trainers.running import loss_and_gradients
-
-file, policy, out, size = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-found = {}
-for name in (name for name, loss in sorted(LOSSES.items()) if not loss.over_batch):
-    given = {"per_device_train_batch_size": size, "use_cpu": True}
-    if "RANK" in os.environ:
-        given["ddp_backend"] = "gloo"
-    trainer, _ = start("rl", file, policy, out / name, given, loss=name, sequence_mask=0.1)
-    loss, gradients = loss_and_gradients(trainer)
-    world = trainer.args.world_size
-    parts = [torch.tensor(loss, dtype=torch.float64), *gradients.values()]
-    if world > 1:
-        for part in parts:
-            torch.distributed.all_reduce(part)
-    found[name] = float(parts[0]) / world, {k: p / world for k, p in zip(gradients, parts[1:])}
-    rank = trainer.args.process_index
-if rank == 0:
-    (out / f"found-{world}.pickle").write_bytes(pickle.dumps(found))
-"""
-
-
-@pytest.mark.full
-def test_two_processes_are_one(policy: Path, tmp_path: Path) -> None:
-    """Loss and gradient of a step in two processes, averaged as DDP does it, are those of one process, for every loss."""
-    import os
-    import pickle
-    import socket
-
-    file, script = write_experiences(tmp_path, weighted_rows(policy)), tmp_path / "two.py"
-    script.write_text(TWO)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    root = str(Path(__file__).parents[3])
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    words = [sys.executable, str(script), str(file), str(policy), str(tmp_path)]
-    subprocess.run([*words, str(N + 1)], env=common, check=True, cwd=root)
-    ranks = [
-        subprocess.Popen([*words, "4"], cwd=root,
-                         env={**common, "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.wait() for process in ranks] == [0, 0]
-    one, two = (pickle.loads((tmp_path / f"found-{world}.pickle").read_bytes()) for world in (1, 2))
-    assert sorted(one) == ALONE
-    for name in ALONE:
-        assert_same(two[name], one[name], 1e-5)

@@ -20,8 +20,6 @@ from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
 
-Run = "subprocess.CompletedProcess[str]"
-
 
 @pytest.fixture
 def told_pairs(policy: Path, make_pairs: Any) -> Path:
@@ -83,20 +81,6 @@ def test_mistakes_end_with_the_documented_code(policy: Path, told_pairs: Path, t
     assert not (out / "SUCCESS").exists()
 
 
-@pytest.mark.full
-def test_two_processes_prove_the_same_tokens(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
-    """Two processes under accelerate, 13 pairs that do not divide among them: the proof is that of one process."""
-    done = gymdata(
-        "train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "two", "--json", "--num-processes", 2,
-        "--set", "per_device_train_batch_size=2", "--set", "num_train_epochs=2", "--set", "loss_type=[sigmoid, sft]",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    proof = json.loads(done.stdout)["trained_tokens"]
-    assert proof["equal"] is True
-    one = gymdata("train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "one", "--json", "--dry-run")
-    assert json.loads(one.stdout)["trained_tokens"]["batches"] == proof["batches"]
-
-
 def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
     """The command in a process group of its own, once its training has saved a checkpoint."""
     code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -142,27 +126,3 @@ def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Pat
     write_table(table.set_column(table.column_names.index("weight"), "weight", weights), file, PAIRS)
     other = gymdata(*words)
     assert (other.returncode, "data_xxh3" in other.stderr) == (2, True)
-
-
-@pytest.mark.full
-def test_a_killed_training_resumes(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
-    """SIGKILL of the command after a checkpoint: its process ends too; the same command ends with whole epochs proven and
-    the very weights of a training that was left alone."""
-    out = tmp_path / "killed"
-    same = ["--set", "num_train_epochs=60", "--set", "save_steps=5"]
-    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, *same]
-    process = begun(words, out)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    done = gymdata(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert facts["resumed_from"] is not None
-    assert facts["trained_tokens"]["equal"] is True
-    assert len(facts["trained_tokens"]["epochs"]) == 60
-    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert steps[:-1] == list(range(1, 121))
-    whole = gymdata("train-dpo", told_pairs, "-m", policy, "-o", tmp_path / "whole", *same)
-    assert whole.returncode == 0, whole.stderr
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
-    assert weights[0] == weights[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from tests.train.trainers.running import assert_same, loss_and_gradients
 from tests.train.trainers.running import gymdata as command
 
 pytestmark = pytest.mark.torch
-
-Begin = Callable[..., Any]
 
 
 def value_rows(policy: Path) -> list[dict[str, Any]]:
