@@ -7,9 +7,7 @@ from its source, because importing it would load torch for seconds; a class whos
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
-import os
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
@@ -31,8 +29,6 @@ Settings = dict[str, Any]
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
-#: The variable that names the plugins which pydantic does not load.
-_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -125,8 +121,7 @@ class Config(pydantic.BaseModel):
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         if not cls.__pydantic_complete__:
-            with _without_plugins():
-                cls.model_rebuild()
+            cls.model_rebuild()
         try:
             found = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
@@ -238,21 +233,6 @@ def _walk(
 
 def _is_section(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, pydantic.BaseModel)
-
-
-@contextlib.contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Classes are built without pydantic's plugins: looking for these reads the metadata of every installed package, a
-    twentieth of the time of a short command. Typer does the same for its own."""
-    before = os.environ.get(_PLUGINS)
-    os.environ[_PLUGINS] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PLUGINS]
-        else:
-            os.environ[_PLUGINS] = before
 
 
 def _defaults_of(settings: Any) -> Any:
@@ -524,7 +504,7 @@ def _fields_of(node: ast.ClassDef, module: str) -> Fields | None:
 
 
 def _fields_kinds(hint: ast.expr) -> set[type]:
-    """As ``trainer_settings.kinds_of`` finds them in the type itself."""
+    """The plain types that a hint allows; empty when it has none that can be checked."""
     if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
         return _fields_kinds(ast.parse(hint.value, mode="eval").body)
     if isinstance(hint, ast.BinOp) and isinstance(hint.op, ast.BitOr):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_541,
+    ".": 3_521,
     "audit": 1_283,
     "chat": 1_189,
     "check": 2_516,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_022,
     "finetune": 3_183,
     "genrm": 938,
-    "interop": 8_986,
+    "interop": 8_982,
     "judge": 2_513,
     "ls": 439,
     "merge": 402,
@@ -57,13 +57,13 @@ BUDGETS: dict[str, int] = {
     "sweep": 447,
     "tokenize": 424,
     "tour": 199,
-    "train": 7_015,
-    "validate": 1_306,
+    "train": 7_001,
+    "validate": 1_300,
     "view": 3_879,
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_485, 598
+TOTAL, FILE_LINES = 86_441, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

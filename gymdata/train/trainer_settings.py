@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Callable, Iterable, Mapping, Set
 from importlib.util import find_spec
 from typing import Any
@@ -152,10 +150,9 @@ def sort_settings(
     return sorted_values
 
 
-def fields_of(cls: type) -> dict[str, Set[type]]:
-    """Field → the plain types that it takes (none: not known) of a dataclass."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: kinds_of(hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+def fields_of(cls: type) -> Fields:
+    """Field → the plain types that it takes (none: not known) of a dataclass, by its source where that shows them."""
+    return source_fields(cls.__module__, cls.__name__) or {f.name: set() for f in dataclasses.fields(cls) if f.init}
 
 
 def _coerced(key: str, value: Any, kinds: Set[type], name: str) -> Any:
@@ -190,17 +187,6 @@ def _refuse_senseless(key: str, value: Any, name: str) -> None:
     if value < least or (most is not None and value > most) or (below is not None and value >= below):
         upper = f" and at most {most:g}" if most is not None else f" and below {below:,}" if below is not None else ""
         raise UsageError.bad_value(name, value, f"a number of at least {least:g}{upper}")
-
-
-def kinds_of(hint: Any) -> set[type]:
-    """The plain types that a hint allows; empty when it has none that can be checked."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        parts = [kinds_of(part) for part in typing.get_args(hint) if part is not type(None)]
-        return set().union(*parts) if all(parts) else set()
-    plain = typing.get_origin(hint) or hint
-    if not isinstance(plain, type) or plain not in (int, float, bool, str, list, dict):
-        return set()
-    return {plain}
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,7 +50,6 @@ def validate(
     tokenizer: str | Path | None = None,
     decode: bool = False,
     workers: int = 1,
-    processes: int | None = None,
     check: Sequence[OwnCheck] = (),
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
@@ -59,12 +57,10 @@ def validate(
     ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
     recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors.
     ``tokenizer``: a folder whose vocabulary bounds the ids, and whose texts show the cause of a break (the default is
-    the model folder that run.json names). Generations of a run are compared with their messages' text where its tokenizer is
-    here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``:
-    processes that check parts of the files; the report is the same. ``processes`` bounds the processes that scan one
-    large JSONL file where there is one worker (default 2). ``check``: checks of your own,
-    as ``path.py:Class`` or as classes of ``gymdata.checks.violations.Check``. Raises DataError when nothing
-    can be read there, UsageError for an unknown code.
+    the model folder that run.json names). Generations of a run are compared with their messages' text where its
+    tokenizer is here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``: processes that
+    check the files; the report is the same. ``check``: checks of your own, as ``path.py:Class`` or as classes of
+    ``gymdata.checks.violations.Check``. Raises DataError when nothing can be read there, UsageError for an unknown code.
     """
     path = path_of(path, "validate")
     began = time.perf_counter()
@@ -93,7 +89,7 @@ def validate(
         from gymdata.validate.rollouts import validate_rollouts
 
         if workers == 1 and len(nemo) == 1:
-            nemo = _halves(nemo[0], 2 if processes is None else processes)
+            nemo = _halves(nemo[0])
             workers = len(nemo)
         found = validate_rollouts(
             nemo,
@@ -361,23 +357,21 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.violations += more.violations
 
 
-def _halves(source: Source, processes: int) -> list[Source]:
-    """A large file in ``processes`` parts that begin with a line; else the file."""
-    if source.kind != "jsonl" or source.compression is not None or processes < 2:
+def _halves(source: Source) -> list[Source]:
+    """A large file in two parts that begin with a line; else the file."""
+    if source.kind != "jsonl" or source.compression is not None:
         return [source]
     size = source.path.stat().st_size
     if size < WORTH_SPLITTING:
         return [source]
-    bounds = [0]
     with source.path.open("rb") as file:
         if not file.readline().rstrip().endswith(b"}"):
             return [source]  # rows that are not lines
-        for k in range(1, processes):
-            file.seek(size * k // processes)
-            file.readline()
-            bounds.append(file.tell())
-    parts = [Bytes(start, end) for start, end in pairwise([*bounds, size]) if start < end]
-    return [replace(source, part=part) for part in parts]
+        file.seek(size // 2)
+        file.readline()
+        middle = file.tell()
+    halves = (Bytes(0, middle), Bytes(middle, size))
+    return [replace(source, part=half) for half in halves if half.start < half.end]
 
 
 def _decode(

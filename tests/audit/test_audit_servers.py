@@ -15,7 +15,7 @@ from gymdata.errors import RefusedError, UsageError
 from gymdata.store import read_run_json, read_table
 from tests.faulty_server import Settings, build
 from tests.rollout_files import write_run
-from tests.servers import FAULTY, ServerProcess, Watcher, server_processes, serving
+from tests.servers import FAULTY, ServerProcess, server_processes, serving
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 
@@ -60,21 +60,6 @@ def test_two_servers_give_the_figures_of_a_forward_pass_here(run: Path, sample_m
     assert report.summary["mean_abs_difference"] == pytest.approx(here.summary["mean_abs_difference"], abs=1e-5)
     assert read_run_json(run / "served")["model"]["policy_hash"] == read_run_json(run / "here")["model"]["policy_hash"]
     assert sum(server["generations"] for server in servers_of(report).values()) >= report.summary["rollouts"]
-
-
-@pytest.mark.full
-def test_a_server_that_is_killed_and_restarted_loses_nothing(run: Path, up: Callable[..., ServerProcess]) -> None:
-    """Its sequences go to the other, it is used again, and every figure is that of one server alone."""
-    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
-    watch = Watcher((0, b.kill))
-    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
-    watch.on(f"{b.url} is used again after", lambda: None)
-    report = gymdata.audit(run, endpoint=[a.url, b.url], output=run / "two", progress=watch)
-    assert watch.expected == []
-    one = gymdata.audit(run, endpoint=a.url, output=run / "one")
-    assert report.summary == one.summary
-    assert servers_of(report)[b.url]["outages"] == 1
-    assert not report.ok  # these servers serve no policy of anyone
 
 
 def test_servers_of_other_weights_are_refused_by_name(run: Path, up: Callable[..., ServerProcess]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -197,21 +194,3 @@ def test_help_fits_the_terminal(width: int, command: str) -> None:
     assert max(map(len, lines)) <= width
     assert "..." not in " ".join(lines)
     assert lines[2].strip() == COMMANDS[command][2]
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("gymdata tra", ["train-sft", "train-dpo", "train-kto", "train-reward", "train-value", "train-rl"]),
-        ("gymdata pairs --strategy a", ["adjacent", "all"]),
-        ("gymdata pairs --min-m", ["--min-margin"]),
-    ],
-)
-def test_a_shell_completes_commands_flags_and_choices(words: str, offered: list[str]) -> None:
-    """What bash is offered for the last word."""
-    environment = {**os.environ, "_GYMDATA_COMPLETE": "complete_bash", "COMP_WORDS": words,
-                   "COMP_CWORD": str(len(words.split()) - 1)}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "gymdata.cli"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.split() == offered

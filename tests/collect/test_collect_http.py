@@ -80,10 +80,10 @@ def test_any_sampling_parameter_of_vllm_reaches_it_and_is_part_of_the_run(
     identity = json.loads((settings["output"] / "run.json").read_text())["identity"]
     assert identity["sampling"] == {"stop": ["."], "stop_token_ids": [7]}
     assert "L304" not in gymdata.validate(settings["output"]).by_code
-    with pytest.raises(StoreError, match=r"sampling\.min_tokens: run has None, now 2"):
-        collect(endpoint=url, **settings, sampling={"stop": ["."], "stop_token_ids": [7], "min_tokens": 2})
+    with pytest.raises(StoreError, match=r"sampling\.bad_words: run has None, now \['no'\]"):
+        collect(endpoint=url, **settings, sampling={"stop": ["."], "stop_token_ids": [7], "bad_words": ["no"]})
     settings["output"] = settings["output"].with_name("biased")
-    collect(endpoint=url, **settings, sampling={"min_tokens": 2})
+    collect(endpoint=url, **settings, sampling={"bad_words": ["no"]})
     assert gymdata.validate(settings["output"]).by_code["L304"]
 
 

@@ -80,18 +80,6 @@ def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
     assert of_b["outages"] == 2
 
 
-def test_requests_are_spread_over_two_servers(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
-    """Servers that answer four requests at a time each get about half of the work: with the fewest in flight first, neither
-    is ever left with nothing to do while the other has a queue."""
-    a, b = (up("--latency", "0.05", "--slots", "4") for _ in range(2))
-    gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "two", **given)
-    counts = [s["generations"] for s in read_run_json(tmp_path / "two")["engine"]["servers"]]
-    assert sum(counts) == 240
-    assert min(counts) >= 96
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [(("--weights", "9"), "weights: "), (("--name", "other"), "other"), (("--mode", "raw"), "logprobs: ")],

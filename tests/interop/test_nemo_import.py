@@ -12,6 +12,7 @@ import pytest
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym.read import table_rows
+from gymdata.rollouts.ragged import Columns
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run, resolve
 from gymdata.store.columns import check_rollout
@@ -21,7 +22,9 @@ from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 def imported(folder: Path, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
     """The rows that an import would write, as a run takes them."""
-    made = table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options)
+    made = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options))
+    for row in made:
+        row["turns"] = row["turns"].rows() if isinstance(row["turns"], Columns) else row["turns"]
     return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in made]
 
 

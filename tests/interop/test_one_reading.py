@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import tempfile
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.read import table_rows
-from gymdata.rollouts.messages import walk, written_by_model
+from gymdata.rollouts.messages import walk
 from gymdata.store import resolve
 from gymdata.validate.run import fix, validate
 from tests.validate.generate import conversation, write_lines
@@ -139,67 +136,6 @@ def test_empty_id_lists_are_no_ids(tmp_path: Path) -> None:
 def test_which_call_an_item_belongs_to(output: list[Any], calls: list[int]) -> None:
     """Calls without ids after a message with ids are its own, unless ids at their end make them a call."""
     assert [call for call, _ in walk(output)] == calls
-
-
-@st.composite
-def outputs(draw: st.DrawFn) -> list[Any]:
-    """Items in any order, with ids, with empty lists or without, nested or not."""
-    made: list[Any] = []
-    held = [1]
-    for number in range(draw(st.integers(0, 8))):
-        ids: dict[str, Any] = {}
-        if (given := draw(st.integers(0, 3))) == 1:
-            ids = {key: draw(st.sampled_from([[], None])) for key in KEYS}
-        elif given:
-            ids = ids_of(list(held), [10 + number])
-            held = [*held, 10 + number, 3]
-        kind = draw(st.integers(0, 4))
-        item: Any
-        if kind == 0:
-            item = {"type": "reasoning", "summary": [{"text": f"why {number}", "type": "summary_text"}], **ids}
-        elif kind == 1:
-            item = message(number, **ids)
-        elif kind == 2:
-            item = tool_call(f"c{number}", **ids)
-        elif kind == 3:
-            item = answer(f"c{number}")
-        else:
-            item = {"role": "user", "content": "go on"}
-        made.append([item] if draw(st.booleans()) and draw(st.booleans()) else item)
-    return made
-
-
-@settings(max_examples=200, deadline=None)
-@given(output=outputs())
-def test_validate_and_import_agree_on_turns(output: list[Any]) -> None:
-    """Whatever the items: the walk and the import cut the same calls, and their ids are the turns."""
-    row = row_of(output)
-    line = json.dumps(row).encode()
-    slow = nemo_rows.read_carefully(line)
-    walked = [(call, item) for call, item in walk(output) if written_by_model(item)]
-    assert len(slow.calls) == (walked[-1][0] + 1 if walked else 0)
-    for number, call in enumerate(slow.calls):
-        holders = [i for c, i in walked if c == number and (i.get(KEYS[0]) or i.get(KEYS[1]))]
-        assert len(holders) == (call is not None)
-        if call is not None:
-            assert call.generation.whole().tolist() == holders[0][KEYS[1]]
-    with tempfile.TemporaryDirectory() as place:
-        path = write_lines(Path(place) / "a.jsonl", [copy.deepcopy(row)])
-        (made,) = table_rows(resolve(str(path)))
-        report = validate(path)
-    whole = [call for call in slow.calls if call is not None]
-    assert [t["generation_token_ids"].tolist() for t in made["turns"]] == [
-        call.generation.whole().tolist() for call in whole
-    ]
-    assert report.turns == len(slow.calls)
-    assert [v.turn for v in report.violations if v.code == "T205"] == [n for n, c in enumerate(slow.calls) if c is None]
-    # One assistant message per call, in order, with the turn that its ids became.
-    turn_of = {n: k for k, n in enumerate(n for n, c in enumerate(slow.calls) if c is not None)}
-    said = [m["turn"] for m in made["messages"] if m["role"] == "assistant"]
-    assert said == [turn_of.get(n) for n in range(len(slow.calls))]
-    adjacent = [b["turn"] for a, b in zip(made["messages"], made["messages"][1:], strict=False)
-                if a["role"] == b["role"] == "assistant"]  # fmt: skip
-    assert [turn_of.get(v.turn or 0) for v in report.violations if v.code == "M402"] == adjacent
 
 
 @pytest.mark.parametrize("ids", [[[1, 2], [1, 2, 3]], [[1, 2], [7]], [None, None]], ids=["continues", "breaks", "text"])

@@ -7,18 +7,35 @@ import importlib
 import json
 import subprocess
 import sys
+import types
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gymdata.errors import UsageError
 from gymdata.settings import source_fields
 from gymdata.train.settings import TRAINERS
-from gymdata.train.trainer_settings import LIMITS, check_settings, fields_of
+from gymdata.train.trainer_settings import LIMITS, check_settings
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
+
+
+def kinds_of(hint: Any) -> set[type]:
+    """The plain types that a hint allows; empty when it has none."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [kinds_of(part) for part in typing.get_args(hint) if part is not type(None)]
+        return set().union(*parts) if all(parts) else set()
+    plain = typing.get_origin(hint) or hint
+    return {plain} if plain in (int, float, bool, str, list, dict) else set()
+
+
+def fields_of(kind: Any) -> dict[str, set[type]]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: kinds_of(hints[field.name]) for field in dataclasses.fields(kind) if field.init}
 
 
 @pytest.mark.parametrize("algorithm", sorted(TRAINERS))

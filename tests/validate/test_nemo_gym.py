@@ -141,9 +141,7 @@ def test_cutting_a_file_changes_nothing(tmp_path: Path, end: str, monkeypatch: p
     assert [(v.code, v.row) for v in whole.violations] == [("T206", 4), ("L303", 8)]
     assert (whole.rollouts, whole.trainable) == (9, 7)
     monkeypatch.setattr("gymdata.validate.run.WORTH_SPLITTING", 1)
-    for processes in (2, 3, 5):
-        parts = validate(path, processes=processes)
-        assert parts.to_dict() == whole.to_dict()
+    assert validate(path).to_dict() == whole.to_dict()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert validate(tmp_path / "a.jsonl.gz").by_code == {"L303": 1, "T206": 1}
 
@@ -158,8 +156,8 @@ def test_what_is_seen_across_rows_and_files(tmp_path: Path) -> None:
     lines = ["nothing", *rows, rows[2]]
     a = write_lines(tmp_path / "a.jsonl", lines)
     write_lines(tmp_path / "b.jsonl", [rows[4], rows[7]])
-    for kw in ({"processes": 1}, {"workers": 2}):
-        found = validate(f"{tmp_path}/*.jsonl", select=["D", "R503"], **kw).violations
+    for workers in (1, 2):
+        found = validate(f"{tmp_path}/*.jsonl", select=["D", "R503"], workers=workers).violations
         assert [(Path(v.file or "").name, v.row, v.rollout_id, v.code, v.got or v.detail) for v in found] == [
             ("a.jsonl", 1, "x", "R503", "0.5 for all 5"),
             ("a.jsonl", 4, "x", "D701", f"first seen at {a} row 1"),

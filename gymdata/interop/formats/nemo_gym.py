@@ -40,7 +40,7 @@ class NemoGym(Format):
     def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         from gymdata.interop.nemo_gym.read import table_rows
 
-        return table_rows([source], columns=True)
+        return table_rows([source])
 
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         from gymdata.interop.nemo_gym.read import table_rows
@@ -54,7 +54,6 @@ class NemoGym(Format):
             rebuild=rebuild,
             check=importing.check,
             numbering=importing.numbering,
-            columns=True,
         )
         n_refused = 0
         for row in rows:

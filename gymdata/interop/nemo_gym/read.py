@@ -67,22 +67,21 @@ def table_rows(
     rebuild: PromptRebuilder | None = None,
     check: Check | None = None,
     numbering: Numbering | Unnumbered | None = None,
-    columns: bool = False,
 ) -> Iterator[RolloutRow]:
-    """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns with numpy arrays, times as text.
+    """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns as ``Columns`` or with numpy arrays,
+    times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
     that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
     rows, and those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering``
-    gives rows their indices. With ``columns`` turns may be ``Columns``, which only ``store.columns.build``
-    takes.
+    gives rows their indices.
     """
     run = run_id or run_id_of(sources)
     numbering = numbering or Numbering()
     for source in sources:
         for number, line in row_lines(source):
             try:
-                found = _read(line, rebuild, columns)
+                found = _read(line, rebuild)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
                 made = _rollout(found, run, *numbering.place(line.strip(), found.row.group))
                 if check is not None:
@@ -113,7 +112,7 @@ class _Parsed:
     outcome: Outcome
 
 
-def _read(line: bytes, rebuild: PromptRebuilder | None, columns: bool) -> _Parsed:
+def _read(line: bytes, rebuild: PromptRebuilder | None) -> _Parsed:
     """Raises BadRow."""
     row = nemo_rows.read_row(line)
     lists = len(TOKEN_KEYS) * len(row.calls)
@@ -138,8 +137,6 @@ def _read(line: bytes, rebuild: PromptRebuilder | None, columns: bool) -> _Parse
         for name, letter in zip(TOKEN_KEYS, "pgl", strict=True):
             if letter in taken:
                 item.pop(name, None)
-    if not columns and isinstance(turns.rows, Columns):
-        turns.rows = turns.rows.rows()
     return _Parsed(row, messages, turns, places, sorted(marked), outcome)
 
 
