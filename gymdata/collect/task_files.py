@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from gymdata.errors import DataError, UsageError
 from gymdata.remote.reading import located
 from gymdata.rollouts.messages import TaskRow
-from gymdata.store.lines import decode, row_lines
+from gymdata.store.lines import SEPARATORS, decode, row_lines
 from gymdata.store.paths import BOM, Compression, Source
 
 HUB = "hf:"
@@ -34,8 +34,6 @@ _ROWS = 512
 _LONGEST = 1 << 26
 _ARROW = (".arrow", ".feather", ".ipc")
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-#: What may part the cells of a file; where the first leaves its header whole, the next is tried.
-_SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 
 #: Called with the file, the line, what was there and what was expected.
 BadLine = Callable[[Path, int, str, str], None]
@@ -64,8 +62,8 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     kind = Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
     if kind in (".parquet", *_ARROW):
         yield from _table_rows(file, "Parquet" if kind == ".parquet" else "Arrow")
-    elif kind in _SEPARATORS:
-        yield from _csv_rows(file, _SEPARATORS[kind], bad_line)
+    elif kind in SEPARATORS:
+        yield from _csv_rows(file, SEPARATORS[kind], bad_line)
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:

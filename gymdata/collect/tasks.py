@@ -41,7 +41,7 @@ from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_f
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
-from gymdata.rollouts.messages import Message, Task, TaskRow, ToolCall, ToolDefinition
+from gymdata.rollouts.messages import NOT_TEXT, Message, Task, TaskRow, ToolCall, ToolDefinition
 from gymdata.store import hash_file
 from gymdata.store.formats import refuse_foreign
 from gymdata.store.paths import FileEntry
@@ -56,8 +56,6 @@ _SHAREGPT = {
     "observation": "tool",
 }
 _ROLES = {"system", "user", "assistant", "tool", "function", "developer", "environment"}
-#: Substrings of the types of content parts that cannot be given to a policy.
-_NOT_TEXT = ("image", "audio", "video", "file")
 
 
 @dataclass(slots=True)
@@ -370,9 +368,9 @@ def _text(value: Any, where: str) -> str:
         return value
     if isinstance(value, list):
         kinds = (str(p.get("type")) for p in value if isinstance(p, dict))
-        odd = next((kind for kind in kinds if any(word in kind for word in _NOT_TEXT)), None)
+        odd = next((kind for kind in kinds if any(word in kind for word in NOT_TEXT)), None)
         if odd is not None:
-            what = next(word for word in _NOT_TEXT if word in odd)
+            what = next(word for word in NOT_TEXT if word in odd)
             raise FieldError(where, f"a part of type {odd!r}: {what} content is not supported", "text only")
         parts = [p.get("text") if isinstance(p, dict) else p for p in value]
         if all(isinstance(p, str) for p in parts):

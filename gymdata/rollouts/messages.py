@@ -52,6 +52,10 @@ SPELLED_CALL = (
 )
 
 
+#: Parts of the types of a content's parts that are no text: none of them is sampled or trained.
+NOT_TEXT = ("image", "audio", "video", "file")
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row of the task file. ``row`` is the whole source row, kept for rewards and environments."""

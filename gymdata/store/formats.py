@@ -27,7 +27,7 @@ _OURS = OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reas
 TASK = {"prompt", "responses_create_params"}
 ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
 #: Columns of published text data, of which ``collect`` makes tasks.
-_TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns", "responses_create_params"}
+_TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns"}
 #: Parts of the names of columns that hold answers.
 _ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
 #: Faulty lines that are named each.
@@ -145,18 +145,17 @@ def refuse_unknown(source: Source, wanted: str) -> None:
 def instead(row: Mapping[Any, Any], path: Path) -> str:
     """What ends the hint about a row of no known format: that ``collect`` reads it, or what it lacks; empty where neither is
     sure."""
-    if any(word in str(name) for name in row.keys() - {"responses_create_params"} for word in _ANSWERS):
+    of_gym = "responses_create_params" in row
+    if not of_gym and any(word in str(name) for name in row for word in _ANSWERS):
         return ""
     messages = row["messages"] if isinstance(row.get("messages"), list) else []
     is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)
     prompts = [
-        isinstance(value, str)
-        or (isinstance(value, list) and value != [] and isinstance(value[0], (str, dict)))
-        or name == "responses_create_params"
+        isinstance(value, str) or (isinstance(value, list) and value != [] and isinstance(value[0], (str, dict)))
         for name, value in row.items()
         if name in _TEXTS
     ]
-    if is_asked or any(prompts):
+    if of_gym or is_asked or any(prompts):
         samples = f"; rows with a prompt alone are tasks: `gymdata collect {path} -m MODEL -o RUN` samples answers"
         return samples + (
             "; to train on `answer`, rename it `completion`" if isinstance(row.get("answer"), str) else ""

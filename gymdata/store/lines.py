@@ -7,26 +7,34 @@ for it and a null would lose it; what Python's json writes for them (bare NaN) i
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject
-from gymdata.store.paths import BOM, Compression, Source, resolve
+from gymdata.store.paths import BOM, Compression, Source, packed_as, resolve
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
 _LONG = re.compile(rb"[0-9]{20}")
 _AFTER_SPACE = re.compile(r"\S")
+#: What may part the cells of a text table; where the first leaves its header whole, the next is tried.
+SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
+#: How a text in UTF-16 begins.
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def encode(row: Any) -> bytes:
@@ -118,14 +126,17 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         for line in _raw_lines(source):
-            text = line.removeprefix(BOM) if number == 0 else line
+            if number == 0:
+                _refuse_utf16(line)
+                line = line.removeprefix(BOM)
+            text = line
             number += 1
             if text and not text.isspace():
                 yield number, text
     except FileNotFoundError:
         raise
     except (OSError, EOFError) as error:
-        raise DataError.unreadable(source.path, f"{error} (after line {number})") from error
+        raise DataError.unreadable(source.path, f"{error}{f' (after line {number})' * (number > 0)}") from error
 
 
 def values_over_lines(source: Source) -> list[tuple[int, Any, bytes]]:
@@ -210,10 +221,21 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
-def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
-    """The content of a compressed file."""
+def _refuse_utf16(start: bytes) -> None:
+    if start.startswith(_UTF16):
+        raise OSError("it is text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW` makes it")
+
+
+def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes]:
+    """The content of a compressed file, and of a text table, which may be compressed, as lines of JSON."""
     import zlib
 
+    if compression in ("csv", "tsv"):
+        packed = packed_as(file.peek(4))
+        yield from _table_rows(
+            io.BufferedReader(_Unpacked(_blocks(file, packed))) if packed else file, f".{compression}"
+        )
+        return
     if compression == "gzip":
         import gzip
 
@@ -237,9 +259,6 @@ def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
             raise OSError(why) from error
         yield json.dumps({**header, "samples": samples}).encode()
         return
-    if compression in ("csv", "tsv"):
-        yield from _table_rows(file, "," if compression == "csv" else "\t")
-        return
     import zstandard
 
     # Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one.
@@ -258,15 +277,37 @@ def _blocks(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
         raise EOFError("the file ends before its last zstd frame does")
 
 
-def _table_rows(file: IO[bytes], separator: str) -> Iterator[bytes]:
+class _Unpacked(io.RawIOBase):
+    """Blocks of bytes as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        while not self._rest and (block := next(self._blocks, None)) is not None:
+            self._rest = memoryview(block)
+        into = memoryview(buffer)
+        n = min(len(into), len(self._rest))
+        into[:n], self._rest = self._rest[:n], self._rest[n:]
+        return n
+
+
+def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
     """The rows of a text table with a header as lines of JSON; cells are text, an empty one is no value. The header is a
     blank line."""
     import csv
-    import io
 
+    _refuse_utf16(file.peek(2))
     csv.field_size_limit(1 << 30)
-    rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
     try:
+        lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        first = next(lines, "")
+        heads = {separator: next(csv.reader([first], delimiter=separator), []) for separator in SEPARATORS[kind]}
+        separator = next((separator for separator, head in heads.items() if len(head) > 1), SEPARATORS[kind][0])
+        rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
         header = next(rows, [])
         if twice := next((name for name in header if name and header.count(name) > 1), None):
             raise OSError(f"its header has two columns {twice!r}")

@@ -411,24 +411,28 @@ def _classify(path: Path) -> Source:
     if name.endswith(".journal"):
         return Source(path, "journal")
     compression: Compression | None = None
-    if name.endswith((".gz", ".zst", ".zstd")):
+    unpacked = re.sub(r"\.(gz|zstd?)$", "", name)
+    if unpacked.endswith((".csv", ".tsv")):
+        compression = "csv" if unpacked.endswith(".csv") else "tsv"
+    elif unpacked != name:
         compression = "gzip" if name.endswith(".gz") else "zstd"
-    elif name.endswith((".csv", ".tsv")):
-        compression = "csv" if name.endswith(".csv") else "tsv"
     elif not name.endswith(_JSON_SUFFIXES):
         with path.open("rb") as file:
             head = file.read(256).removeprefix(BOM)
         if head.startswith(_PARQUET_MAGIC):
             return Source(path, "parquet")
-        if head.startswith(_GZIP_MAGIC):
-            compression = "gzip"
-        elif head.startswith(_ZSTD_MAGIC):
-            compression = "zstd"
+        if (packed := packed_as(head)) is not None:
+            compression = packed
         elif head.startswith(_ZIP_MAGIC) and name.endswith(".eval"):
             compression = "eval"
         elif head.lstrip()[:1] not in (b"", b"{"):
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)
+
+
+def packed_as(head: bytes) -> Literal["gzip", "zstd"] | None:
+    """How a file with these first bytes is compressed."""
+    return "gzip" if head.startswith(_GZIP_MAGIC) else "zstd" if head.startswith(_ZSTD_MAGIC) else None
 
 
 def refuse_unwritable(folder: Path) -> None:

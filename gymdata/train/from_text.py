@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from gymdata.errors import DataError, UsageError, counted
+from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
@@ -56,6 +58,19 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             f"{source}: contains {format.content}, expected {settings.table.name}", hint=f"{other} train from it"
         ).at(source, format.content, settings.table.name)
     return format
+
+
+@contextlib.contextmanager
+def text_named(folder: Path, file: Path) -> Iterator[None]:
+    """Errors name the user's ``file`` instead of what was made of it in ``folder``, which is gone after a dry run."""
+    try:
+        yield
+    except GymdataError as error:
+        for name in ("message", "reason", "hint", "where"):
+            if isinstance(text := getattr(error, name), str):
+                setattr(error, name, re.sub(rf"{re.escape(str(folder))}/\w+", lambda _: str(file), text))
+        error.args = (error.message,)
+        raise
 
 
 def rendered(

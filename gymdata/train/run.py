@@ -34,7 +34,7 @@ from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
-from gymdata.train.from_text import TEXT, rendered, text_format
+from gymdata.train.from_text import TEXT, rendered, text_format, text_named
 from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
@@ -271,7 +271,10 @@ def train(
     with contextlib.ExitStack() as stack:
         if text is not None:
             model = model or model_facts(settings.model)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else out / TEXT
+            folder = out / TEXT
+            if dry_run:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                stack.enter_context(text_named(folder, files[0].path))
             source, settings = rendered(
                 text, files, settings, folder, overwrite=overwrite, progress=progress, command=command
             )

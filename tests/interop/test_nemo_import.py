@@ -97,6 +97,20 @@ def test_bad_rows_are_told_and_hide_nothing(tmp_path: Path) -> None:
         imported(tmp_path, lines)
 
 
+@pytest.mark.parametrize("kind", ["input_image", "input_audio", "image_url", "input_file"])
+def test_a_row_with_more_than_text_is_left_out_by_name(kind: str, tmp_path: Path) -> None:
+    """Its ids would be trained without what they stand for."""
+    row, more = nemo_rows(n=2)
+    asked = row["responses_create_params"]["input"]
+    asked.append({"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, {"type": kind}]})
+    told: list[tuple[int, str, str]] = []
+    made = imported(tmp_path, [row, more], reject=lambda bad: told.append((bad.line, bad.code, bad.reason)))
+    ((line, code, reason),) = told
+    assert (len(made), line, code) == (1, 1, "S102")
+    assert "images, audio, video and files are not trained" in reason
+    assert kind in reason
+
+
 def test_odd_shapes_are_read(tmp_path: Path) -> None:
     """Input as text, content as parts, nested outputs, unknown roles and incomplete responses."""
     rows = nemo_rows(n=2, turns=1)

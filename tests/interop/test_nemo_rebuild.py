@@ -140,9 +140,9 @@ def instructions(row: Row) -> None:
     row["responses_create_params"]["instructions"] = "Be brief."
 
 
-def image(row: Row) -> None:
+def unknown_part(row: Row) -> None:
     without_prompts(row)
-    row["responses_create_params"]["input"][0]["content"] = [{"type": "input_image", "image_url": "x"}]
+    row["responses_create_params"]["input"][0]["content"] = [{"type": "input_memory", "memory": "x"}]
 
 
 def early_end(row: Row) -> None:
@@ -158,7 +158,7 @@ def early_end(row: Row) -> None:
         (odd_ids, 0, "not one of this tokenizer's"),
         (no_first_generation, 1, "no generation ids"),
         (instructions, 0, "instructions"),
-        (image, 0, "more than text"),
+        (unknown_part, 0, "more than text"),
         (early_end, 1, "turns were closed"),
     ],
 )

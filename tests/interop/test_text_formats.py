@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
+from gymdata.store.reading import DataWarning
 
 QUESTION = {"role": "user", "content": "How much is 2+3?"}
 ANSWER = {"role": "assistant", "content": "5"}
@@ -335,7 +337,8 @@ def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
 def test_tasks_are_no_answers(tmp_path: Path) -> None:
     """Prompts, and conversations that end with the user, are for `collect`."""
     of_mt_bench = {"question_id": 81, "category": "math", "turns": ["How much is 2+3?", "Sure?"], "reference": ["5"]}
-    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}, of_mt_bench):
+    of_gym = {"responses_create_params": {"input": [QUESTION]}, "expected_output": [[0]]}
+    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}, of_mt_bench, of_gym):
         with pytest.raises(DataError, match="no row of a known format") as error:
             gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
         assert "gymdata collect" in str(error.value.hint)
@@ -363,6 +366,45 @@ def test_text_tables_are_read_as_rows_of_json(tmp_path: Path) -> None:
             file.write("1+1,2\n" if name == "tasks.csv" else "1+1\t2\n")
         with pytest.raises(DataError, match=f"gymdata collect .*{name} -m MODEL -o RUN"):
             gymdata.validate(tmp_path / name)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", b","), ("csv", b";"), ("csv", b"\t"), ("tsv", b"\t")])
+def test_a_text_table_is_divided_as_its_header_is(
+    suffix: str, separator: bytes, pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    """Spreadsheets of many countries write semicolons; a table may be compressed."""
+    file = tmp_path / (f"rows.{suffix}" + ".gz" * (pack is gzip.compress))
+    file.write_bytes(pack(b"prompt" + separator + b'completion\n"1,5;\n2\t"' + separator + b"b\n"))
+    (row,) = imported(file, tmp_path)
+    assert [message["content"] for message in row["messages"]] == ["1,5;\n2\t", "b"]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.csv.gz"])
+def test_a_file_in_utf_16_is_named(name: str, tmp_path: Path) -> None:
+    text = "prompt,completion\na,b\n" if "csv" in name else '{"prompt": "a", "completion": "b"}\n'
+    data = text.encode("utf-16")
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    for read in (gymdata.validate, lambda file: gymdata.import_rollouts(file, tmp_path / "run")):
+        with pytest.raises(
+            DataError, match=rf"{name}: cannot be read: it is text in UTF-16, expected UTF-8.*makes it$"
+        ):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "<image> What is it?", "completion": "A cat."},
+        {"prompt": "<image> What is it?", "chosen": "A cat.", "rejected": "A dog."},
+    ],
+)
+def test_the_mark_of_an_image_without_one_is_told(row: dict[str, Any], tmp_path: Path) -> None:
+    """With a column of images the row is left out by name."""
+    rows = row, row | {"prompt": "Why?"}, row | {"images": ["cat.png"]}
+    with pytest.warns(DataWarning, match="^1 row with <image> in the text: the mark is trained as text"):
+        gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
+    assert "images: images, audio and video are not trained" in (tmp_path / "run/rejected.jsonl").read_text()
 
 
 def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> None:

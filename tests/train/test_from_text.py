@@ -181,6 +181,14 @@ def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: 
     assert chosen == [3, 4]
 
 
+def test_an_error_of_a_dry_run_names_the_file(tmp_path: Path) -> None:
+    """What was made of it is gone then."""
+    file = write(tmp_path / "rows.jsonl", {"prompt": "How much is 2+3?", "completion": "5"})
+    with pytest.raises(RefusedError) as error:
+        gymdata.train_sft(file, POLICY, tmp_path / "out", max_length=2, dry_run=True)
+    assert str(error.value).startswith(f"T205: {file}: with --max-length 2 none of 1 sequence")
+
+
 def test_rows_of_no_known_format_are_one_verdict(tmp_path: Path) -> None:
     """The one of `validate` and `import`: the keys of the first row, and what to do."""
     file = write(tmp_path / "rows.jsonl", {"question": "1+1?", "answer": "2"})

@@ -26,6 +26,7 @@ from gymdata.errors import json_kind, json_value
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
+    NOT_TEXT,
     PROMPT,
     TOKEN_KEYS,
     TOOL_ERROR,
@@ -434,8 +435,14 @@ class _Conversation:
             entry.texts += texts
 
     def other(self, item: ResponseItem, generated: bool) -> None:
-        """A message that the model did not write."""
+        """A message that the model did not write. Raises BadRow for one with an image or another part that is no text."""
         entry = Entry(-1, self._count)
+        content = item.get("content", item.get("output"))
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and any(word in kind for word in NOT_TEXT):
+                what = f"item {self._count}: a part of a content (images, audio, video and files are not trained)"
+                raise BadRow("S102", what, expected="text", got=json_value(kind))
         if item.get("type") == "function_call_output":
             # Those of the input count only where they answer nothing.
             if _key(item.get("call_id")) not in self._call_ids:
