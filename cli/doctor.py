@@ -13,10 +13,19 @@ from .flags import Json
 _Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder or URL to work in (default: this one).")]
 
 
-def doctor(folder: _Folder = Path(), json: Json = False) -> int:
+_Model = Annotated[
+    str | None,
+    typer.Option("-m", "--model", help="Model folder: estimate memory, speed and the time of a next command."),
+]
+
+
+def doctor(folder: _Folder = Path(), model: _Model = None, json: Json = False) -> int:
     """Python, GPU, versions and their clashes, extras, disk, locks, and a self-test on shipped rollouts. Exit code 1 when
     something is wrong.
+
+    With a model, what sampling and every trainer take here, within a factor of two for memory and three for time; the next
+    command trains on FOLDER where that is a run.
     """
     from gymdata.doctor.run import doctor as run
 
-    return finish(run(folder), "doctor", json=json)
+    return finish(run(folder, model), "doctor", json=json)

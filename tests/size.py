@@ -21,11 +21,11 @@ BUDGETS: dict[str, int] = {
     "chat": 1_189,
     "check": 2_516,
     "checks": 2_598,
-    "cli": 3_989,
+    "cli": 3_998,
     "collect": 3_744,
     "credit": 1_328,
     "demo": 625,
-    "doctor": 325,
+    "doctor": 598,
     "engines": 3_399,
     "environments": 1_996,
     "eval": 301,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_527, 598
+TOTAL, FILE_LINES = 86_809, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -1,6 +1,7 @@
 """``gymdata doctor``: each check reports what it found and what to do about it.
 
-Invariant: neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own program.
+Invariant: without a model neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own
+program.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import gymdata
 from gymdata.doctor import packages
@@ -29,6 +31,9 @@ from gymdata.remote.client import TakenError
 from gymdata.remote.places import Place, default_spool, is_url, place_of
 from gymdata.store.lock import Lock
 from gymdata.validate.run import validate
+
+if TYPE_CHECKING:
+    from gymdata.doctor.model import ModelEstimate
 
 __all__ = ["Check", "DoctorReport", "doctor"]
 
@@ -50,9 +55,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorReport(Report):
-    """All checks, in the order in which they were made. ``ok``: none found a fault."""
+    """All checks, in the order in which they were made. ``ok``: none found a fault. ``model``: the figures of a model's."""
 
     checks: tuple[Check, ...]
+    model: ModelEstimate | None = None
 
     @property
     def ok(self) -> bool:
@@ -60,7 +66,7 @@ class DoctorReport(Report):
 
     def to_dict(self) -> Figures:
         made = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in self.checks]
-        return {"ok": self.ok, "checks": made}
+        return {"ok": self.ok, "checks": made, **({"estimate": self.model.to_dict()} if self.model else {})}
 
     def rows(self) -> list[Row]:
         faults = sum(check.state == "fault" for check in self.checks)
@@ -69,11 +75,12 @@ class DoctorReport(Report):
         return [*zip((c.name for c in self.checks), advised, strict=True), ("faults", faults)]
 
 
-def doctor(folder: str | Path = ".") -> DoctorReport:
+def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorReport:
     """Look at this install and this machine, and at ``folder`` as a place to work in.
 
     Packages are not imported, and no model is loaded. Nothing stays in ``folder``, which may be on an object store: there an
-    object is written, replaced and deleted.
+    object is written, replaced and deleted. ``model``: estimate its memory and speed here with every trainer, and the time
+    of a next command, which trains on ``folder`` where that is a run; this loads torch and measures for some seconds.
     """
     # Not fetched, as other commands do: it need not be there.
     here = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
@@ -83,6 +90,16 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
         gpus = done.stdout.splitlines() if done.returncode == 0 else []
+    estimate, estimated = None, list[Check]()
+    if model is not None:
+        from gymdata.doctor import model as models
+
+        card = re.search(r"(\d+) MiB", gpus[0]) if gpus else None
+        run = here if isinstance(here, Path) else None
+        estimate = models.estimate(str(model), run, memory, int(card[1]) * 2**20 if card else None)
+        less = f"the {estimate.total / 1e9:,.0f} GB here are less: LoRA, a smaller per_device_train_batch_size, --max-length"
+        for name, text, fits in estimate.lines():
+            estimated.append(Check(name, "ok" if fits else "note", text, None if fits else less))
     return DoctorReport(
         (
             Check("gymdata", "ok", f"{gymdata.__version__} in {Path(gymdata.__file__).parent}"),
@@ -93,7 +110,9 @@ def doctor(folder: str | Path = ".") -> DoctorReport:
             *_extras(bool(gpus)),
             *(_folder(here) if isinstance(here, Path) else _store(here)),
             _self_test(),
-        )
+            *estimated,
+        ),
+        estimate,
     )
 
 
