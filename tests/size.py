@@ -44,7 +44,7 @@ BUDGETS: dict[str, int] = {
     "query": 1_432,
     "record": 4_759,
     "remote": 1_418,
-    "report": 1_574,
+    "report": 1_657,
     "rewards": 1_923,
     "rollouts": 3_209,
     "scan": 589,
@@ -59,11 +59,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_019,
     "validate": 1_300,
-    "view": 3_879,
+    "view": 3_902,
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_809, 598
+TOTAL, FILE_LINES = 86_915, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

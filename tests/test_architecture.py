@@ -61,7 +61,7 @@ EDGES = {
     ("view", "query"): {"child", "guard", "run", "types", "views", "saved"},
     ("report", "show"): {"run", "rollout"},
     ("report", "scan"): {"patterns"},
-    ("view", "report"): {"charts", "drawing", "rollouts", "several"},
+    ("view", "report"): {"charts", "drawing", "rollouts", "sampling", "several"},
     ("view", "status"): {"run"},
     ("view", "scan"): {"patterns"},
     ("view", "show"): {"conversations", "rollout"},

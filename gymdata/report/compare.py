@@ -15,10 +15,12 @@ from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, with_score
+from gymdata.scores.marks import read_marks
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
 
 if TYPE_CHECKING:
+    from gymdata.scores.marks import Marks
     from gymdata.show.run import ShownRollout
 
 #: Means closer than this are equal.
@@ -97,9 +99,10 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures
     return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
 
 
-def example(shown: ShownRollout, score: str | None, value: float | None) -> Figures:
-    """A rollout as ``show --json`` has it, with the value of the score that is reported on."""
-    return (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
+def example(shown: ShownRollout, score: str | None, value: float | None, marks: Marks) -> Figures:
+    """A rollout as ``show --json`` has it, with the value of the score that is reported on and what people marked."""
+    row = (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
+    return row | {"marks": marks.of_rollout(row["rollout_id"]) | {"bad_task": row["task_id"] in marks.bad_tasks}}
 
 
 def _examples(
@@ -113,12 +116,14 @@ def _examples(
     """The tasks that moved most, in each direction, with the first rollout of each run."""
     from gymdata.show.run import show
 
+    marks = read_marks(paths)
+
     def first(path: str | Path, table: pa.Table, task: str) -> Figures:
         shown = show(path, task=task, limit=1).rollouts[0]
         if score is None:
-            return shown.to_dict()
+            return example(shown, None, None, marks)
         row = pc.index(table["rollout_id"], shown.row["rollout_id"]).as_py()
-        return example(shown, score, table["reward"][row].as_py())
+        return example(shown, score, table["reward"][row].as_py(), marks)
 
     found = {}
     for way, sign in (("up", -1), ("down", 1)):

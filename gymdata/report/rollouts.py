@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.public import Figures
+from gymdata.report.sampling import Sample, sample
 from gymdata.rollouts.messages import TaskRow, loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
@@ -130,9 +131,9 @@ def _bins(edges: npt.NDArray[Any], counts: npt.NDArray[Any]) -> list[Figures]:
     return [{"low": float(low), "high": float(high), "count": int(n)} for low, high, n in ends]
 
 
-def figures(path: str | Path, threshold: float, score: str | None) -> Figures:
+def figures(path: str | Path, threshold: float, score: str | None, kind: Sample | None, limit: int) -> Figures:
     """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``. ``score``: what counts as
-    the reward; None for the total reward."""
+    the reward; None for the total reward. ``kind`` and ``limit``: which rollouts are examples."""
     columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
     table, _ = with_score([path], read_coded([path], ROLLOUTS, columns, _TEXTS), score)
     rewards = Rewards.of(table)
@@ -180,7 +181,7 @@ def figures(path: str | Path, threshold: float, score: str | None) -> Figures:
         "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
         **_of_turns(path),
         **_over_time(table, Path(path)),
-        "examples": _examples(table, path),
+        "examples": _examples(table, path, kind, limit),
     }
 
 
@@ -300,11 +301,18 @@ def moment(text: Any) -> datetime | None:
         return None
 
 
-def _examples(table: pa.Table, path: str | Path) -> dict[str, tuple[str, float | None]]:
-    """Id and reward of the best, the worst and a typical rollout: that of the median reward, and of the median length among
-    equal."""
+def _examples(
+    table: pa.Table, path: str | Path, kind: Sample | None, limit: int
+) -> dict[str, tuple[str, float | None]]:
+    """Id and reward of each rollout of a sample; without one of the best, the worst and a typical rollout: of the median
+    reward, and of the median length among equal."""
     sizes = table["n_generated_tokens"].to_numpy()
     values = pc.fill_null(table["reward"], math.nan).to_numpy()
+    if kind is not None:
+        chosen = sample(kind, limit, values, codes_of(table["group_id"])[0])
+        ids = _least_ids(path, {f"{kind} {n}": chosen[n - 1 : n] for n in range(1, len(chosen) + 1)})
+        rewards = [None if math.isnan(value) else value for value in values[chosen].tolist()]
+        return {name: (one, value) for (name, one), value in zip(ids.items(), rewards, strict=True)}
     rows = np.flatnonzero(np.isfinite(values))
     if not len(rows):
         middle = np.argsort(sizes, kind="stable")[len(sizes) // 2 :][:1]

@@ -15,6 +15,7 @@ from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.rollouts import moment
+from gymdata.report.sampling import sampled_as
 from gymdata.report.settings import ReportConfig
 from gymdata.report.several import compared, names_of, settings_that_differ
 from gymdata.report.several import headline as several_headline
@@ -23,6 +24,7 @@ from gymdata.report.stages import stage_table
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scan.patterns import publishable
 from gymdata.scores.chosen import TOTAL, default_score
+from gymdata.scores.marks import read_marks
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
 from gymdata.store.paths import RunFacts, local_output
@@ -88,7 +90,7 @@ def report(
     score, note = default_score(paths, config.reward)
     if note:
         warn(note)
-    runs = [_figures(one, config.threshold, score) for one in paths]
+    runs = [_figures(one, config, score) for one in paths]
     figures = dict(runs[0])
     if len(runs) > 2 or (len(runs) == 2 and all(run["training"] and not run["rewards"] for run in runs)):
         # Every run against the first: by rewards where all have them, else by the curves of their trainings.
@@ -154,13 +156,13 @@ def _by(score: str | None) -> str:
     return "" if score in (None, TOTAL) else f", score {score}"
 
 
-def _figures(path: Path, threshold: float, score: str | None) -> Figures:
+def _figures(path: Path, config: ReportConfig, score: str | None) -> Figures:
     run_json = find_run_json(path)
     facts = read_run_json(run_json) if run_json is not None else {}
     stages = stage_figures(path)
     rollouts = _NO_ROLLOUTS
     if stage_table(path) is None and resolve(path, ROLLOUTS):
-        of_rollouts = rollout_figures(path, threshold, score)
+        of_rollouts = rollout_figures(path, config.threshold, score, config.sample, config.limit)
         give_back()
         from gymdata.show.run import show
         from gymdata.validate.run import validate
@@ -171,17 +173,21 @@ def _figures(path: Path, threshold: float, score: str | None) -> Figures:
         validation["behavior"] = {v.code: v.detail for v in checked.violations if v.code.startswith("B")}
         rollouts = {**of_rollouts, "validation": validation, "score": score or TOTAL}
         # Each by name: its rollout's id and score.
+        of_examples, marks = of_rollouts["examples"], read_marks([path])
         rollouts["examples"] = {
-            name: example(show(path, rollout_id).rollouts[0], score, value)
-            for name, (rollout_id, value) in of_rollouts["examples"].items()
+            name: example(show(path, rollout_id).rollouts[0], score, value, marks)
+            for name, (rollout_id, value) in of_examples.items()
         }
+        if config.sample is not None:
+            n, total = len(of_examples), of_rollouts["rewards"]["rollouts"]
+            rollouts["sample"] = sampled_as(config.sample, n, total, score)
     elif not any(stages[key] for key in ("pairs", "scores", "experiences", "judge", "training", "epochs")):
         raise DataError.empty(path, "rollouts, pairs, scores, experiences, judgements or a training")
     # The overall result of a finetuning run, once it has ended.
     file = path / "result.json"
     end = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     end = end if isinstance(end, dict) else None
-    return {"path": str(path), "what": _what(facts), "threshold": threshold, **rollouts, **stages, "end": end}
+    return {"path": str(path), "what": _what(facts), "threshold": config.threshold, **rollouts, **stages, "end": end}
 
 
 def _what(facts: RunFacts) -> Figures:

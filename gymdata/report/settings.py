@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.report.sampling import Sample
+from gymdata.settings import Config, OnlyWith
 
 
 class ReportConfig(Config):
     """``gymdata report``."""
+
+    only_with: ClassVar[OnlyWith] = {"limit": ("{sample}", lambda c: c.sample is not None)}
 
     output: Path | None = pydantic.Field(None, description="HTML file to write (default: report.html in the folder).")
     png: Path | None = pydantic.Field(None, description="Also write each chart as a PNG into this folder.")
@@ -20,4 +24,10 @@ class ReportConfig(Config):
     allow_findings: bool = pydantic.Field(
         False, description="Write the page although it holds keys or addresses that `gymdata scan` finds."
     )
+    sample: Sample | None = pydantic.Field(
+        None,
+        description="Rollouts shown as examples; mixed: of groups whose rewards differ, random: the same each time "
+        "(default: the best, the worst and a typical one).",
+    )
+    limit: int = pydantic.Field(10, ge=1, description="Examples of --sample.")
     threshold: float = pydantic.Field(0.5, description="A rollout is a success if its reward is above this.")

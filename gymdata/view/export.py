@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from gymdata import __version__
 from gymdata.checks.violations import CODES
-from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.errors import RefusedError, UsageError
+from gymdata.report.rollouts import codes_of
+from gymdata.report.sampling import sample, sampled_as
 from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
@@ -43,18 +48,18 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
         raise UsageError.bad_value("--export", target.name, "a name ending in .html")
     pages = Pages(paths, config)
     try:
-        text, shown, total = _page(pages, config)
+        text, sampled = _page(pages, config)
         text = publishable(text, target, config.allow_findings)
     finally:
         pages.close()
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    left = f" of {total:,} (--limit takes more)" if shown < total else ""
-    return f"{counted(shown, 'rollout')}{left} in {target}, {target.stat().st_size / 1e6:.1f} MB"
+    return f"{sampled}, in {target}, {target.stat().st_size / 1e6:.1f} MB"
 
 
-def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
+def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
+    """The file, and which rollouts are in it."""
     snapshot = pages.index.snapshot()
     query = Query(where=config.where or "")
     selection = pages.selector.select(snapshot, query)
@@ -68,13 +73,23 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         )
         raise RefusedError("; ".join(snapshot.problems) or none)
     rows, evidence = [], []
-    numbers = selection.rows[: config.limit].tolist()
+    selected = snapshot.table.select(["reward", "group_id"]).take(pa.array(selection.rows))
+    chosen = sample(
+        config.sample,
+        config.limit,
+        pc.fill_null(selected["reward"], math.nan).to_numpy(),
+        codes_of(selected["group_id"])[0],
+    )
+    numbers = selection.rows[chosen].tolist()
+    sampled = sampled_as(config.sample, len(numbers), len(selection.rows), snapshot.score)
     lines = pages.index.lines(snapshot, numbers)
     for number in numbers:
         shown = pages.evidence(snapshot, number)
         found = [violation for violation in shown.violations if violation.severity != "info"]
+        marks = pages.marking.of_rollout(shown.row["rollout_id"], shown.row["task_id"])
         rows.append(
-            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found, "line": lines[number]}
+            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found, "marks": marks}
+            | {"line": lines[number]}
         )
         evidence.append(
             None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
@@ -106,10 +121,11 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
         .get_template("export.html")
         .render(
             rows=rows,
+            mates={row["rollout_id"]: (row["rollout_index"], row["reward"]) for row in rows},
             groups=groups,
             pairs=pairs,
             pairs_left=pairs_left,
-            total=len(selection.rows),
+            sampled=sampled,
             selection=selection,
             of=[path.name for path in snapshot.paths],
             score=snapshot.score,
@@ -123,7 +139,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, int, int]:
             gymdata_version=__version__,
         )
     )
-    return text, len(rows), len(selection.rows)
+    return text, sampled
 
 
 def _hash(text: str) -> str:

@@ -8,13 +8,17 @@ from typing import ClassVar
 
 import pydantic
 
-from gymdata.settings import Config
+from gymdata.report.sampling import Sample
+from gymdata.settings import Config, OnlyWith
 
 
 class ViewConfig(Config):
     """``gymdata view``. The server answers requests that name the machine it runs on, or one of ``allow_host``."""
 
     key_only: ClassVar[Set[str]] = frozenset({"sql_seconds", "sql_rows", "sql_memory"})
+    only_with: ClassVar[OnlyWith] = dict.fromkeys(
+        ("allow_findings", "where", "sample", "limit"), ("{export}", lambda c: c.export is not None)
+    )
 
     host: str = pydantic.Field("127.0.0.1", description="Address to listen on.")
     port: int = pydantic.Field(8040, ge=0, le=65535, description="Port; 0 selects a free one.")
@@ -32,10 +36,13 @@ class ViewConfig(Config):
         False, description="Export the page although it holds keys or addresses that `gymdata scan` finds."
     )
     where: str | None = pydantic.Field(None, description="Export only rollouts that satisfy this condition.")
+    sample: Sample = pydantic.Field(
+        "first", description="Rollouts to export; mixed: of groups whose rewards differ, random: the same each time."
+    )
+    limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
     annotate: bool = pydantic.Field(
         False, description="Let the page write marks (tags, comments, rewards, choices) beside the run."
     )
-    limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
     sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
     sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")
     sql_memory: int = pydantic.Field(2 << 30, ge=512 << 20, description="Bytes of memory per statement.")

@@ -26,6 +26,21 @@ def run(tmp_path: Path) -> Path:
     return make(tmp_path / "run", BEFORE)
 
 
+def test_examples_are_a_sample_where_one_is_named(tmp_path: Path) -> None:
+    """The page says which rollouts of how many; of several runs each shows its own."""
+    runs = [
+        write_run(tmp_path / name, [rollout("a", k, k / 4, two_turns(20, 40 + k)) for k in range(4)]) for name in "ab"
+    ]
+    page = gymdata.report(runs[0], output=tmp_path / "x.html", sample="worst", limit=2)
+    assert [(name, row["rollout_id"]) for name, row in page.figures["examples"].items()] == [
+        ("worst 1", "a-0"),
+        ("worst 2", "a-1"),
+    ]
+    assert "2 of 4 rollouts, those with the lowest reward" in (tmp_path / "x.html").read_text()
+    gymdata.report(*runs, output=tmp_path / "x.html", sample="random", limit=3)
+    assert (tmp_path / "x.html").read_text().count("3 of 4 rollouts, drawn at random") == 2
+
+
 def test_validation_equals_validate(run: Path) -> None:
     """The report's findings are those of `gymdata validate`."""
     checked = gymdata.validate(run)

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from gymdata.errors import UsageError
+from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import COMPARISONS
+from gymdata.scores.marks import Mark, append
 from gymdata.store import write_table
 from gymdata.view.run import view
 from gymdata.view.training import curves
@@ -380,7 +381,7 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
     """One file with the selection's evidence as JSON, a policy that allows its own script only, and no address in it."""
     target, said = tmp_path / "selection.html", list[str]()
     view(run, export=target, where="reward == 1", say=said.append)
-    assert said[0].startswith("2 rollouts in ")
+    assert said[0].startswith("2 rollouts, in ")
     page = target.read_text()
     assert target.stat().st_size < 1_000_000
     scripts = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
@@ -396,6 +397,69 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
     # Two of the group's four rollouts were chosen: they stand side by side, and what is not in the file is said.
     assert "rollouts 2 of 4 in its run" in text_of(page)
     assert "Comparisons, SQL, training and lineage are on the pages of gymdata view only" in text_of(page)
+
+
+@pytest.mark.parametrize(
+    ("sample", "ids", "which"),
+    [
+        ("first", ["a-0", "a-1", "a-2"], "the first"),
+        ("best", ["a-0", "a-2", "b-0"], "those with the highest reward"),
+        ("worst", ["a-1", "a-3", "b-0"], "those with the lowest reward"),
+        ("mixed", ["a-0", "a-1", "a-2"], "of groups whose rewards differ"),
+        ("random", None, "drawn at random"),
+    ],
+)
+def test_an_exported_file_samples_and_says_how(run: Path, tmp_path: Path, sample: str, ids: Any, which: str) -> None:
+    """The best first, groups whose rewards differ, or at random and the same each time; the file and the command say which
+    rollouts of how many."""
+    target, said = tmp_path / "x.html", list[str]()
+    view(run, export=target, sample=sample, limit=3, say=said.append)
+    assert said[0].startswith(f"3 of 6 rollouts, {which}, in ")
+    page = target.read_text()
+    assert f"3 of 6 rollouts, {which}" in text_of(page)
+    evidence = re.search(r'id="evidence">(.*?)</script>', page, re.DOTALL)
+    assert evidence is not None
+    chosen = [one["rollout_id"] for one in json.loads(evidence[1])]
+    assert chosen == (ids or chosen)
+    view(run, export=target, sample=sample, limit=3)
+    assert target.read_text() == page
+
+
+def test_a_sample_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    """Without rewards there is no best rollout, and without different ones no mixed group; without a file to write the
+    choice has no effect, which is an error."""
+    equal = write_run(tmp_path / "equal", [rollout("a", k, 1.0, two_turns(20, 40)) for k in range(2)])
+    target = tmp_path / "x.html"
+    with pytest.raises(RefusedError, match="no group of 2 rollouts has different rewards"):
+        view(equal, export=target, sample="mixed")
+    bare = write_run(tmp_path / "bare", [rollout("a", 0, None, two_turns(20, 40))])
+    with pytest.raises(RefusedError, match="none of 1 rollout has a reward"):
+        view(bare, export=target, sample="worst")
+    with pytest.raises(UsageError, match="sample"):
+        view(bare, sample="random")
+    assert not target.exists()
+
+
+def test_marks_stand_in_an_exported_file(run: Path, tmp_path: Path) -> None:
+    """Tags, comments with who made them, corrected rewards, choices that lead to the other rollout, and bad tasks."""
+    for kind, rollout_id, value, over in (
+        ("tag", "a-0", "clean", None), ("comment", "a-0", HOSTILE, None), ("reward", "a-0", 0.25, None),
+        ("choice", "a-0", None, "a-3"), ("bad_task", "b-0", None, None),
+    ):  # fmt: skip
+        append(run / "marks.jsonl", Mark(kind, rollout_id, rollout_id[0], "ada", "2026-11-01T10:00:00Z", value, over))
+    target = tmp_path / "x.html"
+    view(run, export=target, limit=5)
+    page = target.read_text()
+    text = text_of(page)
+    assert "a 0 clean question a" in text
+    assert "clean reward corrected to 0.25 better than" in text
+    assert '<a href="#r3">rollout 3</a>' in page
+    assert "ada" in text
+    assert "<img" not in page
+    assert text.count("bad task") == 1
+    gymdata.report(run, output=tmp_path / "report.html")
+    text = text_of((tmp_path / "report.html").read_text())
+    assert "Marked: clean; reward corrected to 0.25; better than a-3" in text
 
 
 def test_an_exported_file_is_safe_with_hostile_rollouts(tmp_path: Path):

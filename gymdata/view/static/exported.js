@@ -1,9 +1,55 @@
-// An exported file: pick a rollout, a group or a pair; draw a rollout's tokens from the evidence in the page. Follows tokens.js in one script.
+// An exported file: pick a rollout, a group or a pair, or find those that contain a text; draw a rollout's tokens from the evidence in the page.
+// Follows tokens.js in one script.
 
 const evidence = JSON.parse(document.querySelector("#evidence").textContent);
 const drawn = new Set();
 
+const box = document.querySelector("#find");
+const found = document.querySelector("#found");
+const sampled = found.textContent;
+const links = [...document.querySelectorAll("[data-pick]")];
+const textOf = (element) => element.textContent.toLowerCase();
+// What a link leads to, and the link itself, before tokens are drawn.
+const searched = links.map((link) => `${textOf(link)}\n${textOf(document.querySelector(`#at-${link.dataset.pick}`))}`);
+
+function find() {
+  const text = box.value.trim().toLowerCase();
+  links.forEach((link, n) => {
+    link.hidden = !searched[n].includes(text);
+  });
+  const hits = links.filter((link) => !link.hidden && link.dataset.pick.startsWith("r"));
+  for (const list of document.querySelectorAll(".picker details")) {
+    list.hidden = !list.querySelector("a:not([hidden])");
+    if (text) list.open = true;
+  }
+  found.textContent = text ? `in ${hits.length} of ${evidence.length} ${evidence.length === 1 ? "rollout" : "rollouts"}` : sampled;
+  highlight(text);
+}
+
+// Marks a text where it stands in what is shown, without a change to it.
+function highlight(text) {
+  if (!CSS.highlights) return;
+  const ranges = [];
+  const article = document.querySelector("article:not([hidden])");
+  const walker = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
+  while (text && walker.nextNode()) {
+    const lower = walker.currentNode.data.toLowerCase();
+    for (let at = lower.indexOf(text); at >= 0 && at + text.length <= walker.currentNode.length; at = lower.indexOf(text, at + text.length)) {
+      const range = new Range();
+      range.setStart(walker.currentNode, at);
+      range.setEnd(walker.currentNode, at + text.length);
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
+}
+
 function pick(name) {
+  draw(name);
+  if (box.value.trim()) find();
+}
+
+function draw(name) {
   for (const one of document.querySelectorAll("article[id]")) one.hidden = one.id !== `at-${name}`;
   for (const one of document.querySelectorAll("[data-pick]")) one.classList.toggle("on", one.dataset.pick === name);
   const article = document.querySelector(`#at-${name}`);
@@ -20,6 +66,16 @@ function pick(name) {
 }
 const chosen = () => /^#([rgp]\d+)$/.exec(location.hash)?.[1] ?? "r0";
 addEventListener("hashchange", () => pick(chosen()));
+box.addEventListener("input", find);
+box.addEventListener("keydown", (event) => {
+  const first = links.find((link) => !link.hidden && link.dataset.pick.startsWith("r")) ?? links.find((link) => !link.hidden);
+  if (event.key === "Enter" && first) location.hash = first.dataset.pick;
+});
+addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.matches("input")) return;
+  event.preventDefault();
+  box.focus();
+});
 document.querySelector("#theme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -1,0 +1,54 @@
+"""Which of many rollouts a page shows: the first, the best, the worst, groups with different rewards, or a random sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gymdata.errors import RefusedError, counted
+
+Sample = Literal["first", "best", "worst", "mixed", "random"]
+_NAMES: Mapping[Sample, str] = {
+    "first": "the first",
+    "best": "those with the highest {score}",
+    "worst": "those with the lowest {score}",
+    "mixed": "of groups whose rewards differ",
+    "random": "drawn at random",
+}
+
+
+def sample(kind: Sample, limit: int, rewards: npt.NDArray[Any], groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """At most ``limit`` rows. ``rewards``: NaN where there is none; ``groups``: each row's group as a code from 0. Best and
+    worst are in their order, the others in that of the rows; the same rows give the same random sample.
+
+    Raises RefusedError where no row has a reward that ``kind`` needs.
+    """
+    rows, size = np.arange(len(rewards)), counted(len(rewards), "rollout")
+    if kind == "random":
+        return np.sort(np.random.default_rng(0).permutation(rows)[:limit])
+    known = np.isfinite(rewards)
+    if kind in ("best", "worst"):
+        if not known.any():
+            raise RefusedError(f"--sample {kind}: none of {size} has a reward")
+        order = np.argsort(-rewards if kind == "best" else rewards, kind="stable")
+        return order[: min(limit, int(known.sum()))]
+    if kind == "mixed":
+        least, most = (np.full(int(groups.max(initial=-1)) + 1, end) for end in (np.inf, -np.inf))
+        np.minimum.at(least, groups[known], rewards[known])
+        np.maximum.at(most, groups[known], rewards[known])
+        rows = rows[(most > least)[groups]]
+        if not len(rows):
+            raise RefusedError(f"--sample {kind}: no group of {size} has different rewards")
+        # Groups stay together.
+        rows = rows[np.argsort(groups[rows], kind="stable")]
+    return rows[:limit]
+
+
+def sampled_as(kind: Sample, shown: int, total: int, score: str | None) -> str:
+    """How many of how many are shown, and which."""
+    if shown == total:
+        return counted(total, "rollout")
+    return f"{shown:,} of {counted(total, 'rollout')}, {_NAMES[kind].format(score=score or 'reward')}"
