@@ -39,7 +39,13 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
         if cells:
             grid(("run", "mean", "difference", "95 %", "tasks"), cells)
         if rows is not None and (settings := made.figures["settings"]):
-            grid(("setting", *made.figures["names"]), [(name, *map(str, values)) for name, values in settings.items()])
+            grid(
+                ("setting", *made.figures["names"]),
+                [
+                    (name, *("–" if value is None else str(value) for value in values))
+                    for name, values in settings.items()
+                ],
+            )
         for path in [made.path, *made.charts]:
             say(f"written to {path}")
 

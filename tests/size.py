@@ -21,7 +21,7 @@ BUDGETS: dict[str, int] = {
     "chat": 1_189,
     "check": 2_516,
     "checks": 2_598,
-    "cli": 3_998,
+    "cli": 4_004,
     "collect": 3_744,
     "credit": 1_328,
     "demo": 625,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 86_915, 598
+TOTAL, FILE_LINES = 86_921, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -6,7 +6,6 @@ const drawn = new Set();
 
 const box = document.querySelector("#find");
 const found = document.querySelector("#found");
-const sampled = found.textContent;
 const links = [...document.querySelectorAll("[data-pick]")];
 const textOf = (element) => element.textContent.toLowerCase();
 // What a link leads to, and the link itself, before tokens are drawn.
@@ -20,9 +19,8 @@ function find() {
   const hits = links.filter((link) => !link.hidden && link.dataset.pick.startsWith("r"));
   for (const list of document.querySelectorAll(".picker details")) {
     list.hidden = !list.querySelector("a:not([hidden])");
-    if (text) list.open = true;
   }
-  found.textContent = text ? `in ${hits.length} of ${evidence.length} ${evidence.length === 1 ? "rollout" : "rollouts"}` : sampled;
+  found.textContent = text ? `in ${hits.length} of ${evidence.length} ${evidence.length === 1 ? "rollout" : "rollouts"}` : "";
   highlight(text);
 }
 
