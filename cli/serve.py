@@ -18,8 +18,12 @@ def serve(
     *,
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
     dry_run: DryRun = False,
+    background: Annotated[
+        bool, typer.Option("--background", help="Keep it for later commands of the model on this machine.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the model's servers in the background.")] = False,
 ) -> None:
     """The command line that it prints starts the same server by itself; --dry-run prints it only."""
     from gymdata.serve.run import serve as run
 
-    run(settings, dry_run=dry_run, say=note, show=say)
+    run(settings, dry_run=dry_run, background=background, stop=stop, say=note, show=say)

@@ -38,7 +38,9 @@ async def play_all(
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
     """
-    if setting.sampler is None or not setting.sampler.prefers_groups or setting.agents is not None:
+    # vLLM refuses several generations of one greedy request.
+    together_first = setting.sampler is not None and setting.sampler.prefers_groups and setting.temperature > 0
+    if not together_first or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
     first = next(groups, None)
     if first is None:

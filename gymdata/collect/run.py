@@ -285,7 +285,7 @@ async def _play(
     stop, serving, agents = Stop(), contextlib.AsyncExitStack(), None
     with ctrl_c(stop, progress) as interrupted:
         try:
-            progress.message(_starting(config, str(parts.model["policy"])))
+            progress.message(_starting(config, parts))
             # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
             # end.
             asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
@@ -356,8 +356,9 @@ async def _play(
             await parts.source.close()
 
 
-def _starting(config: CollectConfig, policy: str) -> str:
-    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
+def _starting(config: CollectConfig, parts: Parts) -> str:
+    policy, own = parts.model["policy"], parts.sampler.base if isinstance(parts.sampler, ServerSampler) else None
+    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url or own:
         return f"connecting to {redacted(server)} …"
     if config.replicas is not None:
         where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"

@@ -25,7 +25,7 @@ _KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWAR
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.S)
 
 #: Engine arguments that change what is sampled; the others (memory, batching) are free on resume.
-_ENGINE_IDENTITY = (
+ENGINE_IDENTITY = (
     "dtype",
     "max_model_len",
     "quantization",
@@ -375,7 +375,7 @@ class CollectConfig(Config):
 
     def identity(self) -> dict[str, object]:
         """The settings that a resumed run must share; the caller adds what depends on files and hashes."""
-        engine = {key: self.engine[key] for key in _ENGINE_IDENTITY if key in self.engine}
+        engine = {key: self.engine[key] for key in ENGINE_IDENTITY if key in self.engine}
         modes = {
             "dtype": engine.pop("dtype", "auto"),
             "logprobs_mode": engine.pop("logprobs_mode", "processed_logprobs"),
@@ -421,7 +421,7 @@ class CollectConfig(Config):
             "wait_for_server",
             "retries",
         )
-        engine = {key: value for key, value in self.engine.items() if key not in _ENGINE_IDENTITY}
+        engine = {key: value for key, value in self.engine.items() if key not in ENGINE_IDENTITY}
         places = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
         return {**{name: getattr(self, name) for name in names}, **places, "engine": engine}
 

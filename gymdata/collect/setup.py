@@ -25,9 +25,10 @@ from gymdata.check import run as checking
 from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.report import EnvironmentTrial
-from gymdata.collect.settings import CollectConfig
+from gymdata.collect.settings import ENGINE_IDENTITY, CollectConfig
 from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
 from gymdata.engines.port import Chat, Sampler
+from gymdata.engines.servers.background import BackgroundServer, background_server
 from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
 from gymdata.environments import (
@@ -373,8 +374,12 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     tokenizer_chat, notes = (
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
+    warm = None
+    if not servers and config.replicas is None:
+        assert config.model is not None
+        warm, announced = background_server(config.model, model["policy_hash"], config.engine, ENGINE_IDENTITY)
     parts = Parts(
-        _sampler(config, tokenizer_chat, model["policy_hash"]),
+        _sampler(config, tokenizer_chat, model["policy_hash"], warm),
         tokenizer_chat,
         environment,
         rewards,
@@ -491,11 +496,13 @@ def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> U
     )
 
 
-def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:
+def _sampler(
+    config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str, warm: BackgroundServer | None
+) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = config.sampling_parameters()
     sampling["stop_token_ids"] = (*tokenizer_chat.stop_token_ids, *sampling.get("stop_token_ids", ()))
-    if not config.endpoint and config.chat_endpoint is None:
+    if not config.endpoint and config.chat_endpoint is None and warm is None:
         assert config.model is not None
         if config.replicas is not None:
             from gymdata.engines.servers._ray import replicated
@@ -518,12 +525,15 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
 
     make = partial(
         ServerSampler if config.chat_endpoint is None else ChatServerSampler,
-        model=config.model,
+        model=config.model if warm is None else warm.name,
         sampling=sampling,
         request_timeout_s=config.request_timeout,
-        allow_raw_logprobs=config.allow_raw_logprobs,
+        # The engine in this process takes the mode that it is given.
+        allow_raw_logprobs=config.allow_raw_logprobs or (warm is not None and "logprobs_mode" in config.engine),
         vocab_size=tokenizer_chat.most_ids,
     )
+    if warm is not None:
+        return make(warm.url, max_retries=config.retries)
     urls = [config.chat_endpoint] if config.chat_endpoint is not None else config.endpoint
     if config.chat_endpoint is not None or (len(urls) == 1 and not urls[0].startswith("@")):
         return make(urls[0], max_retries=config.retries)

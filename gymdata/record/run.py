@@ -161,7 +161,8 @@ class _Serving:
         self.server.should_exit = True
 
     async def _start(self) -> None:
-        engine = ", ".join(self.config.endpoint)
+        sampler = self.recorder.sampler
+        engine = ", ".join(self.config.endpoint) or (sampler.base if isinstance(sampler, ServerSampler) else "")
         self.say(f"connecting to {engine} …" if engine else f"starting vLLM with {self.recorder.model} …")
         starting = asyncio.ensure_future(self.recorder.start())
         while not starting.done() and not self.server.should_exit:

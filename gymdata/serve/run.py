@@ -1,7 +1,7 @@
 """``serve``: a vLLM server of a model, started with what collecting needs, until it is stopped.
 
 Invariants: the server is what the printed line starts, no more; the server is announced only once it answers; it ends
-with this process.
+with this process, or, in the background, when it is stopped: from its start on its file says where it is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import contextlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gymdata.engines.servers.background import BackgroundServer, background_servers, stop_servers
 from gymdata.engines.servers.vllm_process import ended, running, shell_line, wait_until_healthy, words_of
 from gymdata.errors import UsageError, require
+from gymdata.models.model_identity import policy_facts
 from gymdata.serve.settings import ServerConfig
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.signals import sigterm_interrupts
@@ -37,6 +40,8 @@ def serve(
     config: ServerConfig | None = None,
     *,
     dry_run: bool = False,
+    background: bool = False,
+    stop: bool = False,
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[str], None] = print,
     **settings: Any,
@@ -44,12 +49,28 @@ def serve(
     """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` is
     called when it answers, with the next command. With ``dry_run`` only the line is shown.
 
-    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not, OutsideError when the address
-    is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM ended it.
+    With ``background`` return when it answers: later commands of the model on this machine sample from it until ``stop``
+    ends it. It takes a free port where none is given.
+
+    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not and where there is nothing to
+    stop, OutsideError when the address is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM
+    ended it.
     """
     config = ServerConfig.called_with(serve, config, settings)
+    if stop:
+        for server in stop_servers(config.model):
+            say(f"stopped the server of {server.model} on {server.url}")
+        return
     require("engine", "vllm")
-    bound = None if dry_run else listening_socket(config.host, config.port)
+    policy_hash, port = "", config.port
+    if background and not dry_run:
+        policy_hash = policy_facts(config.model)["policy_hash"]
+        for server in background_servers():
+            if (server.policy_hash, server.engine) == (policy_hash, config.engine):
+                say(f"{server.name} is served on {server.url} already (process {server.pid}; log {server.log})")
+                return
+        port = port if "port" in config.model_fields_set else 0
+    bound = None if dry_run else listening_socket(config.host, port)
     port, url = (config.port, "") if bound is None else (bound.getsockname()[1], address_of(bound))
     try:
         words, environment, notes = server_line(config, port)
@@ -66,9 +87,24 @@ def serve(
     os.close(handle)
     log = Path(name)
     say(f"starting vLLM with {config.model}; its log is {log} …")
-    with sigterm_interrupts(), running(words, environment, log) as process:
+    with sigterm_interrupts(), contextlib.ExitStack() as stack:
+        started = time.time()
+        process = stack.enter_context(running(words, environment, log, stays=background))
+        if background:
+            engine = dict(config.engine)
+            model = os.path.realpath(config.model) if Path(config.model).is_dir() else config.model
+            server = BackgroundServer(
+                reached, served_name(config), model, policy_hash, engine, process.pid, started, str(log)
+            )
+            stack.push(lambda kind, *_: server.file.unlink(missing_ok=True) if kind else None)
+            server.save()
         try:
             wait_until_healthy(process, reached, log)
+            if background:
+                say(f"serving {server.name} on {url} in the background (process {server.pid}). It is used by")
+                say(f"  gymdata collect TASKS -m {config.model}")
+                say(f"until it is stopped:\n  gymdata serve {config.model} --stop")
+                return
             say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
             say(f"  gymdata check --endpoint {reached}")
             # The base of a LoRA adapter is served, too.

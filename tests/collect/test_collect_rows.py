@@ -155,6 +155,13 @@ def test_jsonl_holds_the_same_rows(tasks: Tasks, tmp_path: Path, adder: str) -> 
     assert list((tmp_path / "jsonl" / "rollouts").glob("part-*.jsonl"))
 
 
+def test_greedy_rollouts_are_requested_one_by_one(tasks: Tasks, tmp_path: Path) -> None:
+    """vLLM refuses a greedy request for several generations, which would be equal."""
+    sampler = FakeSampler(groups=True)
+    collect(tasks=str(tasks(2)), output=tmp_path / "run", num_rollouts=2, temperature=0.0, parts=parts(sampler))
+    assert [request.n for request in sampler.requests] == [1, 1, 1, 1]
+
+
 def test_run_json_says_what_was_run(tasks: Tasks, tmp_path: Path) -> None:
     """run.json has the drawn seed, every sampling setting, the task file's hash, the engine's facts and the counts."""
     collect(tasks=str(tasks(2)), output=tmp_path / "run", temperature=0.7, reward=["exact_match"], parts=parts())

@@ -1,7 +1,7 @@
 """A vLLM server as a process of this command: the line that starts it, and its life until it is stopped.
 
 Invariants: the line is all there is to it, so that people can start the same server themselves; no process of it outlives
-this one, however this one ends (on Linux); what ends it early is raised with how it ended.
+this one, however this one ends (on Linux), unless it is to stay; what ends it early is raised with how it ended.
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ def shell_line(words: Sequence[str], environment: Mapping[str, str], width: int 
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, *, stays: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
     """The server as a process, which is gone afterwards with all of its own. ``log`` gets what it prints, and stays when it
-    ended by itself."""
+    ended by itself. ``stays``: after a context that ends without an error the server and its log are left, and this process
+    may end."""
     parent = os.getpid()
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -79,22 +82,23 @@ def running(words: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=dies_with(parent),
+            preexec_fn=None if stays else dies_with(parent),
         )
-    stopped = True
+    stopped, left = True, False
     try:
         yield process
+        left = stays
     except OutsideError:
         stopped = False
         raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in () if left else (signal.SIGTERM, signal.SIGKILL):
             # The whole group: its engine processes may be there when the server itself is not.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_S)
-        if stopped:
+        if stopped and not left:
             log.unlink(missing_ok=True)
 
 

@@ -1,0 +1,134 @@
+"""vLLM servers that ``gymdata serve --background`` started on this machine, and the one that samples a model.
+
+Invariants: a server is used only while its process lives and answers, for the same weights and engine arguments; the file of
+one that is gone is ignored; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gymdata.errors import UsageError
+from gymdata.models.cache import cached
+from gymdata.settings import Settings
+from gymdata.store.run_json import write_json
+
+_HEALTH_S, _STOP_S, _POLL_S = 5.0, 10.0, 0.1
+#: Process start times are read from a clock that may be corrected meanwhile.
+_CLOCK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundServer:
+    """``name``: of the model for clients; ``model``: its absolute path or hub name; ``engine``: arguments that were given;
+    ``pid``: leads a process group of its own; ``started``: seconds since the epoch."""
+
+    url: str
+    name: str
+    model: str
+    policy_hash: str
+    engine: Settings
+    pid: int
+    started: float
+    log: str
+
+    @property
+    def file(self) -> Path:
+        """Its file. A home folder may be on several machines."""
+        return cached("servers", f"{platform.node()}-{self.pid}.json")
+
+    def is_of(self, model: str) -> bool:
+        """Whether it was started with this folder or name."""
+        return self.model in (model, os.path.realpath(model))
+
+    def save(self) -> None:
+        """Write its file."""
+        write_json(self.file, asdict(self))
+
+    def remove(self) -> None:
+        """Remove its file and its log."""
+        self.file.unlink(missing_ok=True)
+        Path(self.log).unlink(missing_ok=True)
+
+    def is_alive(self) -> bool:
+        """Whether its process, and not another with the same number, is there."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            same = bool(abs(process.create_time() - self.started) < _CLOCK_S)
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def answers(self) -> bool:
+        """Whether it is ready for requests."""
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_S).close()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End its processes and remove its files."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # The group: its engine processes may outlive the server.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            deadline = time.monotonic() + _STOP_S
+            while self.is_alive() and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+        self.remove()
+
+
+def background_servers() -> list[BackgroundServer]:
+    """Those that are alive, in the order of their start."""
+    servers = []
+    for file in cached("servers").glob(f"{platform.node()}-*.json"):
+        # A file of another version, or one that was removed meanwhile.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            servers.append(BackgroundServer(**json.loads(file.read_bytes())))
+    return sorted((server for server in servers if server.is_alive()), key=lambda server: server.started)
+
+
+def background_server(
+    model: str, policy_hash: str, engine: Settings, deciding: Sequence[str]
+) -> tuple[BackgroundServer | None, list[str]]:
+    """The server that samples ``model`` as an engine here with these arguments would, and the note that says so, or why
+    servers of the model are not used. ``deciding``: arguments that must be equal also where ``engine`` has none."""
+    notes = []
+    for server in background_servers():
+        if server.policy_hash != policy_hash and not server.is_of(model):
+            continue
+        differing = next((key for key in (*deciding, *engine) if engine.get(key) != server.engine.get(key)), None)
+        if server.policy_hash != policy_hash:
+            fault = "it has the weights that the folder had when it was started"
+        elif differing is not None:
+            mine, theirs = engine.get(differing, "not set"), server.engine.get(differing, "not set")
+            fault = f"its engine.{differing} is {theirs}, here {mine}"
+        elif not server.answers():
+            fault = "it does not answer"
+        else:
+            return server, [f"sampling from {server.url}, which `gymdata serve --background` started"]
+        notes.append(f"not sampling from {server.url}: {fault}")
+    return None, notes
+
+
+def stop_servers(model: str) -> list[BackgroundServer]:
+    """End the servers of ``model``, and return them. Raises UsageError where there are none."""
+    servers = background_servers()
+    own = [server for server in servers if server.is_of(model)]
+    if not own:
+        others = ", ".join(f"{server.model} (process {server.pid})" for server in servers)
+        hint = f"there are servers of {others}" if others else "none is running"
+        raise UsageError(f"no server of {model} is in the background of this machine", hint=hint)
+    for server in own:
+        server.stop()
+    return own
