@@ -10,9 +10,9 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_files import KINDS
 
 from .console import Watch, command_words, finish, note
-from .flags import DryRun, Json, ray_here, with_flags
+from .flags import DryRun, Json, ray_here, sampling_instead, with_flags
 
-rewrite = ray_here
+rewrite, instead_of = ray_here, sampling_instead
 
 
 @with_flags(CollectConfig)

@@ -399,7 +399,8 @@ class Watch:
         done, total = self._counts.get("done", 0), self._counts.get("total")
         if self._scores:
             return f"(scoring {done:,.0f} of {total:,.0f})"
-        return f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
+        # What is in part done is not done.
+        return f"{int(done):,}/{total:,.0f}" if total else f"{int(done):,}"
 
     def _facts(self) -> str:
         passed = self._latest - self._began

@@ -136,6 +136,17 @@ def with_flags(
     return decorate
 
 
+def sampling_instead(command: str, option: str, value: str | None) -> str | None:
+    """The names of trainers and of transformers for settings of sampling."""
+    names = {
+        "--num-rollouts": ("num-generations", "num-return-sequences", "num-samples", "repeats", "n-samples", "samples"),
+        "--max-tokens": ("max-new-tokens", "max-completion-length", "max-length", "max-gen-tokens"),
+        "--limit": ("num-tasks", "max-samples", "num-prompts"),
+    }
+    word = option.lstrip("-").replace("_", "-")
+    return next((f"did you mean {flag}?" for flag, others in names.items() if word in others), None)
+
+
 def ray_here(argv: list[str]) -> list[str]:
     """``--ray`` without an address is Ray on this machine."""
     from gymdata.engines.servers.replicas import LOCAL, is_address

@@ -111,7 +111,7 @@ class CollectSummary(Report):
             then = (
                 f"{counted(self.pending, 'rollout is', 'rollouts are')} pending; rerun the same command to resume"
                 if self.pending
-                else "nothing is pending"
+                else f"nothing is pending; next: gymdata validate {self.path}"
             )
             rows.append(("interrupted", then))
         # The time includes the engine's start, the speed does not.

@@ -21,6 +21,7 @@ from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import is_spool, is_url, url_of
 from gymdata.store.lineage import replaced_content
+from gymdata.store.lock import LOCK, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, local_output, read_facts, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
@@ -114,6 +115,11 @@ def _latest(files: Sequence[os.stat_result]) -> str:
     return dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds")
 
 
+def cells_of(sweep: Path) -> list[Path]:
+    """The folders of the cells of a sweep, each with a lock of its own."""
+    return [folder for folder in sorted(sweep.iterdir()) if (folder / LOCK).is_file()]
+
+
 def output_of(top: Path, run_json: Path) -> Output:
     whole = run_json.name == RUN_JSON
     place = run_json.parent if whole else run_json.with_name(run_json.name.removesuffix(_BESIDE))
@@ -130,6 +136,8 @@ def output_of(top: Path, run_json: Path) -> Output:
     # Parents on object stores are not checked.
     lost = any(not is_url(parent) and not parent.exists() for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
+    if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(place))):
+        state = "being written"
     if state == "complete" and not lost:
         described = [find_run_json(parent) for parent in parents]
         runs = [read_facts(file) for file in described if file is not None]

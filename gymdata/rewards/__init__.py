@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError, option
@@ -112,7 +113,12 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     if name not in names:
         if name.endswith(".py"):
             raise UsageError(f"{option('reward')}: got {spec!r}, which names no function", hint=f"{name}:FUNCTION")
-        raise UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
+        error = UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
+        # As Python names a module's function.
+        file = Path(f"{name.replace('.', '/')}.py")
+        if colon and (error.hint is None or file.is_file()):
+            error.hint = f"did you mean {file}:{argument}?"
+        raise error
     return name, argument if colon else None, weight
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gymdata.errors import DataError, OutsideError
 from gymdata.ls.output import Output, Unfinished
-from gymdata.ls.run import below, output_of, unfinished_output
+from gymdata.ls.run import below, cells_of, output_of, unfinished_output
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote.places import mirrored
 from gymdata.rollouts.schema import ROLLOUTS
@@ -173,7 +173,7 @@ def _status(path: str | Path) -> StatusReport:
     if (top / RUN_JSON).is_file() or (top / _STATE).is_file():
         own = _loop(top) if (top / _STATE).is_file() else _run(top, top / RUN_JSON)
         runs = [replace(own, path=str(path))]
-        runs += [run for run in _below(top) if own.kind == "finetune" and run.is_running]
+        runs += [run for run in _below(top) if own.kind in ("finetune", "sweep") and run.is_running]
     else:
         runs = [run for run in _below(top) if run.state != "complete"]
     return StatusReport(str(path), runs, shutil.disk_usage(top).free if mirrored(top) is None else None)
@@ -211,8 +211,12 @@ def _run(top: Path, run_json: Path) -> RunStatus:
     if shown.kind in ("collect", "record"):
         return _of_rollouts(shown, run_json.parent, facts)
     if shown.kind == "sweep":
-        counts = facts.get("counts") or {}
-        return replace(shown, unit="cells", done=counts.get("done"), wanted=counts.get("cells"))
+        # Those of run.json are from the start.
+        steps, cells = len((facts.get("config") or {}).get("steps") or ()), cells_of(run_json.parent)
+        records = [json.loads(file.read_bytes()) for cell in cells if (file := cell / "cell.json").is_file()]
+        done = sum(len(record["done"]) == steps for record in records)
+        now = ", ".join(cell.name for cell in cells if is_held(cell)) or None
+        return replace(shown, unit="cells", done=done, wanted=(facts.get("counts") or {}).get("cells"), stage=now)
     return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown
 
 

@@ -7,6 +7,7 @@ the cells; a cell that was begun with other commands is refused. Steps are comma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -130,14 +131,18 @@ def sweep(
     refuse_other_kind(folder / RUN_JSON, "sweep")
     if dry_run:
         first = {cell.name: 0 if overwrite else _steps_done(cell) for cell in cells}
-        pending = {cell.name: [shlex.join(words) for words in cell.commands[first[cell.name] :]] for cell in cells}
-        return SweepPlan(folder, len(cells), {name: steps for name, steps in pending.items() if steps})
+        left = {cell.name: [shlex.join(words) for words in cell.commands[first[cell.name] :]] for cell in cells}
+        return SweepPlan(folder, len(cells), {name: steps for name, steps in left.items() if steps})
     say = progress or NullProgress()
     failed, elsewhere, interrupted = dict[str, str](), list[str](), False
-    for number, cell in enumerate(cells):
+    numbered = [*enumerate(cells)]
+    pending = numbered if overwrite else [(n, cell) for n, cell in numbered if _steps_done(cell) < len(cell.commands)]
+    if pending:
+        # Another process that is started at the same time writes the same.
+        with contextlib.suppress(StoreError):
+            _describe(folder, config, cells, failed, command)
+    for number, cell in pending:
         say.update(done=number, total=len(cells))
-        if not overwrite and _steps_done(cell) == len(cell.commands):
-            continue
         try:
             lock = _lock(cell, overwrite)
         except StoreError as error:
@@ -147,7 +152,7 @@ def sweep(
             say.message(f"{cell.name}: left to another process ({error})")
             continue
         try:
-            _run(cell, say)
+            _run(cell, _Cells(say, number, len(cells)))
         except KeyboardInterrupt:
             interrupted = True
             break
@@ -159,6 +164,23 @@ def sweep(
         finally:
             lock.release()
     return _finished(folder, config, cells, failed, elsewhere, command, interrupted=interrupted)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """Progress of a cell's commands as cells of the sweep. ``done``: those before, and the part of this one."""
+
+    progress: Progress
+    done: float
+    total: int
+    share: float = 0.0
+
+    def update(self, *, done: float = 0.0, total: float = 0.0, **_: float) -> None:
+        if total:
+            self.progress.update(done=self.done + self.share * done / total, total=self.total)
+
+    def message(self, text: str) -> None:
+        self.progress.message(text)
 
 
 def _lock(cell: Cell, overwrite: bool) -> Lock:
@@ -193,12 +215,14 @@ def _steps_done(cell: Cell) -> int:
     return len(done)
 
 
-def _run(cell: Cell, progress: Progress) -> None:
+def _run(cell: Cell, progress: _Cells) -> None:
     """The steps that are not done yet."""
     first = _steps_done(cell)
+    before, progress.share = progress.done, 1 / len(cell.commands)
     record = _record(cell)
     for number, words in enumerate(cell.commands[first:], first + 1):
         progress.message(f"{cell.name}: gymdata {shlex.join(words)}")
+        progress.done = before + (number - 1) * progress.share
         began = time.monotonic()
         log = cell.folder / "logs" / f"{number}-{words[0]}.log"
         code = wait(start(gymdata_words(words), log), log, progress)
@@ -209,6 +233,18 @@ def _run(cell: Cell, progress: Progress) -> None:
         seconds = round(time.monotonic() - began, 3)
         record["done"].append({"command": shlex.join(words), "seconds": seconds})
         write_json(cell.folder / _CELL, record)
+
+
+def _describe(
+    folder: Path, config: SweepConfig, cells: Sequence[Cell], failed: Mapping[str, str], command: Sequence[str]
+) -> dict[str, int]:
+    """Write the run.json of the sweep; returns its counts."""
+    done = sum(len(_record(cell)["done"]) == len(cell.commands) for cell in cells)
+    status = "completed" if done == len(cells) else "running"
+    facts = {"stage": "sweep", "command": list(command), "config": config.model_dump(mode="json"), "status": status}
+    counts = {"cells": len(cells), "done": done, "failed": len(failed)}
+    write_run_json(folder, {**facts, "counts": counts})
+    return counts
 
 
 def _finished(
@@ -232,10 +268,7 @@ def _finished(
     seconds = {name: sum(step["seconds"] for step in steps) for name, steps in records.items()}
     compared = combinations(cells, done, seconds, config.baseline_of(list(cells)))
     report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted)
-    status = "completed" if len(done) == len(cells) else "running"
-    facts = {"stage": "sweep", "command": list(command), "config": config.model_dump(mode="json"), "status": status}
-    counts = {"cells": len(cells), "done": len(done), "failed": len(failed)}
-    write_run_json(folder, {**facts, "counts": counts})
+    counts = _describe(folder, config, cells, failed, command)
     header, rows = report.table()
     lines = [header, ["---"] * len(header), *rows]
     texts = {

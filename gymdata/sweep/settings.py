@@ -59,6 +59,13 @@ class SweepConfig(Config):
         description="Values of the combination that the others are compared with (default: the first).",
     )
 
+    @pydantic.field_validator("seeds", mode="before")
+    @classmethod
+    def _each_by_its_number(cls, value: object) -> object:
+        if isinstance(value, int):
+            raise ValueError("a list with each seed, such as [1, 2, 3]")
+        return value
+
     def cells(self, output: Path) -> list[Cell]:
         """Every combination with every seed, in the file's order. Raises UsageError for a name that no step has, values
         that are none of the grid's, and two cells with one folder."""

@@ -55,6 +55,9 @@ def test_a_word_that_nobody_knows_is_answered_with_the_help(capsys: pytest.Captu
         ("view x --sql-rows 5", "→ --set sql_rows=5"),
         ("collect x --retries 1", "→ --set retries=1"),
         ("collect x --engine.max_model_len=9", "→ --set engine.max_model_len=9"),
+        ("collect x --num-generations 8", "did you mean --num-rollouts?"),
+        ("collect x --max_new_tokens=64", "did you mean --max-tokens?"),
+        ("eval m x --max-completion-length 64", "did you mean --max-tokens?"),
         ("judge x --retries=2", "→ --set retries=2"),
         ("score x --request-timeout 3", "→ --set request_timeout=3"),
         ("collect x --sql-rows 5", "gymdata collect --help"),
@@ -64,7 +67,7 @@ def test_a_word_that_nobody_knows_is_answered_with_the_help(capsys: pytest.Captu
 def test_an_option_that_a_command_does_not_have_is_answered_with_what_does_it(
     words: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of SQL programs, of servers that open a browser, and settings without a flag; what is nothing here gets the help."""
+    """Of SQL programs, of trainers, of servers that open a browser, and settings without a flag; others get the help."""
     assert main(words.split()) == 2
     shown = capsys.readouterr().err
     assert "No such option" in shown

@@ -43,6 +43,10 @@ def test_an_unknown_reward_names_the_nearest() -> None:
     """A typo is a usage error with a suggestion, and so are an argument too many and a reward twice."""
     with pytest.raises(UsageError, match="did you mean 'numeric'"):
         load_rewards(["numric"])
+    for spec, file in (("my_reward:score", "my_reward.py:score"), ("my.rewards:score=2", "my/rewards.py:score")):
+        with pytest.raises(UsageError) as error:
+            load_rewards([spec])
+        assert error.value.hint == f"did you mean {file}?"
     with pytest.raises(UsageError, match="takes no argument"):
         load_rewards(["numeric:3"])
     for spec in ("numeric=abc", "numeric=nan", "regex=a", "f.py:score=abc"):

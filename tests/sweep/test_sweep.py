@@ -13,6 +13,8 @@ import yaml
 
 from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.ls.run import ls
+from gymdata.progress import NullProgress, Progress
 from gymdata.status.run import status
 from gymdata.store.lock import Lock
 from gymdata.sweep import run as running
@@ -102,6 +104,34 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     assert len(calls) == 9
 
 
+def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_cells(
+    tmp_path: Path, here: Callable[[Sequence[str], Path], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first command on; the half of a command's own tasks is a part of its cell."""
+    seen, updates = list[tuple[Any, ...]](), list[tuple[float, float]]()
+
+    class Counts(NullProgress):
+        def update(self, **counts: float) -> None:
+            updates.append((counts["done"], counts["total"]))
+
+    def looked(words: Sequence[str], log: Path) -> int:
+        (shown,) = status(tmp_path / "sweep").runs
+        (listed,) = (one for one in ls(tmp_path).outputs if one.kind == "sweep")
+        seen.append((listed.state, shown.state, shown.done, shown.wanted, shown.stage))
+        return here(words, log)
+
+    def waited(code: int, log: Path, progress: Progress) -> int:
+        progress.update(done=50, total=100, loss=0.5)
+        return code
+
+    monkeypatch.setattr(running, "start", looked)
+    monkeypatch.setattr(running, "wait", waited)
+    swept(written(tmp_path), progress=Counts())
+    assert seen[0] == ("being written", "being written", 0, 4, "choice-a_seed-1")
+    assert seen[-1] == ("being written", "being written", 3, 4, "choice-b_seed-2")
+    assert updates[:4] == [(0, 4), (0.25, 4), (0.75, 4), (1, 4)]
+
+
 @pytest.mark.usefixtures("here")
 def test_cells_of_another_process_are_left_to_it(tmp_path: Path) -> None:
     """The same command twice divides the cells."""
@@ -188,6 +218,7 @@ def test_results_of_other_tasks_are_not_compared(tmp_path: Path) -> None:
         ({"baseline": {"choice": "c"}}, "baseline: choice"),
         ({"steps": []}, "steps"),
         ({"gird": {}}, "unknown key 'gird'"),
+        ({"seeds": 3}, r"seeds: got 3, expected a list with each seed, such as \[1, 2, 3\]"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_before_a_command(
