@@ -9,6 +9,7 @@ copy, so that nothing already sampled can change under its hands.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,7 +76,8 @@ class _FunctionTalk:
     async def reply(self, message: Message) -> StepResult:  # noqa: ARG002 - it is the last of the messages
         user = self._user
         name = str(getattr(user.function, "__name__", type(user.function).__name__))
-        answer = await guarded(name, user.function, list(self._messages), self._task.row, timeout_s=user.timeout_s)
+        row = copy.deepcopy(self._task.row)  # it is that of all rollouts of the task
+        answer = await guarded(name, user.function, list(self._messages), row, timeout_s=user.timeout_s)
         return user_answer(answer, name)
 
     async def close(self) -> None: ...

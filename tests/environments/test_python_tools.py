@@ -267,6 +267,22 @@ def test_a_greeting_joins_the_last_message(file: Path) -> None:
     assert kept[-1]["content"] == "q"
 
 
+def test_a_task_that_reset_changes_stays_as_it_is(tmp_path: Path) -> None:
+    """Each rollout of a task begins with the same row, and that row is written."""
+    file = tmp_path / "tags.py"
+    file.write_text(
+        "class Tags:\n    def reset(self, tags, **row):\n        tags.append('seen')\n        return ' '.join(tags)\n"
+    )
+    task = Task("t", [{"role": "user", "content": "q: "}], None, {"tags": ["a"]}, "h")
+
+    async def run() -> list[Any]:
+        environment = load_environment(f"{file}:Tags")
+        return [(await environment.start(task, index)).messages[-1]["content"] for index in (0, 1)]
+
+    assert asyncio.run(run()) == ["q: a seen", "q: a seen"]
+    assert task.row == {"tags": ["a"]}
+
+
 def test_reset_that_raises_is_the_environments_failure(file: Path) -> None:
     """An environment that cannot start is at fault itself."""
     with pytest.raises(OutsideError, match=r"reset raised RuntimeError: not today \(.*box\.py:\d+, in reset\)"):
