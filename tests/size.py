@@ -19,7 +19,7 @@ BUDGETS: dict[str, int] = {
     ".": 3_521,
     "audit": 1_283,
     "chat": 1_189,
-    "check": 2_516,
+    "check": 2_532,
     "checks": 2_598,
     "cli": 4_021,
     "collect": 3_757,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_187, 598
+TOTAL, FILE_LINES = 87_203, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 
