@@ -59,11 +59,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_019,
     "validate": 1_300,
-    "view": 3_902,
+    "view": 3_938,
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_203, 598
+TOTAL, FILE_LINES = 87_239, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -37,7 +37,7 @@ from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
-from gymdata.view.why import counts_over_run, seen_in_training, why
+from gymdata.view.why import counts_over_run, seen_in_training, why, why_in_pair
 
 Page = tuple[str, Values]
 _TABLE = [
@@ -94,6 +94,7 @@ class Pages:
             "/data/tokens": self.answering(self.tokens),
             "/data/token": self.answering(self.token),
             "/data/why": self.answering(self.why),
+            "/data/why-in-pair": self.answering(self.why_in_pair),
             "/data/curves": self.answering(self.curves),
             "/sql/download": self.download,
         }
@@ -317,6 +318,15 @@ class Pages:
         found = why(tokens, row, turn, k, snapshot)
         seen = seen_in_training(self.stages, tokens.rollout_id, turn, k)
         return found | {"text": text_of(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
+
+    def why_in_pair(self, request: Request) -> Values:
+        """How one token of a pair's completion is trained."""
+        rows, side = self.stages.rows("pairs"), request.query_params.get("side", "")
+        found = rows.where("pair_id", request.query_params.get("id", ""))
+        if not found or side not in ("chosen", "rejected"):
+            raise Missing("the address names no pair that is here, or no side of it")
+        row = rows.row(found[0])
+        return why_in_pair(row, side, _whole(request, "k", len(row[f"{side}_ids"])))
 
     def vocabulary(self, row: RolloutRow) -> Vocabulary | None:
         """The vocabulary that decodes this rollout's ids."""

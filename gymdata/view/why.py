@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from gymdata import credit
 from gymdata.credit.estimators import ALL
 from gymdata.errors import GymdataError
-from gymdata.rollouts.messages import RolloutRow
+from gymdata.rollouts.messages import PairRow, RolloutRow
+from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
 from gymdata.scores.chosen import TOTAL
@@ -52,6 +53,31 @@ def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) 
         "audited": tokens.audited,
         "sequence": _sequence(tokens, turn),
         "losses": loss_panels(),
+    }
+
+
+def why_in_pair(pair: PairRow, side: str, k: int) -> Values:
+    """Everything that determines how DPO trains token ``k`` of the completion of a pair's ``side``."""
+    ids = {one: pair[f"{one}_ids"] for one in ("chosen", "rejected")}
+    shared = common_length(ids["chosen"], ids["rejected"])
+    # The log-ratios to the reference of the policy as it sampled: the start of a training from it.
+    ratios: dict[str, float | None] = {}
+    for one in ids:
+        pairs = zip(pair[f"{one}_logprobs"], pair[f"{one}_mask"], strict=True)
+        reference = pair.get(f"ref_{one}_logps")
+        ratios[one] = None if reference is None else finite(sum(lp for lp, mask in pairs if mask) - reference)
+    above, below = ratios["chosen"], ratios["rejected"]
+    return {
+        "side": side,
+        "k": k,
+        "of": len(ids[side]),
+        "id": int(ids[side][k]),
+        "mask": int(pair[f"{side}_mask"][k]),
+        "shared": k < shared,
+        "logprob": finite(pair[f"{side}_logprobs"][k]),
+        "difference": None if above is None or below is None else above - below,
+        "weight": pair["weight"],
+        "margin": pair["margin"],
     }
 
 

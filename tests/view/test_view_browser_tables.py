@@ -68,6 +68,12 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
     page.wait_for_url("**/pair?**")
     assert page.locator(".side-chosen .dif").count() == 1
     assert page.locator(".side-rejected .dif").count() == 1
+    page.locator(".side-chosen .dif").click()
+    expect(page.locator("#why")).to_contain_text("is pushed up")
+    expect(page.locator("[data-slope]")).to_have_text("0.05")
+    page.locator(".side-rejected [data-k='0']").click()
+    expect(page.locator("#why")).to_contain_text("its gradients cancel")
+    page.keyboard.press("Escape")
     page.get_by_role("link", name="raw output").first.click()
     page.wait_for_url("**/comparison?**")
     assert "I prefer the first" in page.locator("main").inner_text()

@@ -114,6 +114,11 @@ def test_a_pair_parts_where_its_tokens_do(serve: Serve, run: Path):
     assert sorted(map(int, re.findall(r' dif" title="id (\d+)"', page))) == sorted(
         [pair["chosen_ids"][fork], pair["rejected_ids"][fork]]
     )
+    about = urllib.parse.urlencode({"id": pair["pair_id"], "side": "rejected", "k": fork})
+    why = json.loads(get(f"{base}/data/why-in-pair?{about}")[1])
+    assert (why["id"], why["mask"], why["shared"]) == (pair["rejected_ids"][fork], 1, False)
+    assert (why["logprob"], why["difference"]) == (pair["rejected_logprobs"][fork], None)
+    assert get(f"{base}/data/why-in-pair?id=nothing&side=chosen&k=0")[0] == 404
     shown = text_of(page)
     assert shown.count("raw output") == 2
     assert "question a 40 2 41 2" in text_of(get(base + "/pairs")[1])

@@ -101,11 +101,44 @@ function Why({ about, turn, k, close }) {
   </div>`;
 }
 
-export async function explain(drawer, about, turn, k) {
+function WhyInPair({ about, text, close }) {
+  const [data, setData] = useState(null);
+  const [beta, setBeta] = useState(0.1);
+  useEffect(() => {
+    fetch(`/data/why-in-pair?${new URLSearchParams(about)}`).then((answer) => answer.json()).then(setData);
+  }, [about.id, about.side, about.k]);
+  if (!data) return html`<p class="muted">…</p>`;
+  if (data.error) return html`<div class="problem">${data.error}</div>`;
+  const delta = data.difference ?? 0;
+  const slope = (data.weight * beta) / (1 + Math.exp(beta * delta));
+  const trained = data.mask === 1;
+  return html`<div class="why">
+    <header class="whyhead"><div><span class="muted">${data.side}, token ${data.k + 1} of ${data.of}, id ${data.id}</span><h2>Why is <code class="piece">${text}</code> ${trained ? "trained?" : "not trained?"}</h2></div>
+      <button type="button" class="plain" onClick=${close} aria-label="Close" title="Close (Esc)">✕</button></header>
+    <section><h3>Loss mask <b>${data.mask}</b></h3><p>${trained ? "The policy sampled it, so it is in the log-probability of its side." : "The policy did not sample it: it stands between what it sampled, and is context only."}</p>
+      ${trained && data.shared && html`<p>Both completions have it after the same text: DPO raises and lowers its probability by the same amount, so its gradients cancel.</p>`}</section>
+    <section><h3>Probability when it was sampled</h3><p>log ${digits(data.logprob, 6)}, p ${digits(data.logprob == null ? null : Math.exp(data.logprob))}</p></section>
+    <section><h3>DPO</h3><p>The rewards differ by ${digits(data.margin)}; the pair has weight ${digits(data.weight)}.</p>
+      <p class="formula"><code>L = −weight · log σ(β · Δ)</code> <code>Δ = log π/ref of chosen − log π/ref of rejected = ${digits(delta)}</code></p>
+      <p class="muted">${data.difference == null ? "At the start of a training the policy is the reference, so Δ is 0." : "π as it sampled, ref as the file has it."}</p>
+      <label class="slide"><span>β</span><input type="range" aria-label="beta" min="0.01" max="1" step="0.01" value=${beta} onInput=${(e) => setBeta(Number(e.target.value))} /><output>${beta}</output></label>
+      ${trained && html`<p>Its log-probability is pushed <b class=${data.side === "chosen" ? "good" : "bad"}>${data.side === "chosen" ? "up" : "down"}</b> with weight · β · σ(−β · Δ) = <b data-slope>${digits(slope)}</b>, as every trained token of this side.</p>`}</section>
+  </div>`;
+}
+
+function open(drawer, page) {
   const close = () => {
     drawer.hidden = true;
   };
   drawer.hidden = false;
   drawer.scrollTop = 0;
-  render(html`<${Why} key=${`${turn}.${k}`} about=${about} turn=${turn} k=${k} close=${close} />`, drawer);
+  render(page(close), drawer);
+}
+
+export function explainInPair(drawer, about, text) {
+  open(drawer, (close) => html`<${WhyInPair} key=${`${about.side}.${about.k}`} about=${about} text=${text} close=${close} />`);
+}
+
+export async function explain(drawer, about, turn, k) {
+  open(drawer, (close) => html`<${Why} key=${`${turn}.${k}`} about=${about} turn=${turn} k=${k} close=${close} />`);
 }
