@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_022,
     "finetune": 3_183,
     "genrm": 938,
-    "interop": 9_006,
+    "interop": 9_011,
     "judge": 2_513,
     "ls": 447,
     "merge": 402,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_239, 598
+TOTAL, FILE_LINES = 87_244, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

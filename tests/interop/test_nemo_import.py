@@ -111,6 +111,16 @@ def test_a_row_with_more_than_text_is_left_out_by_name(kind: str, tmp_path: Path
     assert kind in reason
 
 
+def test_a_row_with_audio_in_its_metadata_is_left_out_by_name(tmp_path: Path) -> None:
+    row, more = nemo_rows(n=2)
+    row["responses_create_params"]["metadata"] = "{'audio_url': 'data:audio/wav;base64,UklGRg=='}"
+    more["responses_create_params"]["metadata"] = {"source": "made"}
+    told: list[str] = []
+    made = imported(tmp_path, [row, more], reject=lambda bad: told.append(bad.reason))
+    assert (len(made), len(told)) == (1, 1)
+    assert told[0].startswith("metadata.audio_url (images, audio and video are not trained)")
+
+
 def test_odd_shapes_are_read(tmp_path: Path) -> None:
     """Input as text, content as parts, nested outputs, unknown roles and incomplete responses."""
     rows = nemo_rows(n=2, turns=1)

@@ -48,6 +48,8 @@ _GROUP_KEYS = ("group_id", "task_id")
 _POSITION_KEYS = ("_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
+#: Where the metadata of a request has what its policy sees or hears, beside the messages.
+_MEDIA_URL = re.compile(r"\b(image|audio|video)_url\b")
 #: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
 _OPENING = re.compile(rb'"(%b)"[ \t]*:[ \t]*\[' % "|".join(TOKEN_KEYS).encode())
 #: The same as Python's json writes them when one list follows another.
@@ -342,6 +344,9 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
         raise BadRow("S102", "reward", expected="a number", got=json_value(reward))
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
+    if (metadata := params.get("metadata")) and (media := _MEDIA_URL.search(str(metadata))):
+        what = f"metadata.{media[0]} (images, audio and video are not trained)"
+        raise BadRow("S102", what, expected="text alone", got=json_kind(metadata))
     given = params.get("input")
     conversation = _Conversation()
     if isinstance(given, list):
