@@ -28,8 +28,8 @@ TASK = {"prompt", "responses_create_params"}
 ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
 #: Columns of published text data, of which ``collect`` makes tasks.
 _TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns"}
-#: Parts of the names of columns that hold answers.
-_ANSWERS = ("response", "completion", "chosen", "reject", "output", "answers")
+#: Parts of the names of columns that hold answers, or what no policy here sees or hears.
+_NO_TASKS = ("response", "completion", "chosen", "reject", "output", "answers", "image", "audio", "video")
 #: Faulty lines that are named each.
 _FEW = 3
 
@@ -146,7 +146,7 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
     """What ends the hint about a row of no known format: that ``collect`` reads it, or what it lacks; empty where neither is
     sure."""
     of_gym = "responses_create_params" in row
-    if not of_gym and any(word in str(name) for name in row for word in _ANSWERS):
+    if not of_gym and any(word in str(name) for name in row for word in _NO_TASKS):
         return ""
     messages = row["messages"] if isinstance(row.get("messages"), list) else []
     is_asked = any(isinstance(message, dict) and message.get("role") == "user" for message in messages)

@@ -468,9 +468,9 @@ def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> 
 
 
 def test_what_is_no_prompt_is_not_called_a_task(tmp_path: Path) -> None:
-    """A conversation within a list, roles that are no user's, and values that are no objects."""
+    """A conversation within a list, a question about an image, roles that are no user's, and values that are no objects."""
     nested, pretraining = {"id": 1, "question": [[QUESTION]]}, {"messages": [{"role": "pretrain", "content": "x"}]}
-    for row in (nested, pretraining, "x"):
+    for row in (nested, {"question": "What is it?", "image_path": "a.png"}, pretraining, "x"):
         with pytest.raises(DataError, match="no row of a known format") as error:
             gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
         assert "gymdata collect" not in str(error.value.hint)
