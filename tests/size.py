@@ -27,7 +27,7 @@ BUDGETS: dict[str, int] = {
     "demo": 625,
     "doctor": 598,
     "engines": 3_537,
-    "environments": 1_999,
+    "environments": 2_001,
     "eval": 301,
     "experience": 1_990,
     "filter": 1_022,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_244, 598
+TOTAL, FILE_LINES = 87_246, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
 
 

@@ -183,3 +183,15 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatc
     with pytest.raises(UsageError, match=name) as missing:
         gymdata.environments.named_environment(ENVIRONMENTS[name].facts["example"])
     assert f"[{ENVIRONMENTS[name].object.extra}]" in str(missing.value.hint)
+
+
+def test_what_a_package_misses_itself_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was installed without its dependencies."""
+    import sys
+
+    (tmp_path / "reasoning_gym.py").write_text("import drawsvg_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+    with pytest.raises(UsageError, match="drawsvg_that_is_not_there") as missing:
+        gymdata.environments.named_environment("reasoning_gym:chain_sum")
+    assert "[reasoning-gym]" in str(missing.value.hint)

@@ -7,11 +7,12 @@ with ``@ENVIRONMENTS.register(NAME)``. Tasks and scores are those of the package
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 from gymdata.environments.port import Episode
-from gymdata.errors import UsageError, require
+from gymdata.errors import UsageError, needs
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import Task
 
@@ -28,8 +29,9 @@ class NamedEnvironment:
 
     def __init__(self, which: str, arguments: Mapping[str, Any], timeout_s: float) -> None:
         """``which``: one of its task families or games; ``arguments``: its settings (``--set env_args.KEY=VALUE``).
-        Raises UsageError for those that it does not have, and where the package is not installed."""
-        require(self.extra, self.module)
+        Raises UsageError for those that it does not have, and where the package or one that it imports is missing."""
+        with needs(self.extra):
+            import_module(self.module)
         self.which, self.timeout_s = which, timeout_s
         self.arguments: Mapping[str, Any] = {SEED: 0, **arguments}
         spec = f"{self.module}:{which}"
