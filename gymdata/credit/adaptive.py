@@ -43,16 +43,6 @@ class Moments:
         mean = self.mean + apart * other.count / n
         return Moments(n, mean, self.m2 + other.m2 + apart * apart * self.count * other.count / n)
 
-    @classmethod
-    def of_repeated(cls, values: npt.ArrayLike, times: npt.ArrayLike) -> Moments:
-        """Moments of each value as often as ``times`` says."""
-        numbers, weights = np.asarray(values, dtype=np.float64), np.asarray(times, dtype=np.float64)
-        n = int(weights.sum())
-        if not n:
-            return cls()
-        mean = float((numbers * weights).sum()) / n
-        return cls(n, mean, float((np.square(numbers - mean) * weights).sum()))
-
 
 def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
     """``state`` (None: nothing seen yet) after the numbers in ``values``, of any shape; non-finite ones are left out.

@@ -355,10 +355,6 @@ class Crediting:
         undisturbed = ALL[config.estimator].returns and config.estimator != "otb" and not settings.teacher_coef
         # Counts of a column stand for tokens only where every sampled token is trained.
         undisturbed &= config.abandoned == "keep" and not config.target_agents and shaped.steps is None
-        if undisturbed and shaped.outcome is not None and settings.is_plain("values" in self.evidence):
-            # Every sampled token of a rollout has its outcome: no need to look at the tokens.
-            generated = self.rollouts.generated[shaped.kept]
-            return credit.Moments.of_repeated(shaped.outcome[shaped.kept], generated)
         discounted = settings.estimator != "gae" and not settings.kl_coef > 0 and settings.discount_unit == "token"
         total = credit.Moments()
         if undisturbed and discounted and shaped.outcome is not None:
