@@ -14,7 +14,7 @@ from .console import command_words, finish, note
 from .flags import Json, Overwrite, with_flags
 
 _Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE…", help="JSON lines, JSON (.gz, .zst) or Parquet, or globs.")
+    list[Path], typer.Argument(metavar="FILE…", help="JSON lines, JSON, CSV, TSV (.gz, .zst) or Parquet, or globs.")
 ]
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
 

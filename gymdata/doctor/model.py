@@ -78,20 +78,23 @@ class ModelEstimate:
         """Name, text, and whether it fits in the memory, of each estimate."""
         size, (command, tokens, seconds) = self.size, self.next
         shown = f"{size.parameters:,} parameters in {size.dtype} ({_gb(size.weight_bytes)})"
-        cache = f"{_gb(self.kv_bytes)} of KV cache, {self.kv_bytes // size.kv_bytes_per_token:,} tokens in flight"
-        sampling = f"{_gb(self.sampling)}, with {cache} of {size.kv_bytes_per_token:,} bytes"
+        cache = f"{_gb(self.kv_bytes)} of KV cache for {self.kv_bytes // size.kv_bytes_per_token:,} tokens in flight"
+        sampling = f"{_gb(self.sampling)}, with {cache} ({size.kv_bytes_per_token:,} bytes each)"
         lines = [
             ("model", f"{shown}, {size.layers} layers of {size.width}, on {self.speed.device}", True),
-            ("collect", f"{sampling}; {self.speed.sampled:,.0f} tokens/s", self.sampling <= self.total),
+            ("collect", f"{sampling}; {_rate(self.speed.sampled)}", self.sampling <= self.total),
         ]
         for name in TRAINERS:
             full, lora = self.training(name, lora=False), self.training(name, lora=True)
-            text = f"{_gb(full)}, LoRA of rank {LORA_RANK} {_gb(lora)}; {self.trained_per_s(name):,.0f} tokens/s"
+            text = f"{_gb(full)}, LoRA of rank {LORA_RANK} {_gb(lora)}; {_rate(self.trained_per_s(name))}"
             lines.append((name, text, full <= self.total))
         minutes = seconds / 60
         longer = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
         took = f"{seconds:.0f} s" if minutes < 2 else longer
-        return [*lines, ("next", f"{command}: {tokens:,} tokens, about {took}", True)]
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+        if load > cpus + 1:
+            lines.append(("speed", f"timed while {load:.0f} processes shared {cpus} processors", True))
+        return [*lines, ("next", f"{tokens:,} tokens in about {took}: {command}", True)]
 
 
 def estimate(model: str, folder: Path | None, memory: int, gpu_bytes: int | None) -> ModelEstimate:
@@ -112,6 +115,10 @@ def estimate(model: str, folder: Path | None, memory: int, gpu_bytes: int | None
         tokens, rate = _TASKS * _EACH * _GENERATED, speed.sampled
         command = f"gymdata collect TASKS -m {model} -o runs/x -n {_TASKS} -r {_EACH} --max-tokens {_GENERATED}"
     return ModelEstimate(model, size, speed, kv_bytes, total, (command, tokens, _START + tokens / rate))
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f} tokens/s" if tokens_per_s >= 10 else f"{tokens_per_s:.2g} tokens/s"
 
 
 def _gb(size: int) -> str:

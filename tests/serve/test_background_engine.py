@@ -54,7 +54,7 @@ def test_rows_and_identity_are_those_without_it(
     assert main(["collect", TASKS, "-m", policy, *again, "-o", str(tmp_path / "run")]) == 0
     assert f"starting vLLM with {policy}" in capsys.readouterr().err
     assert main(["serve", policy, "--stop"]) == 2
-    assert "none is running" in capsys.readouterr().err
+    assert "--background starts one" in capsys.readouterr().err
     run = read_run_json(tmp_path / "run")
     assert not str(run["identity"]["policy_hash"]).startswith("served:")
     columns = ["task_id", "rollout_index", "turns"]

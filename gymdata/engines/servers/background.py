@@ -127,7 +127,7 @@ def stop_servers(model: str) -> list[BackgroundServer]:
     own = [server for server in servers if server.is_of(model)]
     if not own:
         others = ", ".join(f"{server.model} (process {server.pid})" for server in servers)
-        hint = f"there are servers of {others}" if others else "none is running"
+        hint = f"there are servers of {others}" if others else f"gymdata serve {model} --background starts one"
         raise UsageError(f"no server of {model} is in the background of this machine", hint=hint)
     for server in own:
         server.stop()
