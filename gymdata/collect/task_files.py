@@ -13,7 +13,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ HUB = "hf:"
 #: The accepted inputs, for messages and ``--help``.
 KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .arrow (also .gz, .zst), a folder of save_to_disk, or hf:NAME[:SPLIT]"
 _ROWS = 512
-#: The longest row of a CSV file and of a JSON array, in bytes.
+#: The longest row of a JSON array, in bytes.
 _LONGEST = 1 << 26
 _ARROW = (".arrow", ".feather", ".ipc")
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
@@ -63,7 +62,13 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
     if kind in (".parquet", *_ARROW):
         yield from _table_rows(file, "Parquet" if kind == ".parquet" else "Arrow")
     elif kind in SEPARATORS:
-        yield from _csv_rows(file, SEPARATORS[kind], bad_line)
+        for number, line in row_lines(Source(file, "jsonl", "csv" if kind == ".csv" else "tsv")):
+            row = orjson.loads(line)
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                got, _, expected = row.partition(", of ")
+                bad_line(file, number, got, f"{expected} cells")
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:
@@ -158,45 +163,6 @@ def _array_rows(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             raise DataError.unreadable(
                 file, f"{error} (after {number:,} rows)", "is it one whole JSON array?"
             ) from error
-
-
-def _csv_rows(file: Path, separators: str, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    odd: list[csv.InvalidRow] = []
-
-    def skip(row: csv.InvalidRow) -> str:
-        odd.append(row)
-        return "skip"
-
-    read = csv.ReadOptions(block_size=_LONGEST, use_threads=False)
-    options = [csv.ParseOptions(delimiter=c, newlines_in_values=True, invalid_row_handler=skip) for c in separators]
-    try:
-        heads = []
-        for parse in options:
-            with csv.open_csv(file, csv.ReadOptions(use_threads=False), parse) as head:
-                heads.append((head.schema.names, parse))
-            if len(heads[-1][0]) > 1:
-                break
-        names, parse = max(heads, key=lambda head: len(head[0]))
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError.bad_row(file, 1, None, f"two columns {twice!r}", "every column once")
-        odd.clear()
-        types = dict.fromkeys(names, pa.string())
-        convert = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
-        number = 1
-        with csv.open_csv(file, read, parse, convert) as source:
-            for batch in chain(source, [None]):
-                for row in odd:
-                    bad_line(file, row.number or number, f"{row.actual_columns} cells", f"{row.expected_columns} cells")
-                odd.clear()
-                for plain in _plain([batch] if batch is not None else []):
-                    number += 1
-                    yield number, plain
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError.unreadable(file, str(error), "is it a whole text table in UTF-8, with a header?") from error
 
 
 def _table_rows(file: Path, format: Literal["Parquet", "Arrow"]) -> Iterator[tuple[int, TaskRow]]:

@@ -31,7 +31,7 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
 _LONG = re.compile(rb"[0-9]{20}")
 _AFTER_SPACE = re.compile(r"\S")
-#: What may part the cells of a text table; where the first leaves its header whole, the next is tried.
+#: What may part the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 #: How a text in UTF-16 begins.
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -304,10 +304,16 @@ def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
     csv.field_size_limit(1 << 30)
     try:
         lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        first = next(lines, "")
-        heads = {separator: next(csv.reader([first], delimiter=separator), []) for separator in SEPARATORS[kind]}
-        separator = next((separator for separator, head in heads.items() if len(head) > 1), SEPARATORS[kind][0])
-        rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
+        while (first := next(lines, "")) and not first.strip():
+            yield b"\n"
+        while first.count('"') % 2 and (more := next(lines, "")):
+            first += more
+        second = next(lines, "")
+        divided = {mark: [*csv.reader([first, second], delimiter=mark)] for mark in SEPARATORS[kind]}
+        # A comma or a semicolon may be in a name: then the first row has other cells.
+        fitting = (mark for mark, (head, *row) in divided.items() if len(head) > 1 and [len(head)] == [*map(len, row)])
+        separator = next(fitting, max(divided, key=lambda mark: len(divided[mark][0])))
+        rows = csv.reader(chain([first, second], lines), delimiter=separator, strict=True)
         header = next(rows, [])
         if twice := next((name for name in header if name and header.count(name) > 1), None):
             raise OSError(f"its header has two columns {twice!r}")

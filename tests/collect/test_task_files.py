@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from gymdata.collect.tasks import TaskFile, parse_task
 from gymdata.environments.responses import task_body, verify_body
 from gymdata.errors import DataError, UsageError
+from gymdata.store.lines import row_lines
+from gymdata.store.paths import Source
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -241,6 +244,27 @@ def test_a_csv_file_is_read_by_the_separator_of_its_header(tmp_path: Path, separ
 def test_a_csv_file_of_one_column_is_no_other_for_a_semicolon_in_a_cell(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prompt\nfirst; then\n")
     assert [task.row for task in TaskFile(tmp_path / "t.csv")] == [{"prompt": "first; then"}]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ['prompt;"answer, short"', "prompt;answer, short;;", "\nprompt;answer, short", '"prompt\n";"answer, short"'],
+)
+def test_a_header_of_a_spreadsheet_is_divided_at_its_separator_alone(tmp_path: Path, header: str) -> None:
+    """A comma, a line break or an empty column in it divides nothing, and an empty line before it is none."""
+    (tmp_path / "t.csv").write_text(f"{header}\na;7{';;' * header.endswith(';;')}\n")
+    ((_, line),) = row_lines(Source(tmp_path / "t.csv", "jsonl", "csv"))
+    row = json.loads(line)
+    assert list(row.values()) == ["a", "7"]
+    assert "answer, short" in row
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["t.csv", "t.csv.gz"])
+def test_a_table_in_utf_16_is_named(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    file = tmp_path / ("t.csv" + ".gz" * (pack is gzip.compress))
+    file.write_bytes(pack("prompt;answer\na;7\n".encode("utf-16")))
+    with pytest.raises(DataError, match="it is text in UTF-16, expected UTF-8"):
+        list(TaskFile(file))
 
 
 @pytest.mark.parametrize(("name", "content"), [("t.xlsx", b"PK\x03\x04\x00"), ("t.py", b"import os\n")])
