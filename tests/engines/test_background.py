@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from gymdata.engines.servers.background import BackgroundServer, background_server, background_servers
+from gymdata.store.run_json import write_json
 from tests.servers import serving
 
 DECIDING = ("dtype", "max_model_len")
@@ -96,3 +97,19 @@ def test_files_of_servers_that_are_gone_are_ignored(server: BackgroundServer) ->
     replace(server, started=server.started - 3600.0).save()
     server.file.with_stem(f"{server.file.stem}0").write_text("{")
     assert background_servers() == []
+
+
+@pytest.mark.parametrize(
+    "damage", [{"pid": "x"}, {"pid": -1}, {"started": None}, {"engine": None}, {"url": None}, {"model": 1}]
+)
+def test_a_damaged_file_of_a_server_is_ignored(server: BackgroundServer, damage: dict[str, object]) -> None:
+    """What a command cannot use is no fault of the command."""
+    write_json(server.file, asdict(server) | damage)
+    assert background_servers() == []
+
+
+@pytest.mark.parametrize("url", ["rubbish", "http://a b", "http://127.0.0.1:99999"])
+def test_a_server_with_a_damaged_address_does_not_answer(server: BackgroundServer, tmp_path: Path, url: str) -> None:
+    replace(server, url=url).save()
+    chosen, notes = background_server(str(tmp_path / "model"), "abc", {"dtype": "float32"}, DECIDING)
+    assert (chosen, notes) == (None, [f"not sampling from {url}: it does not answer"])

@@ -7,7 +7,7 @@ one that is gone is ignored; nothing is started here.
 from __future__ import annotations
 
 import contextlib
-import json
+import http.client
 import os
 import platform
 import signal
@@ -16,6 +16,8 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pydantic
 
 from gymdata.errors import UsageError
 from gymdata.models.cache import cached
@@ -37,7 +39,7 @@ class BackgroundServer:
     model: str
     policy_hash: str
     engine: Settings
-    pid: int
+    pid: pydantic.PositiveInt
     started: float
     log: str
 
@@ -71,7 +73,8 @@ class BackgroundServer:
 
     def answers(self) -> bool:
         """Whether it is ready for requests."""
-        with contextlib.suppress(OSError):
+        # What is no URL, or no answer of HTTP, is no OSError.
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_S).close()
             return True
         return False
@@ -90,11 +93,11 @@ class BackgroundServer:
 
 def background_servers() -> list[BackgroundServer]:
     """Those that are alive, in the order of their start."""
-    servers = []
+    servers, described = [], pydantic.TypeAdapter(BackgroundServer)
     for file in cached("servers").glob(f"{platform.node()}-*.json"):
-        # A file of another version, or one that was removed meanwhile.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            servers.append(BackgroundServer(**json.loads(file.read_bytes())))
+        # A file of another version, a damaged one, or one that was removed meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            servers.append(described.validate_json(file.read_bytes()))
     return sorted((server for server in servers if server.is_alive()), key=lambda server: server.started)
 
 
