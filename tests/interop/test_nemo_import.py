@@ -112,9 +112,10 @@ def test_a_row_with_more_than_text_is_left_out_by_name(kind: str, tmp_path: Path
 
 
 def test_a_row_with_audio_in_its_metadata_is_left_out_by_name(tmp_path: Path) -> None:
+    """Code that names an address has none."""
     row, more = nemo_rows(n=2)
     row["responses_create_params"]["metadata"] = "{'audio_url': 'data:audio/wav;base64,UklGRg=='}"
-    more["responses_create_params"]["metadata"] = {"source": "made"}
+    more["responses_create_params"]["metadata"] = {"test": "assert page.image_url == audio_url"}
     told: list[str] = []
     made = imported(tmp_path, [row, more], reject=lambda bad: told.append(bad.reason))
     assert (len(made), len(told)) == (1, 1)

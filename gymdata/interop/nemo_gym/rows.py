@@ -49,7 +49,7 @@ _POSITION_KEYS = ("_ng_task_index", "task_index")
 _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
 #: Where the metadata of a request has what its policy sees or hears, beside the messages.
-_MEDIA_URL = re.compile(r"\b(image|audio|video)_url\b")
+_MEDIA_URL = re.compile(r"\b(?:image|audio|video)_url(?=\\*['\"]\s*:)")
 #: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
 _OPENING = re.compile(rb'"(%b)"[ \t]*:[ \t]*\[' % "|".join(TOKEN_KEYS).encode())
 #: The same as Python's json writes them when one list follows another.
