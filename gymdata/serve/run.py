@@ -17,11 +17,13 @@ from typing import Any
 
 from gymdata.engines.servers.background import BackgroundServer, background_servers, stop_servers
 from gymdata.engines.servers.vllm_process import ended, running, shell_line, wait_until_healthy, words_of
-from gymdata.errors import UsageError, require
+from gymdata.errors import UsageError, option, require
 from gymdata.models.model_identity import policy_facts
 from gymdata.serve.settings import ServerConfig
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.signals import sigterm_interrupts
+
+_POLL_S = 0.25
 
 #: A mark of tool calls in a chat template → vLLM's parser for it; the first match counts.
 PARSERS: Mapping[str, str] = {
@@ -58,6 +60,10 @@ def serve(
     """
     config = ServerConfig.called_with(serve, config, settings)
     if stop:
+        if background or dry_run:
+            raise UsageError(
+                f"{option('stop')}: ends servers, so it starts none and shows no line", hint="give it alone"
+            )
         for server in stop_servers(config.model):
             say(f"stopped the server of {server.model} on {server.url}")
         return
@@ -66,7 +72,12 @@ def serve(
     if background and not dry_run:
         policy_hash = policy_facts(config.model)["policy_hash"]
         for server in background_servers():
-            if (server.policy_hash, server.engine) == (policy_hash, config.engine):
+            if (server.policy_hash, server.engine) != (policy_hash, config.engine):
+                continue
+            # Another command may be starting it.
+            while server.is_alive() and not server.answers():
+                time.sleep(_POLL_S)
+            if server.is_alive():
                 say(f"{server.name} is served on {server.url} already (process {server.pid}; log {server.log})")
                 return
         port = port if "port" in config.model_fields_set else 0

@@ -94,6 +94,13 @@ def test_settings_that_vllm_has_not_are_named(policy: str, capsys: pytest.Captur
     assert "hermes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", ["--dry-run", "--background"])
+def test_stop_is_given_alone(other: str, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run ends no server."""
+    assert main(["serve", policy, "--stop", other]) == 2
+    assert "--stop: ends servers" in capsys.readouterr().err
+
+
 def test_an_address_that_is_taken_is_named(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3, and not after a minute of loading."""
     with socket.socket() as other:
