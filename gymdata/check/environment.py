@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,8 @@ from gymdata.user_code import from_here, load_symbol, place_of, raised_at
 _CALLS, _TURNS = 3, 8
 #: Seconds in which an event loop does nothing else that is not blocked, between two looks at it, and for its end.
 LIMIT_S, _LOOK_S, _END_S = 3.0, 0.25, 20.0
+#: How much slower time passes while a tool imports a module, which blocks the loop at its first call alone.
+_IMPORT = 10
 _NEVER_ENDS = "never ends"
 #: The task where no file of tasks is given.
 _MADE_UP = "made-up"
@@ -146,7 +149,9 @@ def check_environment(
     # Looks are counted, not the clock: on a busy machine neither this thread nor the loop may get any time.
     while thread.is_alive() and not trial.ended and (human is not None or silent_s < max(LIMIT_S, timeout)):
         thread.join(_LOOK_S)
-        silent_s = silent_s + _LOOK_S if trial.beats == beats else 0.0
+        stack = traceback.walk_stack(sys._current_frames().get(thread.ident or 0))
+        importing = any("importlib._bootstrap" in frame.f_code.co_filename for frame, _ in stack)
+        silent_s = silent_s + _LOOK_S / (_IMPORT if importing else 1) if trial.beats == beats else 0.0
         beats = trial.beats
     if trial.ended:
         thread.join(_END_S)
@@ -228,7 +233,10 @@ class _Trial:
                 self.ended = True
 
         if environment is not None:
-            asyncio.run(tried(environment))
+            try:
+                asyncio.run(tried(environment))
+            except BaseException as error:  # noqa: BLE001 - user code may raise anything, also what ends programs
+                self.found("error", "ends the check", self._defined(self._target), raised(error))
 
     def loaded(self) -> _Watched | None:
         """The environment; None where its tools have no schema, each of which is a finding. Raises UsageError."""

@@ -41,6 +41,11 @@ PLANTED = {
     "other type": ("def name(self) -> str:\n        'Name.'\n        return 3", 11, "says that it returns str"),
     "returns nothing": ("def go(self) -> None:\n        'Go.'", 11, "null"),
     "respond gives a number": ("def respond(self, message): return 7", 11, "respond gave 7"),
+    "ends the loop": (
+        "async def spin(self) -> str:\n        'Spin.'\n        raise KeyboardInterrupt",
+        2,
+        "KeyboardInterrupt",
+    ),
     "shared state": (
         "seen = []\n    def count(self) -> int:\n        'Count.'\n"
         "        self.seen.append(1)\n        return len(self.seen)",
@@ -69,6 +74,17 @@ def test_a_planted_fault_is_found_with_file_and_line(
     matching = [one for one in report.findings if said in one.detail]
     assert matching, report.findings
     assert matching[0].where.partition(",")[0] == f"{tmp_path / 'env.py'}:{line}"
+
+
+def test_a_module_that_an_async_tool_imports_may_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It blocks the loop at the first call alone."""
+    monkeypatch.setattr("gymdata.check.environment.LIMIT_S", 0.5)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_to_import.py").write_text("from threading import Event\nEvent().wait(1.0)\n")
+    report = checked(
+        tmp_path, "async def go(self) -> str:\n        'Go.'\n        import slow_to_import\n        return ''"
+    )
+    assert report.findings == []
 
 
 def test_a_sound_environment_has_no_finding(tmp_path: Path) -> None:
