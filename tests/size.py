@@ -19,14 +19,14 @@ BUDGETS: dict[str, int] = {
     ".": 3_521,
     "audit": 1_283,
     "chat": 1_189,
-    "check": 2_532,
+    "check": 2_540,
     "checks": 2_598,
     "cli": 4_021,
-    "collect": 3_757,
+    "collect": 3_723,
     "credit": 1_318,
     "demo": 625,
-    "doctor": 598,
-    "engines": 3_537,
+    "doctor": 604,
+    "engines": 3_540,
     "environments": 2_001,
     "eval": 301,
     "experience": 1_986,
@@ -50,10 +50,10 @@ BUDGETS: dict[str, int] = {
     "scan": 589,
     "score": 771,
     "scores": 448,
-    "serve": 208,
+    "serve": 219,
     "show": 806,
-    "status": 318,
-    "store": 4_846,
+    "status": 322,
+    "store": 4_852,
     "sweep": 487,
     "tokenize": 424,
     "tour": 199,
@@ -63,8 +63,8 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_232, 598
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 282, 14
+TOTAL, FILE_LINES = 87_236, 598
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 
 def sources() -> list[Path]:

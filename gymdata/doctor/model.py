@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gymdata.doctor._torch import LORA_RANK, ModelSize, ModelSpeed, size_of, speed_of
+from gymdata.errors import DataError, first_line
 from gymdata.public import Figures
 from gymdata.store import read_run_json, scan_lazy
 from gymdata.store.paths import RUN_JSON
@@ -100,8 +101,13 @@ class ModelEstimate:
 def estimate(model: str, folder: Path | None, memory: int, gpu_bytes: int | None) -> ModelEstimate:
     """Of ``model``, here and now; the next command trains on ``folder`` where that is a run, and collects where it is none.
     Loads torch and measures for some seconds. Raises DataError when there is no such model, UsageError without torch."""
-    size = size_of(model)
-    speed = speed_of(model, size)
+    try:
+        size = size_of(model)
+        speed = speed_of(model, size)
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        # The code of its architecture raises what it likes.
+        why = f"no causal language model of attention layers: {first_line(error)}"
+        raise DataError.unreadable(model, why) from error
     gpu = gpu_bytes is not None and speed.device == "cuda"
     total = gpu_bytes if gpu and gpu_bytes is not None else memory
     # vLLM takes 0.9 of a card; on a CPU we ask for 1 GiB, unless the user does.

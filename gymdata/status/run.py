@@ -6,6 +6,7 @@ counted from rows, failures and metrics that are on disk, not from what a proces
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -213,8 +214,11 @@ def _run(top: Path, run_json: Path) -> RunStatus:
     if shown.kind == "sweep":
         # Those of run.json are from the start.
         steps, cells = len((facts.get("config") or {}).get("steps") or ()), cells_of(run_json.parent)
-        records = [json.loads(file.read_bytes()) for cell in cells if (file := cell / "cell.json").is_file()]
-        done = sum(len(record["done"]) == steps for record in records)
+        done = 0
+        for cell in cells:
+            # A cell that is not begun has none; of a damaged one the sweep itself says what to do.
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                done += len(json.loads((cell / "cell.json").read_bytes())["done"]) == steps
         now = ", ".join(cell.name for cell in cells if is_held(cell)) or None
         return replace(shown, unit="cells", done=done, wanted=(facts.get("counts") or {}).get("cells"), stage=now)
     return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown

@@ -91,3 +91,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     """It is named."""
     with pytest.raises(DataError, match="no-model"):
         doctor(tmp_path, tmp_path / "no-model")
+
+
+@pytest.mark.parametrize("config", ["{}", '{"model_type": "mamba"}', '{"model_type": "vit"}', "{"])
+def test_a_model_of_another_kind_is_refused(config: str, tmp_path: Path):
+    """One without attention, and one without a language."""
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(DataError, match=str(tmp_path)):
+        doctor(tmp_path, tmp_path)

@@ -130,6 +130,8 @@ def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_ce
     assert seen[0] == ("being written", "being written", 0, 4, "choice-a_seed-1")
     assert seen[-1] == ("being written", "being written", 3, 4, "choice-b_seed-2")
     assert updates[:4] == [(0, 4), (0.25, 4), (0.75, 4), (1, 4)]
+    (tmp_path / "sweep/choice-a_seed-1/cell.json").write_text("{")
+    assert status(tmp_path / "sweep").runs[0].done == 3
 
 
 @pytest.mark.usefixtures("here")

@@ -208,6 +208,8 @@ def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path
     page.locator("#find").fill("")
     expect(page.locator("#found")).to_have_text("")
     assert page.locator("[data-pick^=r]:visible").count() == 3
+    page.goto(f"{target.as_uri()}#r7")
+    assert page.locator("article:visible").get_attribute("id") == "at-r0"
     assert not faults
     context.close()
 

@@ -62,7 +62,7 @@ function draw(name) {
   }
   new TokenView(article.querySelector(".tokenview"), data, { legend: article.querySelector(".legend"), buttons, tip: document.querySelector("#tip") });
 }
-const chosen = () => /^#([rgp]\d+)$/.exec(location.hash)?.[1] ?? "r0";
+const chosen = () => links.find((link) => link.hash === location.hash)?.dataset.pick ?? "r0";
 addEventListener("hashchange", () => pick(chosen()));
 box.addEventListener("input", find);
 box.addEventListener("keydown", (event) => {
