@@ -25,7 +25,7 @@ BUDGETS: dict[str, int] = {
     "collect": 3_723,
     "credit": 1_318,
     "demo": 625,
-    "doctor": 604,
+    "doctor": 611,
     "engines": 3_540,
     "environments": 2_001,
     "eval": 301,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_236, 598
+TOTAL, FILE_LINES = 87_243, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 
