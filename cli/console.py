@@ -399,7 +399,7 @@ class Watch:
         done, total = self._counts.get("done", 0), self._counts.get("total")
         if self._scores:
             return f"(scoring {done:,.0f} of {total:,.0f})"
-        # What is in part done is not done.
+        # A fraction is a part of a cell of a sweep: it moves the time that is left, and is not counted.
         return f"{int(done):,}/{total:,.0f}" if total else f"{int(done):,}"
 
     def _facts(self) -> str:

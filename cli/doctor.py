@@ -23,8 +23,8 @@ def doctor(folder: _Folder = Path(), model: _Model = None, json: Json = False) -
     """Python, GPU, versions and their clashes, extras, disk, locks, and a self-test on shipped rollouts. Exit code 1 when
     something is wrong.
 
-    With a model, what sampling and every trainer take here, within a factor of two for memory and three for time; the next
-    command trains on FOLDER where that is a run.
+    With a model, also estimates of the memory and speed of sampling and of every trainer here, and of the time of a next
+    command, which trains on FOLDER where that is a run.
     """
     from gymdata.doctor.run import doctor as run
 

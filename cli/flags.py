@@ -137,7 +137,7 @@ def with_flags(
 
 
 def sampling_instead(command: str, option: str, value: str | None) -> str | None:
-    """The names of trainers and of transformers for settings of sampling."""
+    """The hint for an option that trainers or transformers name otherwise; None for any other."""
     names = {
         "--num-rollouts": ("num-generations", "num-return-sequences", "num-samples", "repeats", "n-samples", "samples"),
         "--max-tokens": ("max-new-tokens", "max-completion-length", "max-length", "max-gen-tokens"),

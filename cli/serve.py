@@ -19,9 +19,9 @@ def serve(
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
     dry_run: DryRun = False,
     background: Annotated[
-        bool, typer.Option("--background", help="Keep it for later commands of the model on this machine.")
+        bool, typer.Option("--background", help="Leave the server running for later commands with this model.")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End the model's servers in the background.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the model's background servers.")] = False,
 ) -> None:
     """The command line that it prints starts the same server by itself; --dry-run prints it only."""
     from gymdata.serve.run import serve as run

@@ -2,7 +2,7 @@
 model's is, and gives a second sentence, whose answer is scored.
 
 ``collect sample_data/tasks/lessons-train.jsonl --user sample_data/lessons.py:teach``. Run this file to write the tasks.
-Always holds: no name, city or job of a held-out task occurs in a training task. The files depend on the seed alone.
+Invariants: no name, city or job of a held-out task occurs in a training task. The files depend on the seed alone.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ BUDGETS: dict[str, int] = {
     "collect": 3_723,
     "credit": 1_318,
     "demo": 625,
-    "doctor": 611,
+    "doctor": 616,
     "engines": 3_540,
     "environments": 2_001,
     "eval": 301,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_022,
     "finetune": 3_183,
     "genrm": 938,
-    "interop": 9_011,
+    "interop": 9_004,
     "judge": 2_513,
     "ls": 447,
     "merge": 402,
@@ -50,7 +50,7 @@ BUDGETS: dict[str, int] = {
     "scan": 589,
     "score": 771,
     "scores": 448,
-    "serve": 219,
+    "serve": 212,
     "show": 806,
     "status": 322,
     "store": 4_852,
@@ -63,8 +63,8 @@ BUDGETS: dict[str, int] = {
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_243, 598
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
+TOTAL, FILE_LINES = 87_234, 598
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 396, 282, 14
 
 
 def sources() -> list[Path]:

@@ -37,7 +37,7 @@ from gymdata.user_code import from_here, load_symbol, place_of, raised_at
 
 #: Sampled calls of each tool and task; turns of a random play.
 _CALLS, _TURNS = 3, 8
-#: Seconds in which an event loop does nothing else that is not blocked, between two looks at it, and for its end.
+#: Seconds without a beat after which an event loop is blocked, between two looks at it, and for its end.
 LIMIT_S, _LOOK_S, _END_S = 3.0, 0.25, 20.0
 #: How much slower time passes while a tool imports a module, which blocks the loop at its first call alone.
 _IMPORT = 10
@@ -190,7 +190,7 @@ class _Trial:
         self.calls_of = Counter[str]()
         self.raised: list[tuple[str, BaseException]] = []
         self._target: Any = None
-        #: Grows while the event loop is not blocked.
+        #: How often the event loop was free, and whether the trial has ended.
         self.beats, self.ended = 0, False
 
     def found(self, severity: str, what: str, where: str, detail: str) -> None:
@@ -219,13 +219,13 @@ class _Trial:
     def run(self, environment: _Watched | None) -> None:
         """In a thread of its own."""
 
-        async def beating() -> None:
+        async def beat() -> None:
             while True:
                 self.beats += 1
                 await asyncio.sleep(_LOOK_S / 2)
 
-        async def tried(environment: _Watched) -> None:
-            beats = asyncio.create_task(beating())
+        async def run_trial(environment: _Watched) -> None:
+            beats = asyncio.create_task(beat())
             try:
                 await self._try(environment)
             finally:
@@ -234,7 +234,7 @@ class _Trial:
 
         if environment is not None:
             try:
-                asyncio.run(tried(environment))
+                asyncio.run(run_trial(environment))
             except BaseException as error:  # noqa: BLE001 - user code may raise anything, also what ends programs
                 self.found("error", "ends the check", self._defined(self._target), raised(error))
 

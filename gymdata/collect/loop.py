@@ -39,8 +39,8 @@ async def play_all(
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
     """
     # vLLM refuses several generations of one greedy request.
-    together_first = setting.sampler is not None and setting.sampler.prefers_groups and setting.temperature > 0
-    if not together_first or setting.agents is not None:
+    grouped = setting.sampler is not None and setting.sampler.prefers_groups and setting.temperature > 0
+    if not grouped or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
     first = next(groups, None)
     if first is None:

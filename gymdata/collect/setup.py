@@ -374,12 +374,12 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
     tokenizer_chat, notes = (
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
-    warm = None
+    background = None
     if not servers and config.replicas is None:
         assert config.model is not None
-        warm, announced = background_server(config.model, model["policy_hash"], config.engine, ENGINE_IDENTITY)
+        background, announced = background_server(config.model, model["policy_hash"], config.engine, ENGINE_IDENTITY)
     parts = Parts(
-        _sampler(config, tokenizer_chat, model["policy_hash"], warm),
+        _sampler(config, tokenizer_chat, model["policy_hash"], background),
         tokenizer_chat,
         environment,
         rewards,
@@ -497,12 +497,12 @@ def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> U
 
 
 def _sampler(
-    config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str, warm: BackgroundServer | None
+    config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str, background: BackgroundServer | None
 ) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = config.sampling_parameters()
     sampling["stop_token_ids"] = (*tokenizer_chat.stop_token_ids, *sampling.get("stop_token_ids", ()))
-    if not config.endpoint and config.chat_endpoint is None and warm is None:
+    if not config.endpoint and config.chat_endpoint is None and background is None:
         assert config.model is not None
         if config.replicas is not None:
             from gymdata.engines.servers._ray import replicated
@@ -525,15 +525,15 @@ def _sampler(
 
     make = partial(
         ServerSampler if config.chat_endpoint is None else ChatServerSampler,
-        model=config.model if warm is None else warm.name,
+        model=config.model if background is None else background.name,
         sampling=sampling,
         request_timeout_s=config.request_timeout,
-        # The engine in this process takes the mode that it is given.
-        allow_raw_logprobs=config.allow_raw_logprobs or (warm is not None and "logprobs_mode" in config.engine),
+        # An engine in this process would take the mode that is set, without --allow-raw-logprobs.
+        allow_raw_logprobs=config.allow_raw_logprobs or (background is not None and "logprobs_mode" in config.engine),
         vocab_size=tokenizer_chat.most_ids,
     )
-    if warm is not None:
-        return make(warm.url, max_retries=config.retries)
+    if background is not None:
+        return make(background.url, max_retries=config.retries)
     urls = [config.chat_endpoint] if config.chat_endpoint is not None else config.endpoint
     if config.chat_endpoint is not None or (len(urls) == 1 and not urls[0].startswith("@")):
         return make(urls[0], max_retries=config.retries)

@@ -23,8 +23,8 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """``adapter``: parameters of a LoRA adapter. ``activations``: bytes that a token of training keeps for its gradient,
-    with all layers kept, and with gradient checkpointing."""
+    """``adapter``: parameters of a LoRA adapter; ``context``: tokens, None where the config has no limit.
+    ``activations``: bytes per token that training keeps for the gradient; ``checkpointed``: with gradient checkpointing."""
 
     parameters: int
     adapter: int
@@ -60,7 +60,7 @@ def size_of(model: str) -> ModelSize:
     linear = [(m.in_features, m.out_features) for m in empty.base_model.modules() if hasattr(m, "in_features")]
     # Of each linear layer the input is kept, where those of one input share it, and its output; of each block also the
     # norms' inputs and scaled outputs, and the residuals. In float32.
-    kept = 4 * (
+    activations = 4 * (
         sum(out for _, out in linear) + layers * (6 * width + 2 * getattr(config, "intermediate_size", 4 * width))
     )
     return ModelSize(
@@ -72,19 +72,20 @@ def size_of(model: str) -> ModelSize:
         dtype=dtype,
         weight_bytes=parameters * n_bytes,
         kv_bytes_per_token=2 * layers * kv_heads * head * n_bytes,
-        activations=kept,
-        checkpointed=4 * layers * width + kept // layers,
+        activations=activations,
+        checkpointed=4 * layers * width + activations // layers,
     )
 
 
 def speed_of(model: str, size: ModelSize) -> ModelSpeed:
-    """Measured on at most two layers with random weights, and scaled by the parameters that are multiplied per token."""
+    """Measured on at most two layers with random weights, and scaled by the parameters that are multiplied per token.
+    Raises DataError as ``size_of``."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = _config(model)
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    whole = size.parameters - (0 if tied else config.vocab_size * config.hidden_size)
+    multiplied = size.parameters - (0 if tied else config.vocab_size * config.hidden_size)
     config.num_hidden_layers = min(_LAYERS, config.num_hidden_layers)
     config.vocab_size, config.pad_token_id = min(_VOCABULARY, config.vocab_size), None
     if getattr(config, "layer_types", None):
@@ -94,27 +95,27 @@ def speed_of(model: str, size: ModelSize) -> ModelSpeed:
         cut = _of_config(config, device, dtype)
         share = (
             sum(p.numel() for p in cut.parameters()) - (0 if tied else config.vocab_size * config.hidden_size)
-        ) / whole
+        ) / multiplied
         ids = torch.randint(config.vocab_size, shape, device=device)
         best, spent = math.inf, -1.0
         while spent < _SECONDS:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             float(step(cut, ids))  # which waits for the device
-            took = time.perf_counter() - begun
-            best, spent = (best, 0.0) if spent < 0 else (min(best, took), spent + took)
+            seconds = time.perf_counter() - start
+            best, spent = (best, 0.0) if spent < 0 else (min(best, seconds), spent + seconds)
         return float(ids.numel() / best * share)
 
-    def trained(cut: Any, ids: Any) -> Any:
+    def train(cut: Any, ids: Any) -> Any:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = cut(input_ids=ids, labels=ids).loss
         loss.backward()
         return loss.detach()
 
-    def sampled(cut: Any, ids: Any) -> Any:
+    def sample(cut: Any, ids: Any) -> Any:
         with torch.inference_mode():
             return cut(input_ids=ids).logits.float().log_softmax(-1).max()
 
-    return ModelSpeed(device, per_second(size.dtype, (_SAMPLED, 1), sampled), per_second("float32", _TRAINED, trained))
+    return ModelSpeed(device, per_second(size.dtype, (_SAMPLED, 1), sample), per_second("float32", _TRAINED, train))
 
 
 def _config(model: str) -> Any:

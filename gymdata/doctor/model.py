@@ -30,7 +30,7 @@ ROWS, TOKENS = 8, 512
 #: Bytes of a training process and of vLLM's processes without a model.
 TRAINING_BASE, ENGINE_BASE = 700_000_000, 2_000_000_000
 #: Of the command that is suggested: tasks, rollouts of each, tokens of each; seconds until engine or trainer are loaded.
-_TASKS, _EACH, _GENERATED, _START = 100, 8, 256, 25
+_TASKS, _ROLLOUTS, _GENERATED, _START = 100, 8, 256, 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class ModelEstimate:
         return TRAINING_BASE + weights + ROWS * TRAINERS[trainer][0] * TOKENS * activations
 
     def trained_per_s(self, trainer: str) -> float:
+        """Tokens per second, with the forward passes of a reference or ratio where the trainer has them."""
         return self.speed.trained * 3 / TRAINERS[trainer][1]
 
     def to_dict(self) -> Figures:
@@ -90,17 +91,20 @@ class ModelEstimate:
             text = f"{_gb(full)}, LoRA of rank {LORA_RANK} {_gb(lora)}; {_rate(self.trained_per_s(name))}"
             lines.append((name, text, full <= self.total))
         minutes = seconds / 60
-        longer = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
-        took = f"{seconds:.0f} s" if minutes < 2 else longer
+        minutes_or_hours = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
+        duration = f"{seconds:.0f} s" if minutes < 2 else minutes_or_hours
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
         if load > cpus + 1:
             lines.append(("speed", f"timed while {load:.0f} processes shared {cpus} processors", True))
-        return [*lines, ("next", f"{tokens:,} tokens in about {took}: {command}", True)]
+        return [*lines, ("next", f"{tokens:,} tokens in about {duration}: {command}", True)]
 
 
 def estimate(model: str, folder: Path | None, memory: int, gpu_bytes: int | None) -> ModelEstimate:
-    """Of ``model``, here and now; the next command trains on ``folder`` where that is a run, and collects where it is none.
-    Loads torch and measures for some seconds. Raises DataError when there is no such model, UsageError without torch."""
+    """The estimate of ``model`` on this machine, of ``memory`` bytes and ``gpu_bytes`` of a card (None: no card); the next
+    command trains on ``folder`` where that is a run, else it collects. Loads torch and measures for some seconds.
+
+    Raises DataError when there is no such model, UsageError without torch.
+    """
     try:
         size = size_of(model)
         speed = speed_of(model, size)
@@ -108,19 +112,19 @@ def estimate(model: str, folder: Path | None, memory: int, gpu_bytes: int | None
         # The code of its architecture raises what it likes.
         why = f"no causal language model of attention layers: {first_line(error)}"
         raise DataError.unreadable(model, why) from error
-    gpu = gpu_bytes is not None and speed.device == "cuda"
-    total = gpu_bytes if gpu and gpu_bytes is not None else memory
-    # vLLM takes 0.9 of a card; on a CPU we ask for 1 GiB, unless the user does.
+    card = gpu_bytes if speed.device == "cuda" else None
+    total = memory if card is None else card
+    # vLLM takes 0.9 of a card; on a CPU gymdata sets 1 GiB, unless the user does.
     cache = int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * 2**30)
-    kv_bytes = max(0, int(0.9 * total) - size.weight_bytes - ENGINE_BASE) if gpu else cache
+    kv_bytes = cache if card is None else max(0, int(0.9 * card) - size.weight_bytes - ENGINE_BASE)
     if folder and (folder / RUN_JSON).is_file() and (read_run_json(folder).get("stage") or "collect") == "collect":
-        counted = scan_lazy(folder).select("n_context_tokens", "n_generated_tokens").sum().collect().row(0)
-        tokens, rate = sum(counted), speed.trained
+        lengths = scan_lazy(folder).select("n_context_tokens", "n_generated_tokens").sum().collect().row(0)
+        n_tokens, rate = sum(lengths), speed.trained
         command = f"gymdata train-sft {folder} -m {model} -o {folder}-sft --set select=all"
     else:
-        tokens, rate = _TASKS * _EACH * _GENERATED, speed.sampled
-        command = f"gymdata collect TASKS -m {model} -o runs/x -n {_TASKS} -r {_EACH} --max-tokens {_GENERATED}"
-    return ModelEstimate(model, size, speed, kv_bytes, total, (command, tokens, _START + tokens / rate))
+        n_tokens, rate = _TASKS * _ROLLOUTS * _GENERATED, speed.sampled
+        command = f"gymdata collect TASKS -m {model} -o runs/x -n {_TASKS} -r {_ROLLOUTS} --max-tokens {_GENERATED}"
+    return ModelEstimate(model, size, speed, kv_bytes, total, (command, n_tokens, _START + n_tokens / rate))
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -55,7 +55,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorReport(Report):
-    """All checks, in the order in which they were made. ``ok``: none found a fault. ``model``: the figures of a model's."""
+    """All checks, in the order in which they were made. ``ok``: none found a fault. ``model``: estimates, of a model."""
 
     checks: tuple[Check, ...]
     model: ModelEstimate | None = None

@@ -149,7 +149,7 @@ class PythonTools:
             raise OutsideError.user_code("__init__", error, raised_at(error, self._type)) from error
         reset = getattr(instance, "reset", None)
         try:
-            # A copy, as the row is that of all rollouts of the task, and what is written of each.
+            # A copy, because all rollouts of the task share the row, and it is written with each.
             return instance, reset(**copy.deepcopy(task.row)) if reset is not None else None
         except (Exception, SystemExit) as error:
             raise OutsideError.user_code("reset", error, raised_at(error, reset)) from error

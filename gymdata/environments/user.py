@@ -76,7 +76,7 @@ class _FunctionTalk:
     async def reply(self, message: Message) -> StepResult:  # noqa: ARG002 - it is the last of the messages
         user = self._user
         name = str(getattr(user.function, "__name__", type(user.function).__name__))
-        row = copy.deepcopy(self._task.row)  # it is that of all rollouts of the task
+        row = copy.deepcopy(self._task.row)  # all rollouts of the task share it
         answer = await guarded(name, user.function, list(self._messages), row, timeout_s=user.timeout_s)
         return user_answer(answer, name)
 

@@ -69,8 +69,8 @@ class RolloutColumns:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rollouts that are in memory already: ``columns`` and ``batches`` give the columns of some names; what a table is
-    without need not be in its batches."""
+    """Rollouts that are in memory already: ``columns`` and ``batches`` give the columns of some names. Batches may have
+    fields that the table is ``without``."""
 
     columns: Callable[[Sequence[str]], pa.Table]
     batches: Callable[[Table, Sequence[str]], Iterable[pa.RecordBatch]]
@@ -158,8 +158,8 @@ def agents_of(rollouts: Loaded) -> pa.Array:
         ordered = calls.sort_by([("row", "ascending"), ("agent", "ascending")])
         by_row = ordered.group_by("row", use_threads=False).aggregate([("agent", "list")])
         joined = pc.binary_join(by_row["agent_list"].combine_chunks(), ", ")
-        places = pc.index_in(pa.array(np.arange(batch.num_rows)), value_set=by_row["row"].combine_chunks())
-        by_batch.append(joined.take(places))
+        indices = pc.index_in(pa.array(np.arange(batch.num_rows)), value_set=by_row["row"].combine_chunks())
+        by_batch.append(joined.take(indices))
     return pa.concat_arrays(by_batch)
 
 

@@ -41,7 +41,7 @@ COUNTS = ("n_rollouts", "n_scored")
 TEXTS = ("prompt", "text")
 #: What people marked in ``view --annotate``.
 MARKED = ("tags", "comments", "bad_task")
-#: Which agents made its model calls, and what failed: both joined by commas, missing without one.
+#: Which agents made its model calls, and what failed: both joined by commas, null where there is none.
 RECORDED = ("agents", "errors")
 
 FUNCTIONS = (

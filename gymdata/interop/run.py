@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 REJECTED = "rejected.jsonl"
 NOT_REBUILT = "not_rebuilt.jsonl"
-#: Where an image belongs in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
+#: The placeholder of an image in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
 _MARK = "<image>"
 
 
@@ -227,11 +227,13 @@ class _Found:
     prompts_rebuilt: int = 0
     #: JSON lines of prompts that were not rebuilt.
     not_rebuilt: list[bytes] = field(default_factory=list)
-    #: Rows whose prompt has the mark of an image in its text.
+    #: Rows with that placeholder in a message.
     marked: int = 0
 
     def gathered(self, parts: Iterator[Imported]) -> Iterator[pa.RecordBatch]:
         """The batches of ``parts``; all else of them is kept."""
+        import pyarrow.compute as pc
+
         for part in parts:
             self.rejected += part.rejected
             self.shapes += part.shapes
@@ -240,7 +242,9 @@ class _Found:
                 row = {"file": str(prompt.file), "line": prompt.line, "rollout_id": prompt.rollout_id}
                 self.not_rebuilt.append(encode_any(row | asdict(prompt.refused)) + b"\n")
             if part.batch is not None:
-                self.marked += _marked(part.batch)
+                messages = part.batch.column("messages" if "messages" in part.batch.schema.names else "prompt")
+                marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
+                self.marked += len(pc.list_parent_indices(messages).filter(marked).unique())
                 yield part.batch
 
     def count(self, summary: ImportSummary) -> None:
@@ -250,17 +254,7 @@ class _Found:
         summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
         summary.prompts_rebuilt, summary.prompts_refused = self.prompts_rebuilt, len(self.not_rebuilt)
         if self.marked:
-            warn(
-                f"{counted(self.marked, 'row')} with {_MARK} in the text: the mark is trained as text, and no image is"
-            )
-
-
-def _marked(batch: pa.RecordBatch) -> int:
-    import pyarrow.compute as pc
-
-    messages = batch.column("messages" if "messages" in batch.schema.names else "prompt")
-    marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
-    return len(pc.list_parent_indices(messages).filter(marked).unique())
+            warn(f"{counted(self.marked, 'row')} with {_MARK} in the text: it is trained as text, without an image")
 
 
 def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: int) -> Iterator[pa.RecordBatch]:

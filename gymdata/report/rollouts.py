@@ -312,7 +312,7 @@ def _examples(
         chosen = sample(kind, limit, values, codes_of(table["group_id"])[0])
         ids = _least_ids(path, {f"{kind} {n}": chosen[n - 1 : n] for n in range(1, len(chosen) + 1)})
         rewards = [None if math.isnan(value) else value for value in values[chosen].tolist()]
-        return {name: (one, value) for (name, one), value in zip(ids.items(), rewards, strict=True)}
+        return {name: (rollout, reward) for (name, rollout), reward in zip(ids.items(), rewards, strict=True)}
     rows = np.flatnonzero(np.isfinite(values))
     if not len(rows):
         middle = np.argsort(sizes, kind="stable")[len(sizes) // 2 :][:1]

@@ -90,7 +90,7 @@ def report(
     score, note = default_score(paths, config.reward)
     if note:
         warn(note)
-    runs = [_figures(one, config, score) for one in paths]
+    runs = [_figures(run_path, config, score) for run_path in paths]
     figures = dict(runs[0])
     if len(runs) > 2 or (len(runs) == 2 and all(run["training"] and not run["rewards"] for run in runs)):
         # Every run against the first: by rewards where all have them, else by the curves of their trainings.

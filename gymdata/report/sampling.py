@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.errors import RefusedError, counted
+from gymdata.errors import RefusedError, counted, option
 
 Sample = Literal["first", "best", "worst", "mixed", "random"]
 _NAMES: Mapping[Sample, str] = {
@@ -26,22 +26,22 @@ def sample(kind: Sample, limit: int, rewards: npt.NDArray[Any], groups: npt.NDAr
 
     Raises RefusedError where no row has a reward that ``kind`` needs.
     """
-    rows, size = np.arange(len(rewards)), counted(len(rewards), "rollout")
+    rows, all_rollouts = np.arange(len(rewards)), counted(len(rewards), "rollout")
     if kind == "random":
         return np.sort(np.random.default_rng(0).permutation(rows)[:limit])
-    known = np.isfinite(rewards)
+    scored = np.isfinite(rewards)
     if kind in ("best", "worst"):
-        if not known.any():
-            raise RefusedError(f"--sample {kind}: none of {size} has a reward")
+        if not scored.any():
+            raise RefusedError(f"{option('sample')} {kind}: none of {all_rollouts} has a reward")
         order = np.argsort(-rewards if kind == "best" else rewards, kind="stable")
-        return order[: min(limit, int(known.sum()))]
+        return order[: min(limit, int(scored.sum()))]
     if kind == "mixed":
         least, most = (np.full(int(groups.max(initial=-1)) + 1, end) for end in (np.inf, -np.inf))
-        np.minimum.at(least, groups[known], rewards[known])
-        np.maximum.at(most, groups[known], rewards[known])
+        np.minimum.at(least, groups[scored], rewards[scored])
+        np.maximum.at(most, groups[scored], rewards[scored])
         rows = rows[(most > least)[groups]]
         if not len(rows):
-            raise RefusedError(f"--sample {kind}: no group of {size} has different rewards")
+            raise RefusedError(f"{option('sample')} {kind}: no group of {all_rollouts} has different rewards")
         # Groups stay together.
         rows = rows[np.argsort(groups[rows], kind="stable")]
     return rows[:limit]

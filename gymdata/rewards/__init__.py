@@ -114,7 +114,7 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
         if name.endswith(".py"):
             raise UsageError(f"{option('reward')}: got {spec!r}, which names no function", hint=f"{name}:FUNCTION")
         error = UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
-        # As Python names a module's function.
+        # `module:function`, as Python's entry points name it.
         file = Path(f"{name.replace('.', '/')}.py")
         if colon and (error.hint is None or file.is_file()):
             error.hint = f"did you mean {file}:{argument}?"

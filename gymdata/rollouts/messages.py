@@ -52,7 +52,7 @@ SPELLED_CALL = (
 )
 
 
-#: Parts of the types of a content's parts that are no text: none of them is sampled or trained.
+#: Substrings of the types of content parts that are not text; none of these is sampled or trained.
 NOT_TEXT = ("image", "audio", "video", "file")
 
 

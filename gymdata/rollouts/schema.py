@@ -184,7 +184,7 @@ ROLLOUTS = Table(
     id_level=5,
 )
 
-#: The same without what a model call has besides its agent.
+#: ROLLOUTS with the agent alone of each model call: token lists need not be read for it.
 AGENTS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "agent"))
 
 SCORES = Table(

@@ -23,8 +23,6 @@ from gymdata.serve.settings import ServerConfig
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.signals import sigterm_interrupts
 
-_POLL_S = 0.25
-
 #: A mark of tool calls in a chat template → vLLM's parser for it; the first match counts.
 PARSERS: Mapping[str, str] = {
     "<|python_tag|>": "llama3_json",
@@ -51,12 +49,12 @@ def serve(
     """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` is
     called when it answers, with the next command. With ``dry_run`` only the line is shown.
 
-    With ``background`` return when it answers: later commands of the model on this machine sample from it until ``stop``
+    With ``background`` return when it answers: later commands with the model on this machine sample from it until ``stop``
     ends it. It takes a free port where none is given.
 
-    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM has not and where there is nothing to
-    stop, OutsideError when the address is taken or the server ends by itself, KeyboardInterrupt when SIGINT or SIGTERM
-    ended it.
+    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM does not have, where there is nothing
+    to stop, and for ``stop`` with ``dry_run`` or ``background``; OutsideError when the address is taken or the server ends
+    by itself; KeyboardInterrupt when SIGINT or SIGTERM ended it.
     """
     config = ServerConfig.called_with(serve, config, settings)
     if stop:
@@ -72,12 +70,7 @@ def serve(
     if background and not dry_run:
         policy_hash = policy_facts(config.model)["policy_hash"]
         for server in background_servers():
-            if (server.policy_hash, server.engine) != (policy_hash, config.engine):
-                continue
-            # Another command may be starting it.
-            while server.is_alive() and not server.answers():
-                time.sleep(_POLL_S)
-            if server.is_alive():
+            if (server.policy_hash, server.engine) == (policy_hash, config.engine):
                 say(f"{server.name} is served on {server.url} already (process {server.pid}; log {server.log})")
                 return
         port = port if "port" in config.model_fields_set else 0

@@ -219,8 +219,8 @@ def _run(top: Path, run_json: Path) -> RunStatus:
             # A cell that is not begun has none; of a damaged one the sweep itself says what to do.
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 done += len(json.loads((cell / "cell.json").read_bytes())["done"]) == steps
-        now = ", ".join(cell.name for cell in cells if is_held(cell)) or None
-        return replace(shown, unit="cells", done=done, wanted=(facts.get("counts") or {}).get("cells"), stage=now)
+        running = ", ".join(cell.name for cell in cells if is_held(cell)) or None
+        return replace(shown, unit="cells", done=done, wanted=(facts.get("counts") or {}).get("cells"), stage=running)
     return _of_training(shown, run_json.parent, facts) if shown.kind.startswith("train-") else shown
 
 

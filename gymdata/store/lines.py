@@ -31,9 +31,9 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
 _LONG = re.compile(rb"[0-9]{20}")
 _AFTER_SPACE = re.compile(r"\S")
-#: What may part the cells of a text table; where the first does not divide header and first row alike, the next is tried.
+#: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
-#: How a text in UTF-16 begins.
+#: Byte order marks of UTF-16.
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -129,14 +129,14 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
             if number == 0:
                 _refuse_utf16(line)
                 line = line.removeprefix(BOM)
-            text = line
             number += 1
-            if text and not text.isspace():
-                yield number, text
+            if line and not line.isspace():
+                yield number, line
     except FileNotFoundError:
         raise
     except (OSError, EOFError) as error:
-        raise DataError.unreadable(source.path, f"{error}{f' (after line {number})' * (number > 0)}") from error
+        why = f"{error} (after line {number})" if number else str(error)
+        raise DataError.unreadable(source.path, why) from error
 
 
 def values_over_lines(source: Source) -> list[tuple[int, Any, bytes]]:
@@ -223,7 +223,7 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
 
 def _refuse_utf16(start: bytes) -> None:
     if start.startswith(_UTF16):
-        raise OSError("it is text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW` makes it")
+        raise OSError("it is text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW` converts it")
 
 
 def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes]:
@@ -278,7 +278,7 @@ def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes
 
 
 class _Unpacked(io.RawIOBase):
-    """Blocks of bytes as a file."""
+    """The blocks of a compressed file as a file, because a text table is read by the lines of its cells."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, memoryview(b"")

@@ -65,8 +65,8 @@ _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"P
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
-class Bytes(NamedTuple):
-    """A part of a file of lines, from the ``start`` of a line to before the ``end``, where another begins."""
+class ByteRange(NamedTuple):
+    """A part of a file of lines, in bytes: from ``start``, where a line begins, to before ``end``, where another does."""
 
     start: int
     end: int
@@ -79,7 +79,7 @@ class Source:
     path: Path
     kind: Kind
     compression: Compression | None = None
-    part: Bytes | None = None
+    part: ByteRange | None = None
 
 
 def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:

@@ -131,8 +131,8 @@ def sweep(
     refuse_other_kind(folder / RUN_JSON, "sweep")
     if dry_run:
         first = {cell.name: 0 if overwrite else _steps_done(cell) for cell in cells}
-        left = {cell.name: [shlex.join(words) for words in cell.commands[first[cell.name] :]] for cell in cells}
-        return SweepPlan(folder, len(cells), {name: steps for name, steps in left.items() if steps})
+        commands = {cell.name: [shlex.join(words) for words in cell.commands[first[cell.name] :]] for cell in cells}
+        return SweepPlan(folder, len(cells), {name: steps for name, steps in commands.items() if steps})
     say = progress or NullProgress()
     failed, elsewhere, interrupted = dict[str, str](), list[str](), False
     numbered = [*enumerate(cells)]
@@ -152,7 +152,7 @@ def sweep(
             say.message(f"{cell.name}: left to another process ({error})")
             continue
         try:
-            _run(cell, _Cells(say, number, len(cells)))
+            _run(cell, _CellProgress(say, number, len(cells)))
         except KeyboardInterrupt:
             interrupted = True
             break
@@ -167,7 +167,7 @@ def sweep(
 
 
 @dataclass(slots=True)
-class _Cells:
+class _CellProgress:
     """Progress of a cell's commands as cells of the sweep. ``done``: those before, and the part of this one."""
 
     progress: Progress
@@ -215,7 +215,7 @@ def _steps_done(cell: Cell) -> int:
     return len(done)
 
 
-def _run(cell: Cell, progress: _Cells) -> None:
+def _run(cell: Cell, progress: _CellProgress) -> None:
     """The steps that are not done yet."""
     first = _steps_done(cell)
     before, progress.share = progress.done, 1 / len(cell.commands)

@@ -61,7 +61,7 @@ class SweepConfig(Config):
 
     @pydantic.field_validator("seeds", mode="before")
     @classmethod
-    def _each_by_its_number(cls, value: object) -> object:
+    def _reject_count(cls, value: object) -> object:
         if isinstance(value, int):
             raise ValueError("a list with each seed, such as [1, 2, 3]")
         return value

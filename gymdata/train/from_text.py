@@ -61,7 +61,7 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
 
 
 @contextlib.contextmanager
-def text_named(folder: Path, file: Path) -> Iterator[None]:
+def naming_file(folder: Path, file: Path) -> Iterator[None]:
     """Errors name the user's ``file`` instead of what was made of it in ``folder``, which is gone after a dry run."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Starts the training process and follows it; the parent loads neither torch nor TRL."""
+"""Starts and follows the training process, which alone loads TRL and the model; the parent loads the tokenizer alone."""
 
 from __future__ import annotations
 

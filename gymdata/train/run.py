@@ -34,7 +34,7 @@ from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
-from gymdata.train.from_text import TEXT, rendered, text_format, text_named
+from gymdata.train.from_text import TEXT, naming_file, rendered, text_format
 from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
@@ -274,7 +274,7 @@ def train(
             folder = out / TEXT
             if dry_run:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                stack.enter_context(text_named(folder, files[0].path))
+                stack.enter_context(naming_file(folder, files[0].path))
             source, settings = rendered(
                 text, files, settings, folder, overwrite=overwrite, progress=progress, command=command
             )

@@ -19,7 +19,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import Bytes, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import ByteRange, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -34,7 +34,7 @@ __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
-#: Bytes of a file of NeMo Gym rows below which a second process costs more than it gives.
+#: ByteRange of a file of NeMo Gym rows below which a second process costs more than it gives.
 WORTH_SPLITTING = 24 << 20
 
 
@@ -370,7 +370,7 @@ def _halves(source: Source) -> list[Source]:
         file.seek(size // 2)
         file.readline()
         middle = file.tell()
-    halves = (Bytes(0, middle), Bytes(middle, size))
+    halves = (ByteRange(0, middle), ByteRange(middle, size))
     return [replace(source, part=half) for half in halves if half.start < half.end]
 
 

@@ -322,10 +322,10 @@ class Pages:
     def why_in_pair(self, request: Request) -> Values:
         """How one token of a pair's completion is trained."""
         rows, side = self.stages.rows("pairs"), request.query_params.get("side", "")
-        found = rows.where("pair_id", request.query_params.get("id", ""))
-        if not found or side not in ("chosen", "rejected"):
+        numbers = rows.where("pair_id", request.query_params.get("id", ""))
+        if not numbers or side not in ("chosen", "rejected"):
             raise Missing("the address names no pair that is here, or no side of it")
-        row = rows.row(found[0])
+        row = rows.row(numbers[0])
         return why_in_pair(row, side, _whole(request, "k", len(row[f"{side}_ids"])))
 
     def vocabulary(self, row: RolloutRow) -> Vocabulary | None:

@@ -58,15 +58,15 @@ def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) 
 
 def why_in_pair(pair: PairRow, side: str, k: int) -> Values:
     """Everything that determines how DPO trains token ``k`` of the completion of a pair's ``side``."""
-    ids = {one: pair[f"{one}_ids"] for one in ("chosen", "rejected")}
+    ids = {name: pair[f"{name}_ids"] for name in ("chosen", "rejected")}
     shared = common_length(ids["chosen"], ids["rejected"])
     # The log-ratios to the reference of the policy as it sampled: the start of a training from it.
     ratios: dict[str, float | None] = {}
-    for one in ids:
-        pairs = zip(pair[f"{one}_logprobs"], pair[f"{one}_mask"], strict=True)
-        reference = pair.get(f"ref_{one}_logps")
-        ratios[one] = None if reference is None else finite(sum(lp for lp, mask in pairs if mask) - reference)
-    above, below = ratios["chosen"], ratios["rejected"]
+    for name in ids:
+        tokens = zip(pair[f"{name}_logprobs"], pair[f"{name}_mask"], strict=True)
+        reference = pair.get(f"ref_{name}_logps")
+        ratios[name] = None if reference is None else finite(sum(lp for lp, mask in tokens if mask) - reference)
+    chosen, rejected = ratios["chosen"], ratios["rejected"]
     return {
         "side": side,
         "k": k,
@@ -75,7 +75,7 @@ def why_in_pair(pair: PairRow, side: str, k: int) -> Values:
         "mask": int(pair[f"{side}_mask"][k]),
         "shared": k < shared,
         "logprob": finite(pair[f"{side}_logprobs"][k]),
-        "difference": None if above is None or below is None else above - below,
+        "difference": None if chosen is None or rejected is None else chosen - rejected,
         "weight": pair["weight"],
         "margin": pair["margin"],
     }

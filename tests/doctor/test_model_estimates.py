@@ -14,7 +14,7 @@ from tests.rollout_files import rollout, write_run
 
 pytestmark = pytest.mark.torch
 
-#: What the docs promise of memory.
+#: What the module promises of memory.
 FACTOR = 2
 
 
@@ -51,15 +51,15 @@ def test_what_training_keeps_is_within_the_factor(policy: Path, model):
 
     size, ids = size_of(str(policy)), torch.arange(256).reshape(4, 64)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    n_bytes = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+    n_bytes = sum(tensor.untyped_storage().nbytes() for pointer, tensor in saved.items() if pointer not in weights)
     assert 1 / FACTOR < n_bytes / ids.numel() / size.activations < FACTOR
     optimizer = torch.optim.AdamW(model.parameters())
     states.sum().backward()

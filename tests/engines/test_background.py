@@ -39,9 +39,9 @@ def server(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backgro
     started = psutil.Process().create_time()
     engine = {"dtype": "float32", "max_num_seqs": 8}
     log = str(tmp_path / "log")
-    made = BackgroundServer(url, "model", str(tmp_path / "model"), "abc", engine, os.getpid(), started, log)
-    made.save()
-    return made
+    described = BackgroundServer(url, "model", str(tmp_path / "model"), "abc", engine, os.getpid(), started, log)
+    described.save()
+    return described
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_same_weights_and_arguments_are_sampled_from_it(
         ("xyz", {"dtype": "float32"}, "it has the weights that the folder had when it was started"),
     ],
 )
-def test_what_differs_is_said_in_one_line(
+def test_a_server_that_differs_is_not_used_and_one_line_says_why(
     server: BackgroundServer, tmp_path: Path, weights: str, engine: dict[str, object], why: str
 ) -> None:
     """The engine is then in the command's own process."""
@@ -93,7 +93,7 @@ def test_a_server_that_does_not_answer_is_not_used(server: BackgroundServer, tmp
 
 
 def test_files_of_servers_that_are_gone_are_ignored(server: BackgroundServer) -> None:
-    """Another process has the number now, or the file is none."""
+    """Another process has the number now, or the file is not JSON."""
     replace(server, started=server.started - 3600.0).save()
     server.file.with_stem(f"{server.file.stem}0").write_text("{")
     assert background_servers() == []

@@ -22,10 +22,10 @@ from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 def imported(folder: Path, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
     """The rows that an import would write, as a run takes them."""
-    made = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options))
-    for row in made:
+    rollouts = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options))
+    for row in rollouts:
         row["turns"] = row["turns"].rows() if isinstance(row["turns"], Columns) else row["turns"]
-    return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in made]
+    return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in rollouts]
 
 
 def test_tokens_are_taken_over_exactly(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_bad_rows_are_told_and_hide_nothing(tmp_path: Path) -> None:
 def test_a_row_with_more_than_text_is_left_out_by_name(kind: str, tmp_path: Path) -> None:
     """Its ids would be trained without what they stand for."""
     row, more = nemo_rows(n=2)
-    asked = row["responses_create_params"]["input"]
-    asked.append({"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, {"type": kind}]})
-    told: list[tuple[int, str, str]] = []
-    made = imported(tmp_path, [row, more], reject=lambda bad: told.append((bad.line, bad.code, bad.reason)))
-    ((line, code, reason),) = told
-    assert (len(made), line, code) == (1, 1, "S102")
+    messages = row["responses_create_params"]["input"]
+    messages.append({"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, {"type": kind}]})
+    rejected: list[tuple[int, str, str]] = []
+    rollouts = imported(tmp_path, [row, more], reject=lambda bad: rejected.append((bad.line, bad.code, bad.reason)))
+    ((line, code, reason),) = rejected
+    assert (len(rollouts), line, code) == (1, 1, "S102")
     assert "images, audio, video and files are not trained" in reason
     assert kind in reason
 
@@ -116,10 +116,10 @@ def test_a_row_with_audio_in_its_metadata_is_left_out_by_name(tmp_path: Path) ->
     row, more = nemo_rows(n=2)
     row["responses_create_params"]["metadata"] = "{'audio_url': 'data:audio/wav;base64,UklGRg=='}"
     more["responses_create_params"]["metadata"] = {"test": "assert page.image_url == audio_url"}
-    told: list[str] = []
-    made = imported(tmp_path, [row, more], reject=lambda bad: told.append(bad.reason))
-    assert (len(made), len(told)) == (1, 1)
-    assert told[0].startswith("metadata.audio_url (images, audio and video are not trained)")
+    rejected: list[str] = []
+    rollouts = imported(tmp_path, [row, more], reject=lambda bad: rejected.append(bad.reason))
+    assert (len(rollouts), len(rejected)) == (1, 1)
+    assert rejected[0].startswith("metadata.audio_url (images, audio and video are not trained)")
 
 
 def test_odd_shapes_are_read(tmp_path: Path) -> None:

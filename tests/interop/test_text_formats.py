@@ -387,7 +387,7 @@ def test_a_file_in_utf_16_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     for read in (gymdata.validate, lambda file: gymdata.import_rollouts(file, tmp_path / "run")):
         with pytest.raises(
-            DataError, match=rf"{name}: cannot be read: it is text in UTF-16, expected UTF-8.*makes it$"
+            DataError, match=rf"{name}: cannot be read: it is text in UTF-16, expected UTF-8.*converts it$"
         ):
             read(tmp_path / name)
 
@@ -399,10 +399,12 @@ def test_a_file_in_utf_16_is_named(name: str, tmp_path: Path) -> None:
         {"prompt": "<image> What is it?", "chosen": "A cat.", "rejected": "A dog."},
     ],
 )
-def test_the_mark_of_an_image_without_one_is_told(row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_row_with_the_placeholder_of_an_image_and_no_image_is_warned_about(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
     """With a column of images the row is left out by name."""
     rows = row, row | {"prompt": "Why?"}, row | {"images": ["cat.png"]}
-    with pytest.warns(DataWarning, match="^1 row with <image> in the text: the mark is trained as text"):
+    with pytest.warns(DataWarning, match="^1 row with <image> in the text: it is trained as text, without an image"):
         gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
     assert "images: images, audio and video are not trained" in (tmp_path / "run/rejected.jsonl").read_text()
 

@@ -92,8 +92,8 @@ def test_headlines(run: Path, tmp_path: Path) -> None:
 
 def test_a_comparison_counts_by_the_tasks_of_both(run: Path, tmp_path: Path) -> None:
     """Flips in each direction and by task field, and the headline."""
-    found = gymdata.report(run, make(tmp_path / "after", AFTER, run_id="run-2"), write=False).to_dict()
-    difference, flips = found["difference"], found["flips"]
+    figures = gymdata.report(run, make(tmp_path / "after", AFTER, run_id="run-2"), write=False).to_dict()
+    difference, flips = figures["difference"], figures["flips"]
     assert (difference["n"], difference["only_first"], difference["only_second"]) == (7, 1, 1)
     assert (flips["up"], flips["down"], flips["same"]) == (3, 1, 3)
     assert flips["by_field"] == {
@@ -113,8 +113,8 @@ def test_a_comparison_counts_by_the_tasks_of_both(run: Path, tmp_path: Path) -> 
     (fell,) = flips["examples"]["down"]
     assert (fell["task_id"], fell["before"], fell["after"]) == ("b1", 1.0, 0.0)
     assert (fell["first"]["rollout_id"], fell["second"]["reward"]) == ("b1-0", 0.0)
-    assert re.fullmatch(r"46\.4 % → 58\.3 %, \+11\.9 points \(-\d+\.\d to \+\d+\.\d\), 7 tasks", found["headline"]), (
-        found["headline"]
+    assert re.fullmatch(r"46\.4 % → 58\.3 %, \+11\.9 points \(-\d+\.\d to \+\d+\.\d\), 7 tasks", figures["headline"]), (
+        figures["headline"]
     )
 
 

@@ -18,8 +18,8 @@ TASK = {
     "second": "Otto is 51. As JSON:",
     "answer": {"name": "Otto", "age": 51},
 }
-ASKED = [{"role": "user", "content": TASK["prompt"]}]
-SHOWN = 'Right is:\n{"name": "Vera", "age": 40}\nOtto is 51. As JSON:'
+QUESTION = [{"role": "user", "content": TASK["prompt"]}]
+CORRECTION = 'Right is:\n{"name": "Vera", "age": 40}\nOtto is 51. As JSON:'
 
 
 def _rows(name: str) -> list[dict]:
@@ -29,7 +29,7 @@ def _rows(name: str) -> list[dict]:
 @pytest.mark.parametrize("first", ['{"name": "Vera", "age": 40}', '{"name": "Vera"}', "Vera is 40.", None])
 def test_the_right_answer_is_shown_whatever_the_first_one_is(first: str | None) -> None:
     """The first answer has no reward and does not end the conversation; the second sentence follows."""
-    assert teach([*ASKED, {"role": "assistant", "content": first}], TASK) == Step(SHOWN)
+    assert teach([*QUESTION, {"role": "assistant", "content": first}], TASK) == Step(CORRECTION)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_the_right_answer_is_shown_whatever_the_first_one_is(first: str | None) 
 )
 def test_the_second_answer_is_scored_and_ends_the_conversation(second: str | None, reward: float) -> None:
     """Right are the values of the second sentence; the answer that was shown is no longer."""
-    first, shown = {"role": "assistant", "content": "{}"}, {"role": "user", "content": SHOWN}
-    step = teach([*ASKED, first, shown, {"role": "assistant", "content": second}], TASK)
+    first, shown = {"role": "assistant", "content": "{}"}, {"role": "user", "content": CORRECTION}
+    step = teach([*QUESTION, first, shown, {"role": "assistant", "content": second}], TASK)
     assert (step.content, step.done, step.stop_reason) == (None, True, "answered")
     assert step.reward == pytest.approx(reward)
 

@@ -50,8 +50,8 @@ def test_rows_and_identity_are_those_without_it(
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     processes[0].kill()
     assert psutil.wait_procs(processes, timeout=30)[1] == []
-    again = [word if word != "2" else "3" for word in SAMPLING]
-    assert main(["collect", TASKS, "-m", policy, *again, "-o", str(tmp_path / "run")]) == 0
+    more = [word if word != "2" else "3" for word in SAMPLING]
+    assert main(["collect", TASKS, "-m", policy, *more, "-o", str(tmp_path / "run")]) == 0
     assert f"starting vLLM with {policy}" in capsys.readouterr().err
     assert main(["serve", policy, "--stop"]) == 2
     assert "--background starts one" in capsys.readouterr().err
@@ -66,4 +66,4 @@ def test_rows_and_identity_are_those_without_it(
         for folder in (tmp_path / "url", tmp_path / "run")
     )
     assert (len(by_url), len(turns)) == (4, 9)
-    assert {at: turns[at] for at in by_url} == by_url
+    assert {rollout: turns[rollout] for rollout in by_url} == by_url

@@ -114,18 +114,18 @@ def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_ce
         def update(self, **counts: float) -> None:
             updates.append((counts["done"], counts["total"]))
 
-    def looked(words: Sequence[str], log: Path) -> int:
+    def start_and_look(words: Sequence[str], log: Path) -> int:
         (shown,) = status(tmp_path / "sweep").runs
-        (listed,) = (one for one in ls(tmp_path).outputs if one.kind == "sweep")
+        (listed,) = (output for output in ls(tmp_path).outputs if output.kind == "sweep")
         seen.append((listed.state, shown.state, shown.done, shown.wanted, shown.stage))
         return here(words, log)
 
-    def waited(code: int, log: Path, progress: Progress) -> int:
+    def wait_and_report(code: int, log: Path, progress: Progress) -> int:
         progress.update(done=50, total=100, loss=0.5)
         return code
 
-    monkeypatch.setattr(running, "start", looked)
-    monkeypatch.setattr(running, "wait", waited)
+    monkeypatch.setattr(running, "start", start_and_look)
+    monkeypatch.setattr(running, "wait", wait_and_report)
     swept(written(tmp_path), progress=Counts())
     assert seen[0] == ("being written", "being written", 0, 4, "choice-a_seed-1")
     assert seen[-1] == ("being written", "being written", 3, 4, "choice-b_seed-2")

@@ -198,15 +198,15 @@ def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path
     assert page.locator("article:visible .t.g.u1").count() == 2
     page.keyboard.press("/")
     page.keyboard.type("CALLING")
-    expect(page.locator("#found")).to_have_text("in 3 of 3 rollouts")
+    expect(page.locator("#count")).to_have_text("in 3 of 3 rollouts")
     page.locator("#find").fill("42 2")
-    expect(page.locator("#found")).to_have_text("in 1 of 3 rollouts")
+    expect(page.locator("#count")).to_have_text("in 1 of 3 rollouts")
     assert page.locator("[data-pick^=r]:visible").count() == 1
     page.keyboard.press("Enter")
     page.locator("article:visible .text", has_text="42 2").wait_for()
-    assert page.evaluate("CSS.highlights.get('found').size") > 0
+    assert page.evaluate("CSS.highlights.get('match').size") > 0
     page.locator("#find").fill("")
-    expect(page.locator("#found")).to_have_text("")
+    expect(page.locator("#count")).to_have_text("")
     assert page.locator("[data-pick^=r]:visible").count() == 3
     page.goto(f"{target.as_uri()}#r7")
     assert page.locator("article:visible").get_attribute("id") == "at-r0"

@@ -295,6 +295,6 @@ def test_agents_and_errors_stand_with_their_counts(serve: Serve, tmp_path: Path,
         address = next(unescape(href) for href, of, n in links if (of, n) == (label, count))
         assert f"{count} rollouts of 8" in shown(url + address), name
         (where,) = urllib.parse.parse_qs(urllib.parse.urlsplit(address).query)["where"]
-        kept = gymdata.filter(paths, output=tmp_path / f"kept-{name}", where=[where])
-        assert kept.rollouts_out == int(count)
+        summary = gymdata.filter(paths, output=tmp_path / f"kept-{name}", where=[where])
+        assert summary.rollouts_out == int(count)
     assert gymdata.filter(paths, output=tmp_path / "fine", where=["errors is null"]).rollouts_out == 4

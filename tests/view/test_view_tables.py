@@ -417,20 +417,20 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
 def test_an_exported_file_samples_and_says_how(run: Path, tmp_path: Path, sample: str, ids: Any, which: str) -> None:
     """The best first, groups whose rewards differ, or at random and the same each time; the file and the command say which
     rollouts of how many."""
-    target, said = tmp_path / "x.html", list[str]()
-    view(run, export=target, sample=sample, limit=3, say=said.append)
-    assert said[0].startswith(f"3 of 6 rollouts, {which}, in ")
+    target, notes = tmp_path / "x.html", list[str]()
+    view(run, export=target, sample=sample, limit=3, say=notes.append)
+    assert notes[0].startswith(f"3 of 6 rollouts, {which}, in ")
     page = target.read_text()
     assert f"3 of 6 rollouts, {which}" in text_of(page)
     evidence = re.search(r'id="evidence">(.*?)</script>', page, re.DOTALL)
     assert evidence is not None
-    chosen = [one["rollout_id"] for one in json.loads(evidence[1])]
+    chosen = [row["rollout_id"] for row in json.loads(evidence[1])]
     assert chosen == (ids or chosen)
     view(run, export=target, sample=sample, limit=3)
     assert target.read_text() == page
 
 
-def test_a_sample_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_a_sample_without_rewards_to_choose_by_is_refused(tmp_path: Path) -> None:
     """Without rewards there is no best rollout, and without different ones no mixed group; without a file to write the
     choice has no effect, which is an error."""
     equal = write_run(tmp_path / "equal", [rollout("a", k, 1.0, two_turns(20, 40)) for k in range(2)])
@@ -445,7 +445,7 @@ def test_a_sample_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_marks_stand_in_an_exported_file(run: Path, tmp_path: Path) -> None:
+def test_marks_are_shown_in_an_exported_file(run: Path, tmp_path: Path) -> None:
     """Tags, comments with who made them, corrected rewards, choices that lead to the other rollout, and bad tasks."""
     for kind, rollout_id, value, over in (
         ("tag", "a-0", "clean", None), ("comment", "a-0", HOSTILE, None), ("reward", "a-0", 0.25, None),

@@ -45,7 +45,7 @@ class BackgroundServer:
 
     @property
     def file(self) -> Path:
-        """Its file. A home folder may be on several machines."""
+        """The file that describes it. A home folder may be on several machines."""
         return cached("servers", f"{platform.node()}-{self.pid}.json")
 
     def is_of(self, model: str) -> bool:
@@ -53,11 +53,11 @@ class BackgroundServer:
         return self.model in (model, os.path.realpath(model))
 
     def save(self) -> None:
-        """Write its file."""
+        """Write the file."""
         write_json(self.file, asdict(self))
 
     def remove(self) -> None:
-        """Remove its file and its log."""
+        """Remove the file and the log."""
         self.file.unlink(missing_ok=True)
         Path(self.log).unlink(missing_ok=True)
 
@@ -114,8 +114,8 @@ def background_server(
         if server.policy_hash != policy_hash:
             fault = "it has the weights that the folder had when it was started"
         elif differing is not None:
-            mine, theirs = engine.get(differing, "not set"), server.engine.get(differing, "not set")
-            fault = f"its engine.{differing} is {theirs}, here {mine}"
+            running, here = (arguments.get(differing, "not set") for arguments in (server.engine, engine))
+            fault = f"its engine.{differing} is {running}, here {here}"
         elif not server.answers():
             fault = "it does not answer"
         else:
@@ -127,11 +127,11 @@ def background_server(
 def stop_servers(model: str) -> list[BackgroundServer]:
     """End the servers of ``model``, and return them. Raises UsageError where there are none."""
     servers = background_servers()
-    own = [server for server in servers if server.is_of(model)]
-    if not own:
+    stopped = [server for server in servers if server.is_of(model)]
+    if not stopped:
         others = ", ".join(f"{server.model} (process {server.pid})" for server in servers)
         hint = f"there are servers of {others}" if others else f"gymdata serve {model} --background starts one"
-        raise UsageError(f"no server of {model} is in the background of this machine", hint=hint)
-    for server in own:
+        raise UsageError(f"no background server of {model} on this machine", hint=hint)
+    for server in stopped:
         server.stop()
-    return own
+    return stopped

@@ -23,7 +23,7 @@ from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
 from gymdata.store.lines import iter_lines, row_lines
-from gymdata.store.paths import Bytes, Source
+from gymdata.store.paths import ByteRange, Source
 
 _BATCH_TOKENS = 250_000
 _BATCH_ROWS = 4_096
@@ -37,7 +37,7 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
     rows: list[tuple[int, bytes | None, Row]] = []
     tokens = 0
     # A process counts the rows before its part while others check them.
-    before = () if source.part is None else iter_lines(replace(source, part=Bytes(0, source.part.start)))
+    before = () if source.part is None else iter_lines(replace(source, part=ByteRange(0, source.part.start)))
     first = number = sum(1 for _ in before)
     try:
         for number, (_, line) in enumerate(row_lines(source), first):

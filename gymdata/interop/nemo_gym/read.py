@@ -68,8 +68,7 @@ def table_rows(
     check: Check | None = None,
     numbering: Numbering | Unnumbered | None = None,
 ) -> Iterator[RolloutRow]:
-    """The rollouts rows of NeMo Gym files, as the store turns them into columns: turns as ``Columns`` or with numpy arrays,
-    times as text.
+    """The rollout rows of NeMo Gym files, as the store takes them: turns as ``Columns`` or with numpy arrays, times as text.
 
     ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
     that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
@@ -81,11 +80,11 @@ def table_rows(
     for source in sources:
         for number, line in row_lines(source):
             try:
-                found = _read(line, rebuild)
+                parsed = _read(line, rebuild)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                made = _rollout(found, run, *numbering.place(line.strip(), found.row.group))
+                rollout = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
                 if check is not None:
-                    check(made)
+                    check(rollout)
             except (nemo_rows.BadRow, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
                 places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
@@ -94,8 +93,8 @@ def table_rows(
                 turn_down(bad.code, reason, source, number, line, reject, "a NeMo Gym rollout", error)
                 continue
             if rebuild is not None:
-                rebuild.note(source.path, number, made["rollout_id"], found.outcome)
-            yield made
+                rebuild.note(source.path, number, rollout["rollout_id"], parsed.outcome)
+            yield rollout
 
 
 @dataclass(slots=True)

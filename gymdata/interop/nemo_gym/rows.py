@@ -440,13 +440,13 @@ class _Conversation:
             entry.texts += texts
 
     def other(self, item: ResponseItem, generated: bool) -> None:
-        """A message that the model did not write. Raises BadRow for one with an image or another part that is no text."""
+        """A message that the model did not write. Raises BadRow for one with an image or another part that is not text."""
         entry = Entry(-1, self._count)
         content = item.get("content", item.get("output"))
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and any(word in kind for word in NOT_TEXT):
-                what = f"item {self._count}: a part of a content (images, audio, video and files are not trained)"
+                what = f"item {self._count}: a content part (images, audio, video and files are not trained)"
                 raise BadRow("S102", what, expected="text", got=json_value(kind))
         if item.get("type") == "function_call_output":
             # Those of the input count only where they answer nothing.

@@ -1,6 +1,6 @@
 """The training process: ``python -m gymdata.train.trainers.run OUT/job/job.json``.
 
-It is started by ``launch`` and is the only place that loads torch and TRL for training, so that an engine and a trainer
+It is started by ``launch`` and is the only place that loads TRL and a model for training, so that an engine and a trainer
 never hold a device together. With several processes the first one becomes their launcher, which starts it again.
 
 A trainer is a class of ``gymdata.train.settings`` and the module of this package that has its algorithm's name, with CONFIG,

@@ -26,13 +26,13 @@ _MOST = 12
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none. ``wheres``: the condition
-    that keeps a value, where it is not that of a column of this name."""
+    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none. ``conditions``: those that
+    keep each value, where they are not of a column of this name."""
 
     name: str
     values: tuple[Any, ...]
     codes: npt.NDArray[np.int32]
-    wheres: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
     def of(self, row: int) -> Any:
         """The value of a rollout; None without one."""
@@ -90,8 +90,8 @@ def _columns(snapshot: Snapshot) -> Iterator[Column]:
     program_of = {run: n for n, ids in enumerate(runs.values()) for run in ids}
     coded = snapshot.table["run_id"].combine_chunks()
     of_run = np.array([program_of.get(run, -1) for run in coded.dictionary.to_pylist()], np.int32)
-    wheres = [f"run_id in ({', '.join(map(text_of_condition, ids))})" for ids in runs.values()]
-    yield Column("agent", tuple(runs), of_run[coded.indices.to_numpy(zero_copy_only=False)], tuple(wheres))
+    conditions = [f"run_id in ({', '.join(map(text_of_condition, ids))})" for ids in runs.values()]
+    yield Column("agent", tuple(runs), of_run[coded.indices.to_numpy(zero_copy_only=False)], tuple(conditions))
     agents = agents_of(Loaded(snapshot.columns, snapshot.batches)).slice(0, len(snapshot))
     yield _coded("agents", agents.dictionary_encode())
     yield _coded("errors", errors_of(snapshot.paths, snapshot.table["rollout_id"]).dictionary_encode())
@@ -121,8 +121,8 @@ def _coded(name: str, coded: pa.DictionaryArray) -> Column:
 
 
 def _where(column: Column, k: int) -> str:
-    if column.wheres:
-        return column.wheres[k]
+    if column.conditions:
+        return column.conditions[k]
     value = column.values[k]
     if isinstance(value, bool):
         return f"{column.name} == {str(value).lower()}"

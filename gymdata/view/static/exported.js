@@ -5,7 +5,7 @@ const evidence = JSON.parse(document.querySelector("#evidence").textContent);
 const drawn = new Set();
 
 const box = document.querySelector("#find");
-const found = document.querySelector("#found");
+const count = document.querySelector("#count");
 const links = [...document.querySelectorAll("[data-pick]")];
 const textOf = (element) => element.textContent.toLowerCase();
 // What a link leads to, and the link itself, before tokens are drawn.
@@ -20,11 +20,11 @@ function find() {
   for (const list of document.querySelectorAll(".picker details")) {
     list.hidden = !list.querySelector("a:not([hidden])");
   }
-  found.textContent = text ? `in ${hits.length} of ${evidence.length} ${evidence.length === 1 ? "rollout" : "rollouts"}` : "";
+  count.textContent = text ? `in ${hits.length} of ${evidence.length} ${evidence.length === 1 ? "rollout" : "rollouts"}` : "";
   highlight(text);
 }
 
-// Marks a text where it stands in what is shown, without a change to it.
+// Highlights a text in the article that is shown, without a change to its elements.
 function highlight(text) {
   if (!CSS.highlights) return;
   const ranges = [];
@@ -39,7 +39,7 @@ function highlight(text) {
       ranges.push(range);
     }
   }
-  CSS.highlights.set("found", new Highlight(...ranges));
+  CSS.highlights.set("match", new Highlight(...ranges));
 }
 
 function pick(name) {
