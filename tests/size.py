@@ -57,13 +57,13 @@ BUDGETS: dict[str, int] = {
     "sweep": 487,
     "tokenize": 424,
     "tour": 199,
-    "train": 7_019,
+    "train": 7_018,
     "validate": 1_300,
     "view": 3_938,
     "workers": 605,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_234, 598
+TOTAL, FILE_LINES = 87_233, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 396, 282, 14
 
 

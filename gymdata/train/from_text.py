@@ -69,7 +69,6 @@ def naming_file(folder: Path, file: Path) -> Iterator[None]:
         for name in ("message", "reason", "hint", "where"):
             if isinstance(text := getattr(error, name), str):
                 setattr(error, name, re.sub(rf"{re.escape(str(folder))}/\w+", lambda _: str(file), text))
-        error.args = (error.message,)
         raise
 
 
