@@ -30,7 +30,7 @@ from gymdata.settings import Settings
 from gymdata.store.reading import child_environment
 from gymdata.store.run_json import plain, write_json
 from gymdata.urls import for_child, placeholder_values
-from gymdata.workers.signals import OWN_GROUP, interruptions_passed_to, send
+from gymdata.workers.signals import OWN_GROUP, how_ended, interruptions_passed_to, last_lines, send
 
 #: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
 _LAUNCH = """
@@ -42,8 +42,6 @@ if sys.platform == "linux":
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _POLL_S = 0.5
-_TAIL_LINES = 14
-_TAIL_BYTES = 16_384
 
 
 def gymdata_words(words: Sequence[str]) -> list[str]:
@@ -131,20 +129,9 @@ class CommandRunner:
 
 def failed(what: str, code: int, log: Path) -> GymdataError:
     """The error of a child that ended with ``code``; its exit code is the child's (3 when a signal ended it)."""
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     last_output = "\n".join(f"    {line}" for line in last_lines(log))
-    text = f"{what} {how}" + (f":\n{last_output}" if last_output else "")
+    text = f"{what} {how_ended(code)}" + (f":\n{last_output}" if last_output else "")
     return GymdataError(text, hint=f"the whole log is {log}", exit_code=code if code > 0 else 3)
-
-
-def last_lines(log: Path, n: int = _TAIL_LINES) -> list[str]:
-    """The last ``n`` lines of a log that are not empty."""
-    if not log.is_file():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-n:]
 
 
 class CollectingBuilder:
@@ -287,7 +274,7 @@ class ProcessJobs:
             status = JobStatus("canceled", None, "interrupted")
         elif code != 0:
             last_output = "\n".join(f"    {line}" for line in last_lines(Path(facts["log"])))
-            status = JobStatus("failed", None, f"ended with exit code {code}; its last words:\n{last_output}")
+            status = JobStatus("failed", None, f"{how_ended(code)}; its last words:\n{last_output}")
         elif not any((Path(facts["model"]) / name).is_file() for name in _MODEL_FILES):
             status = JobStatus("failed", None, f"ended with exit code 0, but {facts['model']} holds no model")
         else:

@@ -17,7 +17,7 @@ from gymdata.settings import Settings, read_yaml
 from gymdata.store.reading import child_environment
 from gymdata.train.token_checksum import TokenFacts
 from gymdata.train.trainer_settings import reported_to
-from gymdata.workers.signals import OWN_GROUP, interruptions_passed_to, send
+from gymdata.workers.signals import OWN_GROUP, how_ended, interruptions_passed_to, last_lines, send
 
 if TYPE_CHECKING:
     from gymdata.train.settings import TrainConfig
@@ -68,7 +68,6 @@ _DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 #: Variables by which clusters set the ranks of their pods; the launcher sets those of each process.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 _EVENT = "@gymdata "
-_TAIL_LINES = 12
 
 
 def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
@@ -107,12 +106,10 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:
-        ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        last = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+        last = "\n".join(f"    {line}" for line in last_lines(log))
         raise errors.OutsideError(
             "trainer",
-            f"the training process {ending}; its last lines:\n{last}",
+            f"the training process {how_ended(code)}; its last lines:\n{last}",
             hint=f"the whole log is {log}; the same command resumes from the last checkpoint",
         )
     return announced

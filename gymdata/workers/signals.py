@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gymdata.progress import Progress
@@ -33,6 +35,7 @@ class Stop:
 
 #: For subprocess.Popen: a process group of its own, which a Ctrl-C of the terminal does not reach.
 OWN_GROUP: dict[str, Any] = {"process_group": 0}
+_TAIL_BYTES = 16_384
 
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -40,6 +43,21 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
+
+
+def how_ended(code: int) -> str:
+    """How a child with this exit code ended, after its name: "was ended by SIGKILL", "ended with exit code 1"."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def last_lines(log: Path, n: int = 14) -> list[str]:
+    """The last ``n`` lines of a log that are not empty."""
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-n:]
 
 
 @contextmanager

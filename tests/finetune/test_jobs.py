@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from gymdata.errors import GymdataError, OutsideError, UsageError
-from gymdata.finetune.jobs import CommandJobs, CommandRunner, TrlJobs, last_lines, start
+from gymdata.finetune.jobs import CommandJobs, CommandRunner, TrlJobs, start
 from gymdata.finetune.port import TrainingJob
 from gymdata.finetune.settings import CommandAdapter, TrlAdapter
+from gymdata.workers.signals import last_lines
 from tests.finetune.parts import Watched
 
 pytestmark = pytest.mark.torch
@@ -52,7 +53,7 @@ def test_a_command_that_leaves_a_model_has_completed(tmp_path: Path) -> None:
     [
         ("import sys; sys.exit('out of memory')", r"exit code 1; its last words:\n +out of memory"),
         ("pass", "holds no model"),
-        ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
     ],
 )
 def test_a_command_that_fails_has_failed(tmp_path: Path, code: str, message: str) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from gymdata.engines.parent_death import ENGINE_OF, dies_with
 from gymdata.errors import OutsideError
 from gymdata.settings import Settings
+from gymdata.workers.signals import how_ended
 
 #: ``vllm serve`` of the CPU build looks for metadata of another package and crashes; the module is the same server.
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -115,7 +116,5 @@ def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) ->
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> OutsideError:
     """The server ended by itself."""
-    code = process.returncode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     hint = f"{log} says why. Too little memory? Lower engine.gpu_memory_utilization or engine.max_model_len"
-    return OutsideError("engine", f"the vLLM server {how}", hint=hint, fatal=True)
+    return OutsideError("engine", f"the vLLM server {how_ended(process.returncode)}", hint=hint, fatal=True)
