@@ -21,11 +21,11 @@ _ROUNDING = 1e-9
 KL_KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
 
 
-def as_mask(mask: npt.ArrayLike, shape: tuple[int, ...], what: str = "mask") -> Mask:
+def as_mask(mask: npt.ArrayLike, shape: tuple[int, ...]) -> Mask:
     """``mask`` as booleans of ``shape``; raises DataError for another shape."""
     given = np.asarray(mask)
     if given.shape != shape:
-        raise DataError(f"{what}: got shape {given.shape}, expected {shape}")
+        raise DataError(f"mask: got shape {given.shape}, expected {shape}")
     return given if given.dtype == np.bool_ else given != 0
 
 

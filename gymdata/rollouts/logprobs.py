@@ -154,19 +154,12 @@ def sampled_at(temperature: Array) -> Array:
     return np.where(temperature > 0, temperature, 1.0)
 
 
-def ratio_facts(logps: Array, saved: Array, rounding: Rounding) -> dict[str, float]:
-    """How far a model is from the one that sampled: both float (n,), log-probs of the same tokens.
+@dataclass
+class Ratios:
+    """How far a model is from the one that sampled, of tokens that come in parts.
 
     Effective sample size is (Σr)² / Σr² as a share of n.
     """
-    ratios = Ratios(rounding)
-    ratios.add(logps, saved)
-    return ratios.facts()
-
-
-@dataclass
-class Ratios:
-    """``ratio_facts`` of tokens that come in parts."""
 
     rounding: Rounding
     tokens: int = 0

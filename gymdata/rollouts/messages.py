@@ -107,7 +107,7 @@ def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.List
     return _sublists(flat, offsets[:-1], cut), _sublists(flat, cut, offsets[1:])
 
 
-def joined_contents(messages: pa.ListArray, role: str | None = None, separator: str = "\n\n") -> pa.Array:
+def joined_contents(messages: pa.ListArray, role: str | None = None) -> pa.Array:
     """The contents of each list's messages that have any, of one ``role`` or all, as one text."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -118,7 +118,7 @@ def joined_contents(messages: pa.ListArray, role: str | None = None, separator: 
     if role is not None:
         chosen = pc.and_(chosen, pc.fill_null(pc.equal(flat.field("role"), role), False))
     bounds = offsets_of(chosen.to_numpy(zero_copy_only=False))[offsets]
-    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), content.filter(chosen)), separator)
+    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), content.filter(chosen)), "\n\n")
 
 
 def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:

@@ -169,7 +169,7 @@ class TurnColumns:
             for k in range(int(self.offsets[rollout]), int(self.offsets[rollout + 1]))
         ]
 
-    def refuse_altered(self, rollout_ids: pa.Array | pa.ChunkedArray, *, check_digests: bool = True) -> None:
+    def refuse_altered(self, rollout_ids: pa.Array | pa.ChunkedArray) -> None:
         """Raises DataError naming the rollout and the turn when a delta cannot be expanded (T210) or a digest does not
         match (T209)."""
         for k in np.flatnonzero((self.parent < -1) | (self.parent >= self.number))[:1]:
@@ -178,7 +178,7 @@ class TurnColumns:
         for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.held))[:1]:
             what = f"got prefix_length {self.prefix[k]}, expected 0 to {self.held[k]}"
             raise DataError.altered("T210", self._place(k, rollout_ids), what)
-        for k in np.flatnonzero(self.digests() != self.digest)[:1] if check_digests else ():
+        for k in np.flatnonzero(self.digests() != self.digest)[:1]:
             raise DataError.altered("T209", self._place(k, rollout_ids), "its content does not match its digest")
 
     def _place(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
@@ -206,9 +206,7 @@ class TurnColumns:
         return Ragged(out, offsets)
 
 
-def with_prompts(
-    turns: pa.ChunkedArray, rollout_ids: pa.ChunkedArray, *, check_digests: bool = True
-) -> pa.ChunkedArray:
+def with_prompts(turns: pa.ChunkedArray, rollout_ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """The turns column with ``prompt_token_ids`` (list<int32>) as a last field of each turn.
 
     ``turns`` has the schema's type. Raises DataError naming the rollout and the turn when a delta cannot be expanded
@@ -230,7 +228,7 @@ def with_prompts(
             end = min(max(end, first + 1), len(chunk))
             piece = chunk.slice(first, end - first)
             columns = TurnColumns.of(piece)
-            columns.refuse_altered(ids.slice(first, end - first), check_digests=check_digests)
+            columns.refuse_altered(ids.slice(first, end - first))
             first = end
             fields = [*list_parts(piece)[1].flatten(), columns.prompts().to_arrow()]
             struct = pa.StructArray.from_arrays(fields, fields=list(kind.value_type))

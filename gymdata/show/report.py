@@ -52,11 +52,10 @@ _SHORT = 60
 _FIELDS = 6
 
 
-def console_for(width: int | None = None) -> Console:
+def console_for() -> Console:
     """A console on stdout: as wide as the terminal up to what reads well, 80 columns elsewhere."""
-    console = Console(width=width, markup=False, highlight=False, emoji=False)
-    if width is None:
-        console.width = min(console.width, _WIDEST) if console.is_terminal else _NO_TERMINAL
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.width = min(console.width, _WIDEST) if console.is_terminal else _NO_TERMINAL
     return console
 
 
