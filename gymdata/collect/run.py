@@ -119,7 +119,13 @@ def collect(
             defaults=CollectConfig.model_construct().identity(),
             extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
             operation={**config.operation(), "command": list(command)},
-            facts=_facts(config, parts, read, digest.hexdigest(), command),
+            facts={
+                "stage": "collect",
+                "command": list(command),
+                "config": config.model_dump(mode="json"),
+                **sampled_by(config.model, parts),
+                "tasks": {"files": read.facts(), "digest": digest.hexdigest(), "skipped_rows": read.skipped},
+            },
             run_id=config.run_id,
             overwrite=config.overwrite,
             format=config.format,
@@ -384,20 +390,17 @@ def _seed(config: CollectConfig, folder: Path) -> int | None:
     return resumed if isinstance(resumed, int) else None
 
 
-def _facts(config: CollectConfig, parts: Parts, tasks: TaskFile, digest: str, command: Sequence[str]) -> RunFacts:
-    source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
+def sampled_by(model: str | None, parts: Parts) -> RunFacts:
+    """What run.json has of the policy that samples: the model, its chat template, and the run that made it."""
+    source = find_run_json(model) if model and Path(model).exists() else None
     parents = []
     if source is not None:
         run_id = read_run_json(source).get("run_id")
-        parents.append({"path": str(config.model), "run_id": run_id, "run_json_xxh3": hash_file(source)})
+        parents.append({"path": model, "run_id": run_id, "run_json_xxh3": hash_file(source)})
     return {
-        "stage": "collect",
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
         "model": dict(parts.model),
         "policy": parts.model["policy"],
         "chat": dict(parts.chat.facts()) if parts.chat is not None else {},
-        "tasks": {"files": tasks.facts(), "digest": digest, "skipped_rows": tasks.skipped},
         "parents": parents,
     }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.collect.report import COLUMNS, facts_of
-from gymdata.collect.run import close_or_remove
+from gymdata.collect.run import close_or_remove, sampled_by
 from gymdata.collect.settings import CollectConfig, forced
 from gymdata.collect.setup import Parts, identity_of, load_parts
 from gymdata.engines.servers.many import Servers
@@ -33,8 +33,8 @@ from gymdata.record.recorder import Recorder
 from gymdata.record.report import RecordSummary
 from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig
-from gymdata.store import Run, find_run_json, hash_file, read_run_json
-from gymdata.store.paths import Identity, RunFacts, refuse_unwritable
+from gymdata.store import Run, read_run_json
+from gymdata.store.paths import Identity, refuse_unwritable
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
 from gymdata.workers.signals import OWN_GROUP, send, sigterm_interrupts
@@ -86,7 +86,12 @@ def record(
             identity=_identity(config, collecting, parts, seed, recorded),
             extent={},
             operation={"endpoint": config.endpoint, "port": bound.getsockname()[1], "command": list(command)},
-            facts=_facts(config, parts, command),
+            facts={
+                "stage": "record",
+                "command": list(command),
+                "config": config.model_dump(mode="json", exclude={"token"}),
+                **sampled_by(config.model, parts),
+            },
             run_id=config.run_id,
             overwrite=config.overwrite,
             format=config.format,
@@ -257,21 +262,4 @@ def _identity(config: RecordConfig, collecting: CollectConfig, parts: Parts, see
         "max_tokens": None,
         "environment": {"name": "agent"},
         "force": forced(config.force),
-    }
-
-
-def _facts(config: RecordConfig, parts: Parts, command: Sequence[str]) -> RunFacts:
-    source = find_run_json(config.model) if config.model and Path(config.model).exists() else None
-    parents = []
-    if source is not None:
-        run_id = read_run_json(source).get("run_id")
-        parents.append({"path": str(config.model), "run_id": run_id, "run_json_xxh3": hash_file(source)})
-    return {
-        "stage": "record",
-        "command": list(command),
-        "config": config.model_dump(mode="json", exclude={"token"}),
-        "model": dict(parts.model),
-        "policy": parts.model["policy"],
-        "chat": dict(parts.chat.facts()) if parts.chat is not None else {},
-        "parents": parents,
     }

@@ -31,7 +31,10 @@ class Marking:
     def __init__(self, paths: Sequence[Path], *, annotate: bool) -> None:
         self.annotate = annotate
         self.token = secrets.token_urlsafe(16)
-        self.person = _user()
+        try:
+            self.person = getpass.getuser()
+        except (OSError, KeyError):
+            self.person = "someone"
         self._files = list(dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None))
         self._paths = paths
         self._read: tuple[list[int], Marks] = ([], Marks())
@@ -96,10 +99,3 @@ class Marking:
         if file is None:
             raise DataError("the rollout is in no run folder, beside which marks could be kept")
         return Mark(kind, rollout, task, who, now(), fields.get("value"), over), file
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "someone"
