@@ -59,11 +59,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_015,
     "validate": 1_300,
-    "view": 3_934,
+    "view": 3_941,
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_211, 598
+TOTAL, FILE_LINES = 87_218, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 393, 282, 14
 
 

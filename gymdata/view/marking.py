@@ -98,4 +98,11 @@ class Marking:
         file = marks_file(snapshot.file(number))
         if file is None:
             raise DataError("the rollout is in no run folder, beside which marks could be kept")
-        return Mark(kind, rollout, task, who, now(), fields.get("value"), over), file
+        value = fields.get("value")
+        if kind == "reward":
+            # As it was typed: only an emptied box takes a correction back, not a number that a script could not read.
+            try:
+                value = float(str(value)) if value != "" else None
+            except ValueError:
+                raise UsageError.bad_value("reward", value, "a finite number such as 0.5, or an empty box") from None
+        return Mark(kind, rollout, task, who, now(), value, over), file

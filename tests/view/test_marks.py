@@ -81,6 +81,7 @@ def test_nothing_is_written_without_annotate_or_the_pages_token(serve: Serve, ru
     [
         ({"kind": "tag", "id": "a-1", "value": "a,b"}, 422, "without a comma"),
         ({"kind": "reward", "id": "a-1", "value": "high"}, 422, "a finite number"),
+        ({"kind": "reward", "id": "a-1", "value": "inf"}, 422, "a finite number"),
         ({"kind": "choice", "id": "a-1", "over": "a-1"}, 422, "another rollout"),
         ({"kind": "selection", "over": "x", "value": "javascript:alert(1)"}, 422, "begins with /"),
         ({"kind": "love", "id": "a-1"}, 422, "kind of mark"),
@@ -96,6 +97,21 @@ def test_a_mark_that_says_nothing_is_refused(
     assert answer[0] == status
     assert why in answer[1]["error"]
     assert not (run / FILE).exists()
+
+
+@pytest.mark.parametrize("value", ["abc", "0,5", "nan", None])
+def test_what_is_no_number_leaves_a_corrected_reward(serve: Serve, run: Path, value: str | None) -> None:
+    """It is refused with what was got; an emptied box takes the correction back."""
+    url = serve(run, annotate=True)
+    token = token_of(url)
+    assert post(url, token, kind="reward", id="a-1", value="0.5")[0] == 200
+    status, answer = post(url, token, kind="reward", id="a-1", value=value)
+    assert status == 422
+    assert "expected a finite number" in answer["error"]
+    assert str(value) in answer["error"]
+    assert read_marks([run]).rewards == {"a-1": 0.5}
+    assert post(url, token, kind="reward", id="a-1", value="")[0] == 200
+    assert read_marks([run]).rewards == {}
 
 
 def test_two_people_at_once_lose_nothing(serve: Serve, run: Path) -> None:

@@ -47,8 +47,7 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   const kind = form.dataset.kind;
   const text = (form.elements.value?.value ?? "").trim();
-  if (kind === "reward") send({ kind, value: text === "" ? null : Number(text) });
-  else if (kind === "tag" ? text : kind === "comment") send({ kind, value: text });
+  if (kind === "tag" ? text : kind === "comment" || kind === "reward") send({ kind, value: text });
 });
 document.addEventListener("change", (event) => {
   const form = event.target.closest('form.mark[data-kind="choice"]');
