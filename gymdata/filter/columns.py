@@ -3,7 +3,7 @@
 Only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
 so ``temperature == 0.7`` is true of what was sampled at 0.7), and NaN is missing; a group column describes the group as
 in the input. ``prompt`` is the contents of the messages before the model's first, ``text`` those of the model's messages,
-joined by blank lines.
+and ``tool_calls`` the names and arguments of the model's calls, ``name({…})``, joined by blank lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gymdata.filter.conditions import (
     may_be_column,
     unknown_column,
 )
-from gymdata.rollouts.messages import field_at, joined_contents, object_of, split_messages
+from gymdata.rollouts.messages import field_at, joined_calls, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
 from gymdata.scores.marks import read_marks
@@ -136,7 +136,10 @@ def load_columns(
         for batch in rollouts.batches(ROLLOUTS, ("messages", "n_turns")):
             opening, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
             for name, joined in parts.items():
-                text = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
+                if name == "tool_calls":
+                    text = joined_calls(completion)
+                else:
+                    text = joined_contents(opening) if name == "prompt" else joined_contents(completion, "assistant")
                 joined.append(text.cast(pa.large_string()))
         # More rows may have been collected since the others were read.
         columns.values |= {name: pa.concat_arrays(joined).slice(0, table.num_rows) for name, joined in parts.items()}

@@ -37,8 +37,8 @@ SCALARS = [
 ]
 NUMBERS = [n for n in SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n).type) or n == "started_at")]
 COUNTS = ("n_rollouts", "n_scored")
-#: Contents of messages.
-TEXTS = ("prompt", "text")
+#: What messages say.
+TEXTS = ("prompt", "text", "tool_calls")
 #: What people marked in ``view --annotate``.
 MARKED = ("tags", "comments", "bad_task")
 #: Which agents made its model calls, and what failed: both joined by commas, null where there is none.

@@ -121,6 +121,27 @@ def joined_contents(messages: pa.ListArray, role: str | None = None) -> pa.Array
     return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), content.filter(chosen)), "\n\n")
 
 
+def call_text(call: Any) -> str:
+    """A tool call in a line: ``name({…})``. Quotes within its arguments are as the model meant them, to be searched."""
+    function = object_of(object_of(call).get("function"))
+    arguments = json_text(function.get("arguments"))
+    return f"{function.get('name')}({arguments})".replace('\\"', '"')
+
+
+def joined_calls(messages: pa.ListArray) -> pa.Array:
+    """The tool calls of each list's messages as one text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    offsets, flat = list_parts(messages)
+    encoded = flat.field("tool_calls")
+    present = encoded.is_valid()
+    bounds = offsets_of(present.to_numpy(zero_copy_only=False))[offsets]
+    decoded = (loads(text) for text in encoded.filter(present).to_pylist())
+    texts = ["\n\n".join(map(call_text, calls)) if isinstance(calls, list) else "" for calls in decoded]
+    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), pa.array(texts, pa.string())), "\n\n")
+
+
 def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
     """Lists of ``flat[begin[i]:end[i]]``."""
     import pyarrow as pa

@@ -66,11 +66,14 @@ def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: s
         ("text LIKE 'I cannot%do this' and status = 'completed'", ["t12-1"]),
         ("not contains(text, 'tool') and not contains(text, 'secret')", ["t12-0", "t12-1", "t3-0"]),
         ("length(text) = 0", ["t3-0"]),
+        ('tool_calls LIKE \'%run({"code": "f("x")"})%\'', ["t3-0"]),
+        ("length(tool_calls) = 0", ["t12-0", "t12-1"]),
         ("contains(prompt, '1') and not contains(text, 'cannot')", ["t12-0"]),
     ],
 )
 def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[str]) -> None:
-    """prompt is what stands before the model's first message, text what the model wrote, without reasoning and tools."""
+    """prompt is what stands before the model's first message, text what the model wrote, without reasoning and tools, and
+    tool_calls the names and arguments of its calls."""
 
     def messages(question: str, *answers: tuple[str, str | None]) -> list[dict[str, Any]]:
         later = [{"role": role, "content": content, "turn": 0} for role, content in answers]
@@ -84,6 +87,7 @@ def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[st
         rollout("t3", 0, 1.0, calls, messages=messages("What is 3?", ("assistant", None))),
     ]
     rows[2]["messages"][1]["reasoning"] = "a secret"
+    rows[2]["messages"][1]["tool_calls"] = json.dumps([{"function": {"name": "run", "arguments": {"code": 'f("x")'}}}])
     gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o.parquet", where=where)
     assert names(tmp_path / "o.parquet") == kept
 

@@ -70,6 +70,18 @@ def test_the_filter_box_searches_texts(serve: Serve, tmp_path: Path, suffix: str
         assert (status, set(re.findall(r"/rollout\?id=([\w-]+)", listed))) == (200, ids)
 
 
+def test_the_text_box_searches_tool_calls(serve: Serve, tmp_path: Path):
+    """A call before the answer is found by its name and by its arguments, and stands in the row, marked."""
+    rows = [rollout(f"t{k}", 0, 1.0, two_turns(k, 40), text=str(190 * 16)) for k in range(2)]
+    call = {"function": {"name": "calculate", "arguments": {"expression": "190*16"}}}
+    rows[1]["messages"][1]["tool_calls"] = json.dumps([call])
+    base = serve(write_run(tmp_path / "run", rows))
+    for text in ("190*16", "calculate"):
+        listed = get(f"{base}/?text={urllib.parse.quote(text)}")[1]
+        assert re.findall(r'<td class="task"><a[^>]*>(\w+)<', listed) == ["t1"]
+        assert f"<mark>{text}</mark>" in listed
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_the_list_shows_prompt_answer_and_reference(serve: Serve, tmp_path: Path, suffix: str):
     """Each in a line; a tool call where the policy wrote none, and the reference where it is not the answer. The text box

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from gymdata.rollouts.messages import Message, loads, object_of
+from gymdata.rollouts.messages import Message, call_text, loads, object_of
 
 #: Characters of a text that a list can show.
 _WIDEST = 160
@@ -27,30 +27,23 @@ class Line:
 
 
 def lines_of(rows: pa.Table, searched: str = "") -> list[Line]:
-    """One for each row, cut to what a list can show: the beginning, or the place of what was ``searched``. ``rows``: the
-    columns messages and task."""
-    texts = zip(rows["messages"].to_pylist(), rows["task"].to_pylist(), strict=True)
-    return [
-        Line(
-            _short(one.prompt, searched),
-            _short(one.answer, searched),
-            None if one.reference is None else _short(one.reference),
-        )
-        for one in (texts_of(messages or [], task) for messages, task in texts)
-    ]
+    """One for each row, cut to what a list can show: the beginning, or the place of what was ``searched``, in the last text
+    or call that has it. ``rows``: the columns messages and task."""
+    lines = []
+    for messages, task in zip(rows["messages"].to_pylist(), rows["task"].to_pylist(), strict=True):
+        line, answer = texts_of(messages or [], task), None
+        if searched and searched not in line.answer and searched not in line.prompt:
+            answer = next((text for text in _written(messages or []) if searched in text), None)
+        reference = None if line.reference is None else _short(line.reference)
+        lines.append(Line(_short(line.prompt, searched), _short(answer or line.answer, searched), reference))
+    return lines
 
 
 def texts_of(messages: Sequence[Message], task: str | None) -> Line:
     """The whole texts of one rollout. ``task``: its row as JSON."""
     first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
     prompt = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
-    written = [one for one in messages[first:] if one["role"] == "assistant"]
-    answer = ""
-    if written:
-        # In a file they are JSON.
-        called: Any = loads(written[-1].get("tool_calls"))
-        calls = "; ".join(_call(one) for one in called) if isinstance(called, list) else ""
-        answer = written[-1].get("content") or calls
+    answer = next(_written(messages), "")
     fields = object_of(loads(task)) if task else {}
     reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
     if isinstance(reference, (dict, list)):
@@ -58,9 +51,15 @@ def texts_of(messages: Sequence[Message], task: str | None) -> Line:
     return Line(prompt or "", answer, None if reference is None else str(reference))
 
 
-def _call(call: Any) -> str:
-    function = object_of(object_of(call).get("function"))
-    return f"→ {function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})"
+def _written(messages: Sequence[Message]) -> Iterator[str]:
+    """What the policy wrote, the last first: of each message its text, then its calls."""
+    for message in reversed([one for one in messages if one["role"] == "assistant"]):
+        # In a file they are JSON.
+        calls: Any = loads(message.get("tool_calls"))
+        called = "; ".join(f"→ {call_text(one)}" for one in calls) if isinstance(calls, list) else ""
+        yield message.get("content") or called
+        if message.get("content") and called:
+            yield called
 
 
 def _short(text: str, searched: str = "") -> str:

@@ -91,7 +91,7 @@ class Query:
         """The boxes and the condition as conditions of ``gymdata filter``; all but ``fault``, which no column says."""
         text = text_of_condition(self.text)
         found = [
-            f"(contains(prompt, {text}) or contains(text, {text}))" if self.text else "",
+            f"({' or '.join(f'contains({name}, {text})' for name in conditions.TEXTS)})" if self.text else "",
             f"contains(task_id, {text_of_condition(self.task)})" if self.task else "",
             f"status == {text_of_condition(self.status)}" if self.status else "",
             f"run_id == {text_of_condition(self.run)}" if self.run else "",
