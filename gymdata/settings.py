@@ -485,6 +485,22 @@ def source_fields(module: str, name: str) -> Fields | None:
     return None
 
 
+@cache
+def values_compared(module: str, name: str) -> tuple[str, ...]:
+    """The texts that the source of a module compares the variable or attribute ``name`` with by ``==``, in their order; none
+    when the package is not installed."""
+    tree = _parsed(module)
+    compared = [
+        node.comparators[0].value
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.Eq)
+        and ast.unparse(node.left).rpartition(".")[2] == name
+        and isinstance(node.comparators[0], ast.Constant)
+    ]
+    return tuple(dict.fromkeys(value for value in compared if isinstance(value, str)))
+
+
 def _fields_of(node: ast.ClassDef, module: str) -> Fields | None:
     fields: dict[str, Set[type]] = {}
     for base in reversed([base for base in node.bases if ast.unparse(base) != "msgspec.Struct"]):

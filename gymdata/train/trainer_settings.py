@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from gymdata.errors import UsageError
-from gymdata.settings import Fields, Settings, as_set, place_of, source_fields
+from gymdata.settings import Fields, Settings, as_set, place_of, source_fields, values_compared
+from gymdata.train.settings import OWN_PAIR_LOSSES
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
 #: Keys that gymdata sets, or that would silently lose tokens → what to do instead.
@@ -93,6 +94,13 @@ def check_settings(
     fields = _source_fields(algorithm)
     if all(fields.values()):  # else the training process checks them, a little later
         sort_settings(values, fields, own, called)
+    # TRL refuses a loss that it does not have in its first step.
+    losses = values_compared(f"trl.trainer.{algorithm}_trainer", "loss_type")
+    chosen = values.get("loss_type")
+    for loss in [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else ():
+        known = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
+        if losses and loss not in known:
+            raise UsageError.unknown_choice(called("loss_type"), str(loss), known)
 
 
 def _source_fields(algorithm: str) -> dict[str, Fields]:

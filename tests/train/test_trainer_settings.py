@@ -131,6 +131,30 @@ def test_a_number_without_sense_is_refused(algorithm: str, key: str, value: obje
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "value", "expected", "hint"),
+    [
+        ("dpo", ["ipoo", "sft"], "'ipoo', expected one of sigmoid, hinge, ipo, .*rebel", "did you mean 'ipo'?"),
+        ("dpo", "ipoo", "'ipoo', expected one of sigmoid, hinge, ipo, .*rebel", "did you mean 'ipo'?"),
+        ("kto", "kt0", "'kt0', expected one of kto, apo_zero_unpaired", None),
+    ],
+)
+def test_a_loss_that_does_not_exist_is_refused_before_a_trainer_is_loaded(
+    algorithm: str, value: object, expected: str, hint: str | None
+) -> None:
+    """The losses are those of TRL's source and gymdata's own."""
+    with pytest.raises(UsageError, match=f"settings: loss_type: got {expected}") as caught:
+        check_settings(algorithm, {"loss_type": value})
+    assert (caught.value.exit_code, caught.value.hint) == (2, hint)
+
+
+def test_every_pair_loss_passes_the_check() -> None:
+    """A single name and a list, of TRL and of gymdata, and those of KTO."""
+    check_settings("dpo", {"loss_type": "rebel"})
+    check_settings("dpo", {"loss_type": ["sigmoid_norm", "sft", "rpo_sq", "aot_unpaired"]})
+    check_settings("kto", {"loss_type": "apo_zero_unpaired"})
+
+
 @pytest.mark.parametrize("algorithm", sorted(TRAINERS))
 def test_every_default_is_within_the_limits(algorithm: str) -> None:
     """No trainer begins with a number that would be refused if it were given."""
