@@ -57,13 +57,13 @@ BUDGETS: dict[str, int] = {
     "sweep": 487,
     "tokenize": 424,
     "tour": 199,
-    "train": 7_023,
+    "train": 7_027,
     "validate": 1_300,
     "view": 3_940,
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_265, 598
+TOTAL, FILE_LINES = 87_269, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 392, 282, 14
 
 

@@ -110,7 +110,9 @@ def rendered(
         progress.message(f"left out: {counted(len(report.not_rendered), 'row')} without tokens (first: {name}: {why})")
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
-        update["select"] = "all"
+        update |= {"select": "all", "min_reward": None}
+        if settings.min_reward is not None:
+            progress.message(f"min_reward {settings.min_reward:g} is not applied: no row has a reward")
     elif isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set and _has_labels(text):
         update |= {"select": "above", "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward}
         progress.message("answers with a false label are not trained (--select all trains them)")

@@ -19,6 +19,7 @@ from gymdata.rollouts.ragged import Ragged, offsets_of, places
 from gymdata.rollouts.sequences import alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import labels, unscored_hint
+from gymdata.stats import known_rewards
 from gymdata.train.sequence_data import TrainingExperiences, trained_rows
 
 #: Columns of rollouts that supervised training reads.
@@ -64,12 +65,13 @@ def rollouts_to_train(
     rows = of_model(table, model, where)
     chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
     if not len(chosen):
-        floor = "" if min_reward is None else f" with a reward of at least {min_reward:g}"
-        raise RefusedError(
-            f"{where}: none of {counted(len(rows), 'rollout')} has a reward to be chosen by{floor}",
-            code="R501",
-            hint=f"{unscored_hint([where])}; or lower --min-reward, or --select all",
-        )
+        unset = "" if min_reward is None else " --set min_reward=null"
+        fault, hint = "has a reward to be chosen by", f"{unscored_hint([where])}; or train all: --select all{unset}"
+        known = known_rewards(table["reward"])[rows]
+        if unset and np.isfinite(known).any():
+            fault = f"has a reward of at least min_reward {min_reward:g}; the highest is {np.nanmax(known):g}"
+            hint = f"lower --min-reward, or train without it:{unset}"
+        raise RefusedError(f"{where}: none of {counted(len(rows), 'rollout')} {fault}", code="R501", hint=hint)
     groups = (
         table.take(pa.array(rows)).group_by("group_id").aggregate([("reward", what) for what in ("min_max", "count")])
     )

@@ -181,6 +181,24 @@ def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: 
     assert chosen == [3, 4]
 
 
+def test_a_floor_of_rewards_is_not_applied_to_answers_without_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of the sample data have one; where some rows have a reward it holds, and can be unset."""
+    file, config = write(tmp_path / "rows.jsonl", {"prompt": ASKED, "completion": "5"}), tmp_path / "sft.yaml"
+    config.write_text("min_reward: 1.0\n")
+    command = ["train-sft", str(file), "-m", POLICY, "-o", str(tmp_path / "out"), "--config", str(config), "--dry-run"]
+    assert main(command) == 0
+    assert "min_reward 1 is not applied: no row has a reward" in capsys.readouterr().err
+    write(file, {"prompt": ASKED, "completion": "5", "reward": 0.5}, {"prompt": ASKED, "completion": "6"})
+    assert main(command) == 1
+    assert (
+        "none of 2 rollouts has a reward of at least min_reward 1; the highest is 0.5\n"
+        "  → lower --min-reward, or train without it: --set min_reward=null"
+    ) in capsys.readouterr().err
+    assert main([*command, "--set", "min_reward=null"]) == 0
+
+
 def test_an_error_of_a_dry_run_names_the_file(tmp_path: Path) -> None:
     """What was made of it is gone then."""
     file = write(tmp_path / "rows.jsonl", {"prompt": "How much is 2+3?", "completion": "5"})
