@@ -28,11 +28,12 @@ from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
 from gymdata.view.evidence.selection import Query, command_of
+from gymdata.view.listing import run_names
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 
 _SHOWN = (
-    *("rollout_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks"),
+    *("rollout_id", "run_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks"),
     *("n_context_tokens", "n_generated_tokens", "policy", "policy_version"),
 )
 
@@ -123,6 +124,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
             rows=rows,
             mates={row["rollout_id"]: (row["rollout_index"], row["reward"]) for row in rows},
             groups=groups,
+            runs=run_names(snapshot, several=True),
             pairs=pairs,
             pairs_left=pairs_left,
             sampled=sampled,

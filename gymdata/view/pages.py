@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -28,22 +26,19 @@ from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
-from gymdata.view.evidence.faults import Faults, Found, reader_of
+from gymdata.view.evidence.faults import Faults, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, command_of
+from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
+from gymdata.view.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
 from gymdata.view.why import counts_over_run, seen_in_training, why, why_in_pair
 
 Page = tuple[str, Values]
-_TABLE = [
-    *("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards"),
-    *("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"),
-]
 _ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
@@ -139,17 +134,19 @@ class Pages:
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     def rollouts(self, request: Request) -> Page:
-        query = Query.of(request.query_params)
         snapshot = self.index.snapshot()
+        fields, runs = self.selector.columns(snapshot, columns_of), run_names(snapshot)
+        offered = [name for name in COLUMNS if name != "run" or len(runs) > 1]
+        offered += [field.name for field in fields if field.name.startswith("task.")]
+        query = Query.of(request.query_params, offered)
         found = self.faults.found(snapshot, wanted=bool(query.fault))
         selection = self.selector.select(snapshot, query, found)
-        fields = self.selector.columns(snapshot, columns_of)
         values = {
             "query": query,
             "selection": selection,
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
-            "runs": self._run_names(snapshot),
+            "runs": runs,
             "compared": [] if selection.error else self.selector.runs(snapshot, query, found),
             "outcomes": query.outcomes(),
             "command": command_of(snapshot, query, selection),
@@ -157,69 +154,12 @@ class Pages:
             "faulty": len(np.intersect1d(selection.rows, found.any)),
             "codes": CODES,
             "facets": facets(fields, selection.rows, snapshot.table["reward"], query.where),
-            "columns": [*COLUMNS, *(field.name for field in fields if field.name.startswith("task."))],
+            "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
-        values |= (
-            self._by_group(snapshot, query, selection, found)
-            if query.groups
-            else self._by_row(snapshot, query, selection, found)
-        )
+        listing = Listing(self.index, self.selector, self.marking.now(), snapshot, found)
+        values |= listing.by_group(query, selection) if query.groups else listing.by_row(query, selection, fields)
         return "rollouts.html", values
-
-    def _run_names(self, snapshot: Snapshot) -> dict[str, str]:
-        """Each run's id and what its folder is called."""
-        names = {run: str(run) for run in sorted(pc.unique(snapshot.table["run_id"]).to_pylist())}
-        if len(names) > 1:
-            called = {str(facts_of(path).get("run_id")): path for path in snapshot.paths}
-            short = {run: called[run].name for run in names if run in called}
-            once = Counter(short.values())
-            names |= {run: name if name and once[name] == 1 else str(called[run]) for run, name in short.items()}
-        return names
-
-    def _by_row(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
-        pages = max(1, -(-len(selection.rows) // PAGE_ROWS))
-        page = min(query.page, pages)
-        rows = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
-        listed = _rows_of(snapshot, rows, found)
-        lines, fields = (
-            self.index.lines(snapshot, rows.tolist(), query.text),
-            self.selector.columns(snapshot, columns_of),
-        )
-        tags = self.marking.now().tags
-        for row, number in zip(listed, rows.tolist(), strict=True):
-            row["line"], row["tags"] = lines[number], tags.get(row["rollout_id"], [])
-            row["fields"] = {field.name: field.of(number) for field in fields if field.name in query.shown}
-        return {"rows": listed, "page": page, "pages": pages, "scale": scale_of(snapshot)}
-
-    def _by_group(self, snapshot: Snapshot, query: Query, selection: Selection, found: Found) -> Values:
-        names = snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
-        codes = names.indices.to_numpy(zero_copy_only=False)
-        pages = max(1, -(-len(names.dictionary) // PAGE_GROUPS))
-        page = min(query.page, pages)
-        first, last = (page - 1) * PAGE_GROUPS, page * PAGE_GROUPS
-        here = np.flatnonzero((codes >= first) & (codes < last))
-        listed, numbers = _rows_of(snapshot, selection.rows[here], found), selection.rows[here].tolist()
-        lines = self.index.lines(snapshot, numbers, query.text)
-        for row, number in zip(listed, numbers, strict=True):
-            row["line"] = lines[number]
-        groups: dict[int, list[Values]] = {}
-        for code, row in zip(codes[here].tolist(), listed, strict=True):
-            groups.setdefault(code, []).append(row)
-        shown = []
-        for _, rows in sorted(groups.items()):
-            rewards = [row["reward"] for row in rows if row["reward"] is not None]
-            rows = rows if query.sort else sorted(rows, key=lambda row: row["rollout_index"])
-            shown.append(
-                {
-                    "id": rows[0]["group_id"],
-                    "task": rows[0]["task_id"],
-                    "rows": rows,
-                    "mean": sum(rewards) / len(rewards) if rewards else None,
-                    "mixed": len(set(rewards)) > 1,
-                }
-            )
-        return {"groups": shown, "page": page, "pages": pages, "scale": scale_of(snapshot)}
 
     # -- one rollout ---------------------------------------------------------------------------------------------
 
@@ -262,6 +202,7 @@ class Pages:
             "notes": tokens.notes if tokens is not None else [],
             "text_known": self.vocabulary(row) is not None,
             "marks": self.marking.of_rollout(row["rollout_id"], row["task_id"]),
+            "run": run_names(snapshot, several=True).get(row["run_id"]),
         }
 
     async def mark(self, request: Request) -> Response:
@@ -365,7 +306,7 @@ class Pages:
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
         """The values of the page of a group's rollouts."""
-        columns = [*_TABLE, "messages"]
+        columns = [*LISTED, "messages"]
         task = self.index.row(snapshot, mates[0])["task"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
         rewards = [
@@ -373,6 +314,7 @@ class Pages:
         ]
         return values | {
             "task": snapshot.table["task_id"][mates[0]].as_py(),
+            "run": run_names(snapshot, several=True).get(snapshot.table["run_id"][mates[0]].as_py()),
             "reference": texts_of([], task).reference,
             "mean": float(np.mean(rewards)) if rewards else None,
             "std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
@@ -571,23 +513,6 @@ def _chosen(request: Request, below: int) -> int:
 def _page(request: Request) -> int:
     text = request.query_params.get("page", "1")
     return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
-
-
-def _rows_of(snapshot: Snapshot, rows: Any, found: Found) -> list[RolloutRow]:
-    some: list[RolloutRow] = snapshot.table.select(_TABLE).take(pa.array(rows, pa.int64())).to_pylist()
-    for row, number in zip(some, rows, strict=True):
-        row["faults"] = found.of(int(number))
-        row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
-    return some
-
-
-def scale_of(snapshot: Snapshot) -> tuple[float, float]:
-    """The least and the highest reward of all, at least 0 to 1."""
-    found = pc.min_max(snapshot.table["reward"]).as_py()
-    low, high = found["min"], found["max"]
-    if low is None or not np.isfinite([low, high]).all():
-        return 0.0, 1.0
-    return min(0.0, low), max(1.0, high)
 
 
 def _whole(request: Request, name: str, below: int) -> int:

@@ -114,6 +114,17 @@ def test_what_is_no_number_leaves_a_corrected_reward(serve: Serve, run: Path, va
     assert read_marks([run]).rewards == {}
 
 
+@pytest.mark.parametrize("by", ["rollout", "group"])
+def test_lists_show_what_people_marked(serve: Serve, run: Path, by: str) -> None:
+    """A corrected reward, tags and a bad task stand in the row of the list, and of a group."""
+    said(run, ("reward", "a-1", 0.25, None), ("tag", "a-1", "odd", None), ("bad_task", "a-1", None, None))
+    with urllib.request.urlopen(f"{serve(run)}/?by={by}") as page:
+        text = page.read().decode()
+    assert text.count(">→ 0.25</span>") == 1
+    assert text.count('<span class="tag">odd</span>') == 1
+    assert text.count("bad task</span>") == (1 if by == "group" else 4)
+
+
 def test_two_people_at_once_lose_nothing(serve: Serve, run: Path) -> None:
     """Marks of two servers and eight threads are all there, whole, and each once."""
     servers = [serve(run, annotate=True), serve(run, annotate=True)]

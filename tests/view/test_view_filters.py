@@ -118,9 +118,42 @@ def test_columns_are_chosen_and_stand_in_the_address(serve: Serve, tmp_path: Pat
     heads = [re.sub(r"<[^>]*>", "", head).strip() for head in re.findall(r"<th [^>]*>(.*?)</th>", page)]
     assert heads == ["Task", "#", "Reward", "Id", "task.level"]
     assert "<td>hard</td>" in page
-    assert 'name="columns" value="reward,id,task.level,nothing"' in page
-    assert "columns=reward%2Cid%2Cnothing" in page
+    assert 'name="columns" value="reward,id,task.level"' in page
+    assert 'columns=reward%2Cid"' in page
     assert "<mark>question t1</mark>" in get(f"{base}/?text=question+t1")[1]
+
+
+def test_an_unknown_column_or_order_of_an_address_is_named(serve: Serve, tmp_path: Path):
+    """The list is there without it, and the page says what it could have been."""
+    base = serve(write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(20, 40))]))
+    page = shown(f"{base}/?columns=prompt,anwser&sort=rewrd")
+    assert "columns: got 'anwser', expected one of prompt, answer" in page
+    assert "sort: got 'rewrd', expected one of reward, task_id" in page
+    assert "did you mean 'reward'?" in page
+    assert "question t" in page
+
+
+def test_rows_groups_and_rollouts_of_several_runs_name_their_run(serve: Serve, tmp_path: Path):
+    """A task that both runs have stands twice, told apart by the column run; a view of one run has no such column."""
+    before, after = runs(tmp_path)
+    base = serve(before, after)
+    listed = get(f"{base}/?task=t0")[1]
+    assert re.findall(r'<td class="run"[^>]*>(\w+)<', listed) == ["before", "before", "after", "after"]
+    assert "run after" in shown(f"{base}/rollout?id=after-0-0")
+    assert "run after" in shown(f"{base}/group?id=after-0")
+    groups = shown(f"{base}/?task=t0&by=group")
+    assert "t0 before" in groups
+    assert "t0 after" in groups
+    assert 'class="run"' not in get(serve(before))[1]
+
+
+def test_a_groups_mark_and_mean_are_of_all_its_rollouts(serve: Serve, tmp_path: Path):
+    """With reward == 0 a mixed group stays mixed, with its mean, and says how many of its rollouts are shown."""
+    before, _ = runs(tmp_path)
+    page = shown(f"{serve(before)}/?by=group&where=reward+%3D%3D+0")
+    assert page.count("1 of 2 shown mean 0.5") == 2
+    assert "2 mixed" in page
+    assert "all equal" not in page
 
 
 @pytest.mark.parametrize("code", FAULTY)

@@ -126,7 +126,8 @@ def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path: Path):
 
     before = [rollout(f"t{k}", 0, float(k % 2), two_turns(20 + k, 40), run_id="one") for k in range(6)]
     after = [
-        rollout(f"t{k}", 0, 1.0, two_turns(20 + k, 40), run_id="two", rollout_id=f"later-{k}") for k in range(2, 8)
+        rollout(f"t{k}", 0, 1.0, two_turns(20 + k, 40), run_id="two", rollout_id=f"later-{k}", group_id=f"later-{k}")
+        for k in range(2, 8)
     ]
     index = RolloutIndex([write_run(tmp_path / "a", before), write_run(tmp_path / "b", after)])
     first, second = Selector().runs(index.snapshot(), Query())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import GymdataError
+from gymdata.errors import GymdataError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.stats import paired_difference_ci
@@ -35,8 +35,21 @@ SORTS = (
     "started_at",
 )
 #: Columns of the list besides the task, and those shown without a choice; a field of tasks is one, too, as ``task.NAME``.
-COLUMNS = ("prompt", "answer", "reward", "parts", "status", "turns", "breaks", "context", "generated", "time", "id")
-_SHOWN = ("prompt", "answer", "reward", "parts", "status", "turns", "generated")
+COLUMNS = (
+    "run",
+    "prompt",
+    "answer",
+    "reward",
+    "parts",
+    "status",
+    "turns",
+    "breaks",
+    "context",
+    "generated",
+    "time",
+    "id",
+)
+_SHOWN = ("run", "prompt", "answer", "reward", "parts", "status", "turns", "generated")
 #: Up to this many distinct rewards have a bar each.
 _BARS = 12
 _BINS = 20
@@ -71,20 +84,26 @@ class Query:
     down: bool = False
     groups: bool = False
     page: int = 1
+    #: A line for each order and column that there is not; the query is without them.
+    unknown: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Query:
-        """The query of an address; what cannot be understood is as if it were not there."""
-        page = given.get("page", "1")
-        sort = given.get("sort", "")
+    def of(cls, given: Mapping[str, str], offered: Sequence[str] = COLUMNS) -> Query:
+        """The query of an address. ``offered``: the columns that a list can have."""
+        page, sort = given.get("page", "1"), given.get("sort", "")
+        columns = [name for name in given.get("columns", "").split(",") if name]
+        known = [name for name in columns if name in (*offered, "task", "run")]
+        unknown = [UsageError.unknown_choice("columns", name, offered) for name in columns if name not in known]
+        unknown += [UsageError.unknown_choice("sort", sort, SORTS)] if sort and sort not in SORTS else []
         return cls(
             given.get("where", "").strip(),
             **{name: given.get(name, "").strip() for name in _BOXES},
-            columns=given.get("columns", ""),
+            columns=",".join(known),
             sort=sort if sort in SORTS else "",
             down=given.get("down") == "1",
             groups=given.get("by") == "group",
             page=max(1, int(page)) if page.isdecimal() and len(page) < 9 else 1,
+            unknown=tuple(map(str, unknown)),
         )
 
     def conditions(self) -> list[str]:
@@ -204,7 +223,8 @@ class RunFigures:
 
 def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
     """The runs of a selection, in reading order, each against the first that has some of its tasks, on these."""
-    some = table.select(["run_id", "task_id", "group_id", "reward", "n_breaks"]).take(pa.array(rows))
+    codes, is_mixed = groups_of(table)
+    some = table.select(["run_id", "task_id", "reward", "n_breaks"]).take(pa.array(rows))
     runs = some["run_id"].combine_chunks()
     runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
     earlier: dict[str, dict[str, float]] = {}
@@ -213,19 +233,19 @@ def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
         mine = some.filter(pc.equal(runs, run))
         rewards = pc.fill_null(mine["reward"], math.nan).to_numpy()
         known = np.isfinite(rewards)
-        codes = mine["task_id"].combine_chunks().dictionary_encode()
-        of = codes.indices.to_numpy(zero_copy_only=False)
-        counts = np.bincount(of[known], minlength=len(codes.dictionary))
-        sums = np.bincount(of[known], weights=rewards[known], minlength=len(codes.dictionary))
-        tasks = {t: s / n for t, s, n in zip(codes.dictionary.to_pylist(), sums, counts, strict=True) if n}
+        encoded = mine["task_id"].combine_chunks().dictionary_encode()
+        of = encoded.indices.to_numpy(zero_copy_only=False)
+        counts = np.bincount(of[known], minlength=len(encoded.dictionary))
+        sums = np.bincount(of[known], weights=rewards[known], minlength=len(encoded.dictionary))
+        tasks = {t: s / n for t, s, n in zip(encoded.dictionary.to_pylist(), sums, counts, strict=True) if n}
         mean = float(rewards[known].mean()) if known.any() else None
         against = next((other for other, of_other in earlier.items() if tasks.keys() & of_other.keys()), None)
         first = earlier[against] if against is not None else {}
         both = [task for task in tasks if task in first]
         difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both]) if both else None
-        groups, mixed = _groups_of(mine, rewards, known)
-        breaks = int((mine["n_breaks"].to_numpy() > 0).sum())
-        found.append(RunFigures(run, len(rewards), mean, groups, mixed, breaks, len(both), difference, against))
+        present = np.unique(codes[rows[pc.equal(runs, run).to_numpy(zero_copy_only=False)]])
+        breaks, mixed = int((mine["n_breaks"].to_numpy() > 0).sum()), int(is_mixed[present].sum())
+        found.append(RunFigures(run, len(rewards), mean, len(present), mixed, breaks, len(both), difference, against))
         earlier[run] = tasks
     return found
 
@@ -304,17 +324,18 @@ def _computed(snapshot: Snapshot, query: Query, found: Found) -> Selection:
         return Selection(np.zeros(0, np.int32), str(error))
     if query.fault:
         rows = np.intersect1d(rows, found.with_code(query.fault)).astype(np.int32)
-    some = snapshot.table.select(["reward", "group_id", "n_breaks", "n_context_tokens", "n_generated_tokens"])
+    some = snapshot.table.select(["reward", "n_breaks", "n_context_tokens", "n_generated_tokens"])
     some = some if len(rows) == snapshot.table.num_rows else some.take(pa.array(rows))
     rewards = pc.fill_null(some["reward"], math.nan).to_numpy()
     known = np.isfinite(rewards)
-    n_groups, mixed = _groups_of(some, rewards, known)
+    codes, is_mixed = groups_of(snapshot.table)
+    present = np.unique(codes[rows])
     return Selection(
         rows,
         mean=float(rewards[known].mean()) if known.any() else None,
         scored=int(known.sum()),
-        groups=n_groups,
-        mixed=mixed,
+        groups=len(present),
+        mixed=int(is_mixed[present].sum()),
         breaks=int((some["n_breaks"].to_numpy() > 0).sum()),
         tokens=int((pc.sum(some["n_context_tokens"]).as_py() or 0) + (pc.sum(some["n_generated_tokens"]).as_py() or 0)),
         bars=_bars(rewards[known], int((~known).sum())),
@@ -339,14 +360,16 @@ def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
     return np.flatnonzero(passing).astype(np.int32)
 
 
-def _groups_of(some: pa.Table, rewards: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """How many groups there are, and of how many the rewards differ."""
-    groups = some["group_id"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    n_groups = int(groups.max()) + 1 if len(groups) else 0
-    low, high = np.full(n_groups, np.inf), np.full(n_groups, -np.inf)
-    np.minimum.at(low, groups[known], rewards[known])
-    np.maximum.at(high, groups[known], rewards[known])
-    return n_groups, int((high > low).sum())
+def groups_of(table: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """The group of each rollout as a number, and of each group whether its rewards differ, whatever a filter keeps."""
+    rewards = pc.fill_null(table["reward"], math.nan).to_numpy()
+    known = np.isfinite(rewards)
+    encoded = table["group_id"].combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    low, high = np.full(len(encoded.dictionary), np.inf), np.full(len(encoded.dictionary), -np.inf)
+    np.minimum.at(low, codes[known], rewards[known])
+    np.maximum.at(high, codes[known], rewards[known])
+    return codes, high > low
 
 
 def _bars(rewards: npt.NDArray[np.float64], without: int) -> tuple[Bar, ...]:

@@ -1,0 +1,106 @@
+"""The list of rollouts, and of groups, that a page shows of a selection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.rollouts.messages import RolloutRow
+from gymdata.scores.marks import Marks
+from gymdata.view.evidence.facets import Column
+from gymdata.view.evidence.faults import Found
+from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector
+from gymdata.view.evidence.stages import facts_of
+from gymdata.view.text import Values
+
+LISTED = [
+    *("rollout_id", "run_id", "task_id", "group_id", "rollout_index", "status", "stop_reason", "reward", "rewards"),
+    *("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", "duration_s"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Pages of lists over one snapshot. A row has its texts, faults and marks."""
+
+    index: RolloutIndex
+    selector: Selector
+    marks: Marks
+    snapshot: Snapshot
+    found: Found
+
+    def by_row(self, query: Query, selection: Selection, fields: Iterable[Column]) -> Values:
+        """One page of rollouts, with the ``fields`` of tasks that are among its columns."""
+        pages = max(1, -(-len(selection.rows) // PAGE_ROWS))
+        page = min(query.page, pages)
+        numbers = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+        listed = self._rows(numbers, query.text)
+        for row, number in zip(listed, numbers.tolist(), strict=True):
+            row["fields"] = {field.name: field.of(number) for field in fields if field.name in query.shown}
+        return {"rows": listed, "page": page, "pages": pages, "scale": scale_of(self.snapshot)}
+
+    def by_group(self, query: Query, selection: Selection) -> Values:
+        """One page of groups: of each, the rollouts of the selection, and what holds of all of its rollouts."""
+        names = self.snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
+        codes = names.indices.to_numpy(zero_copy_only=False)
+        pages = max(1, -(-len(names.dictionary) // PAGE_GROUPS))
+        page = min(query.page, pages)
+        here = np.flatnonzero((codes >= (page - 1) * PAGE_GROUPS) & (codes < page * PAGE_GROUPS))
+        groups: dict[int, list[RolloutRow]] = {}
+        for code, row in zip(codes[here].tolist(), self._rows(selection.rows[here], query.text), strict=True):
+            groups.setdefault(code, []).append(row)
+        shown = []
+        for _, rows in sorted(groups.items()):
+            every = self.snapshot.table["reward"].take(
+                pa.array(self.snapshot.where("group_id", rows[0]["group_id"]), pa.int64())
+            )
+            rewards = [reward for reward in every.to_pylist() if reward is not None]
+            shown.append(
+                {
+                    "id": rows[0]["group_id"],
+                    "task": rows[0]["task_id"],
+                    "rows": rows if query.sort else sorted(rows, key=lambda row: row["rollout_index"]),
+                    "size": len(every),
+                    "mean": sum(rewards) / len(rewards) if rewards else None,
+                    "mixed": len(set(rewards)) > 1,
+                }
+            )
+        return {"groups": shown, "page": page, "pages": pages, "scale": scale_of(self.snapshot)}
+
+    def _rows(self, numbers: Any, searched: str) -> list[RolloutRow]:
+        some: list[RolloutRow] = self.snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
+        lines = self.index.lines(self.snapshot, numbers.tolist(), searched)
+        for row, number in zip(some, numbers.tolist(), strict=True):
+            row["faults"] = self.found.of(number)
+            row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
+            row["line"], row["tags"] = lines[number], self.marks.tags.get(row["rollout_id"], [])
+            row["corrected"] = self.marks.rewards.get(row["rollout_id"])
+            row["bad_task"] = row["task_id"] in self.marks.bad_tasks
+        return some
+
+
+def run_names(snapshot: Snapshot, *, several: bool = False) -> dict[str, str]:
+    """Each run's id and what its folder is called. ``several``: nothing where there is one run, which needs no name."""
+    names = {run: str(run) for run in sorted(pc.unique(snapshot.table["run_id"]).to_pylist())}
+    if len(names) > 1:
+        called = {str(facts_of(path).get("run_id")): path for path in snapshot.paths}
+        short = {run: called[run].name for run in names if run in called}
+        once = Counter(short.values())
+        names |= {run: name if name and once[name] == 1 else str(called[run]) for run, name in short.items()}
+    return {} if several and len(names) == 1 else names
+
+
+def scale_of(snapshot: Snapshot) -> tuple[float, float]:
+    """The least and the highest reward of all, at least 0 to 1."""
+    found = pc.min_max(snapshot.table["reward"]).as_py()
+    low, high = found["min"], found["max"]
+    if low is None or not np.isfinite([low, high]).all():
+        return 0.0, 1.0
+    return min(0.0, low), max(1.0, high)
