@@ -59,11 +59,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_027,
     "validate": 1_300,
-    "view": 3_940,
+    "view": 4_026,
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_269, 598
+TOTAL, FILE_LINES = 87_355, 598
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 392, 282, 14
 
 

@@ -27,8 +27,8 @@ from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
+from gymdata.view.evidence.listing import run_names
 from gymdata.view.evidence.selection import Query, command_of
-from gymdata.view.listing import run_names
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 

@@ -13,7 +13,7 @@ from gymdata.errors import DataError
 from gymdata.public import framed
 from gymdata.show.conversations import conversations_of
 from gymdata.view.app import HERE, environment
-from gymdata.view.listing import scale_of
+from gymdata.view.evidence.listing import scale_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 

@@ -29,10 +29,10 @@ from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
+from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
-from gymdata.view.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
@@ -141,6 +141,10 @@ class Pages:
         query = Query.of(request.query_params, offered)
         found = self.faults.found(snapshot, wanted=bool(query.fault))
         selection = self.selector.select(snapshot, query, found)
+
+        def rows_of(other: Query) -> Any:
+            return self.selector.select(snapshot, other, found).rows
+
         values = {
             "query": query,
             "selection": selection,
@@ -153,7 +157,7 @@ class Pages:
             "faults": found,
             "faulty": len(np.intersect1d(selection.rows, found.any)),
             "codes": CODES,
-            "facets": facets(fields, selection.rows, snapshot.table["reward"], query.where),
+            "facets": facets(fields, snapshot.table["reward"], query, rows_of),
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from gymdata.filter.columns import Loaded, agents_of, errors_of
 from gymdata.report.rollouts import fields_to_split_by, task_fields
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.view.evidence.index import Snapshot
-from gymdata.view.evidence.selection import Bar, Rows, text_of_condition
+from gymdata.view.evidence.selection import Bar, Query, Rows, text_of_condition
 from gymdata.view.evidence.stages import facts_of
 
 #: Values of one column that are listed, the most common first.
 _MOST = 12
+#: The condition of a bar of rewards.
+_BAR = re.compile(r"reward (== \S+|>= \S+ and reward <=? \S+|is null)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """A column, and how many rollouts of a selection have each value. A bar's ``where`` keeps these."""
+    """A column, and how many rollouts of a selection have each value. A bar's ``where`` is the filter after a click."""
 
     name: str
     values: tuple[Bar, ...]
@@ -52,31 +54,52 @@ def columns_of(snapshot: Snapshot) -> tuple[Column, ...]:
     return tuple(_columns(snapshot))
 
 
-def facets(columns: tuple[Column, ...], rows: Rows, rewards: pa.ChunkedArray, where: str) -> list[Facet]:
-    """The facets of a selection by ``where``, with the mean reward of each value. A column in which all of it is alike has
-    none, except a field of the tasks that ``where`` does not name: that all failures are of one kind is worth a line."""
-    listed, of_rows = [], pc.fill_null(rewards, math.nan).to_numpy()[rows]
-    scored = np.isfinite(of_rows)
-    for column in columns:
-        codes = column.codes[rows]
+def facets(
+    columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, rows_of: Callable[[Query], Rows]
+) -> list[Facet]:
+    """The facets of a selection, with the mean reward of each value. ``rows_of``: the rollouts that a query keeps.
+
+    The values of a column of which one is chosen are those without that choice, so that a click on another one switches.
+    A column in which all of it is alike has none, except a field of the tasks that the filter does not name: that all
+    failures are of one kind is worth a line.
+    """
+    listed, rewards_of = [], pc.fill_null(rewards, math.nan).to_numpy()
+    conditions = [[_where(column, k) for k in range(len(column.values))] for column in columns]
+    clauses = _clauses(query.where, {text for of_column in conditions for text in of_column})
+    for column, texts in zip(columns, conditions, strict=True):
+        at = next((n for n, clause in enumerate(clauses) if clause in texts), None)
+        others = clauses if at is None else clauses[:at] + clauses[at + 1 :]
+        without = Query()
+        for clause in others:
+            without = replace(without, where=without.also(clause))
+        rows = rows_of(replace(query, where=without.where))
+        codes, scored = column.codes[rows], np.isfinite(rewards_of[rows])
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
         known = scored & (codes >= 0)
-        sums = np.bincount(codes[known], weights=of_rows[known], minlength=len(column.values))
+        sums = np.bincount(codes[known], weights=rewards_of[rows][known], minlength=len(column.values))
         sizes = np.bincount(codes[known], minlength=len(column.values))
         order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
-        bars = [
-            Bar(
-                str(column.values[k]),
-                int(counts[k]),
-                _where(column, k),
-                float(sums[k] / sizes[k]) if sizes[k] else None,
-            )
-            for k in order[:_MOST]
-        ]
-        only = column.name.startswith("task.") and column.name not in where and len(rows) < len(column.codes)
-        if len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
+        bars = []
+        for k in order[:_MOST]:
+            chosen = at is not None and clauses[at] == texts[k]
+            where = without.where if chosen else without.also(texts[k])
+            mean = float(sums[k] / sizes[k]) if sizes[k] else None
+            bars.append(Bar(str(column.values[k]), int(counts[k]), where, mean, chosen))
+        only = column.name.startswith("task.") and column.name not in query.where and len(rows) < len(column.codes)
+        if at is not None or len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
+
+
+def _clauses(where: str, clicked: Set[str]) -> list[str]:
+    """The conditions that clicks on values and on bars of rewards added to a filter, after what a person wrote."""
+    if not where:
+        return []
+    for at in (at.start() for at in re.finditer(r"\) and ", where)):
+        inner, clause = where[1:at], where[at + len(") and ") :]
+        if where[0] == "(" and (clause in clicked or _BAR.fullmatch(clause)):
+            return [*_clauses(inner, clicked), clause]
+    return [where]
 
 
 def _columns(snapshot: Snapshot) -> Iterator[Column]:
