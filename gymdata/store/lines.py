@@ -33,8 +33,10 @@ _LONG = re.compile(rb"[0-9]{20}")
 _AFTER_SPACE = re.compile(r"\S")
 #: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
-#: Byte order marks of UTF-16.
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+#: A byte order mark of UTF-16, or a character of ASCII in two bytes.
+_UTF16 = re.compile(rb"\xff\xfe|\xfe\xff|[\t\n\r -~]\0|\0[\t\n\r -~]")
+#: The line by which Excel is told the separator of the lines below it.
+_SEPARATOR_LINE = re.compile(r"sep=([,;\t])", re.IGNORECASE)
 
 
 def encode(row: Any) -> bytes:
@@ -222,7 +224,7 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
 
 
 def _refuse_utf16(start: bytes) -> None:
-    if start.startswith(_UTF16):
+    if _UTF16.match(start):
         raise OSError("it is text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW` converts it")
 
 
@@ -304,12 +306,19 @@ def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
     csv.field_size_limit(1 << 30)
     try:
         lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        while (first := next(lines, "")) and not first.strip():
+        separators = SEPARATORS[kind]
+        for first in lines:
+            if line := _SEPARATOR_LINE.fullmatch(first.rstrip("\r\n")):
+                separators = line[1]
+            elif first.strip():
+                break
             yield b"\n"
+        else:
+            first = ""
         while first.count('"') % 2 and (more := next(lines, "")):
             first += more
         second = next(lines, "")
-        divided = {mark: [*csv.reader([first, second], delimiter=mark)] for mark in SEPARATORS[kind]}
+        divided = {mark: [*csv.reader([first, second], delimiter=mark)] for mark in separators}
         # A comma or a semicolon may be in a name: then the first row has other cells.
         fitting = (mark for mark, (head, *row) in divided.items() if len(head) > 1 and [len(head)] == [*map(len, row)])
         separator = next(fitting, max(divided, key=lambda mark: len(divided[mark][0])))

@@ -35,8 +35,8 @@ ALIKE = {"rtol": 2e-2, "atol": 1e-2}
 @dataclass(frozen=True)
 class Scale:
     """What a device can do in minutes. ``prompts``: tokens that the answers share → the trainers that are raced there;
-    ``flex_from``: from here on the trees are also run with FlexAttention, whose masks are sparse; ``trainer``: settings of
-    both sides."""
+    ``flex_from``: from here on the trees are also run with FlexAttention, whose masks are sparse; ``recompute_from``: from
+    here on activations are recomputed (gradient checkpointing), on both sides; ``trainer``: settings of both sides."""
 
     steps: int
     siblings: int
@@ -44,17 +44,18 @@ class Scale:
     runs: int
     prompts: dict[int, tuple[str, ...]]
     flex_from: float
+    recompute_from: int
     trainer: dict[str, Any]
 
 
 ON_GPU = Scale(
-    steps=4, siblings=8, answer=200, runs=3, flex_from=2_000,
+    steps=4, siblings=8, answer=200, runs=3, flex_from=2_000, recompute_from=0,
     prompts={50: ("rl",), 500: ("rl", "dpo", "sft"), 2_000: ("rl", "dpo", "sft"), 8_000: ("rl",)},
-    trainer={"use_cpu": False, "bf16": True, "gradient_checkpointing": True, "dataloader_pin_memory": True},
+    trainer={"use_cpu": False, "bf16": True, "dataloader_pin_memory": True},
 )  # fmt: skip
 ON_CPU = Scale(
-    steps=1, siblings=4, answer=50, runs=1, flex_from=float("inf"), trainer={},
-    prompts={50: ("rl", "dpo", "sft"), 500: ("rl", "dpo", "sft")},
+    steps=1, siblings=4, answer=50, runs=1, flex_from=float("inf"), recompute_from=2_000, trainer={},
+    prompts={50: ("rl", "dpo", "sft"), 500: ("rl", "dpo", "sft"), 2_000: ("rl", "dpo", "sft")},
 )  # fmt: skip
 #: Rollouts of 32 tokens of the race of ``collect``.
 COLLECTED = 400
@@ -155,7 +156,7 @@ def prompts(folder: Path, model: Path, kind: str, prompt: int, scale: Scale) -> 
     shape = Shape(name, prompts=scale.steps, prompt=(prompt, prompt + 1), **answers)
     folder.mkdir(parents=True)
     file, stock, tokens = sides(folder, model, shape)
-    both = IN_ORDER | scale.trainer
+    both = IN_ORDER | scale.trainer | {"gradient_checkpointing": prompt >= scale.recompute_from}
 
     def ours(mode: str, **more: Any) -> Callable[[], Any]:
         own = {"select": "all"} if kind == "sft" else {}
@@ -176,14 +177,15 @@ def packed(folder: Path, model: Path, scale: Scale) -> Iterator[Row]:
     )
     folder.mkdir(parents=True)
     file, stock, tokens = sft_sides(folder, model, shape)
+    both = scale.trainer | {"gradient_checkpointing": True}
 
     def ours(out: str, shape: Shape, **more: Any) -> Callable[[], Any]:
         return lambda: started(
-            "sft", file, model, folder / out, shape, select="all", prefix_sharing="off", **scale.trainer, **more
+            "sft", file, model, folder / out, shape, select="all", prefix_sharing="off", **both, **more
         )
 
     rows = replace(shape, batch=1)
-    rival = arm("", lambda: stock(**IN_ORDER, **scale.trainer))
+    rival = arm("", lambda: stock(**IN_ORDER, **both))
     for name, make in {
         "padded": ours("padded", shape, **IN_ORDER),
         "packed rows of 8,192": ours("packed", rows, packing=True, pack_length=8_192),

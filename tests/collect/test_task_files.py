@@ -241,6 +241,14 @@ def test_a_csv_file_is_read_by_the_separator_of_its_header(tmp_path: Path, separ
     assert [task.row for task in TaskFile(tmp_path / "t.csv")] == [{"prompt": "1,5;2", "answer": "7"}]
 
 
+def test_the_line_that_tells_excel_the_separator_is_no_header(tmp_path: Path) -> None:
+    """The separator that it names holds, and the lines keep their numbers."""
+    (tmp_path / "t.csv").write_bytes(b"sep=;\r\nprompt;answer, short\r\na,b;7\r\n")
+    assert [(number, json.loads(line)) for number, line in row_lines(Source(tmp_path / "t.csv", "jsonl", "csv"))] == [
+        (3, {"prompt": "a,b", "answer, short": "7"})
+    ]
+
+
 def test_a_csv_file_of_one_column_is_no_other_for_a_semicolon_in_a_cell(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prompt\nfirst; then\n")
     assert [task.row for task in TaskFile(tmp_path / "t.csv")] == [{"prompt": "first; then"}]
@@ -259,10 +267,12 @@ def test_a_header_of_a_spreadsheet_is_divided_at_its_separator_alone(tmp_path: P
     assert "answer, short" in row
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["t.csv", "t.csv.gz"])
-def test_a_table_in_utf_16_is_named(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_a_table_in_utf_16_is_named(tmp_path: Path, pack: Callable[[bytes], bytes], encoding: str) -> None:
+    """With a byte order mark and without one."""
     file = tmp_path / ("t.csv" + ".gz" * (pack is gzip.compress))
-    file.write_bytes(pack("prompt;answer\na;7\n".encode("utf-16")))
+    file.write_bytes(pack("prompt;answer\na;7\n".encode(encoding)))
     with pytest.raises(DataError, match="it is text in UTF-16, expected UTF-8"):
         list(TaskFile(file))
 

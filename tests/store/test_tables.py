@@ -228,6 +228,7 @@ def test_a_value_that_does_not_fit_is_named(tmp_path: Path, rollouts: pa.Table, 
         (b"[1, 2]\n", "line 1: got number 1, expected an object"),
         (b'{"rollout_id": \n', "line 1: got a line that is not JSON"),
         (b"\xff\xfe{}\n", "it is text in UTF-16, expected UTF-8"),
+        (b"{\0}\0\n\0", "it is text in UTF-16, expected UTF-8"),
     ],
 )
 def test_a_file_that_is_not_the_table_is_named(tmp_path: Path, content: bytes, message: str):
