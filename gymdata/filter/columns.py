@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, UsageError, json_kind
 from gymdata.filter.conditions import (
     COUNTS,
-    MARKED,
     NUMBERS,
     RECORDED,
     SCALARS,
@@ -33,7 +32,7 @@ from gymdata.filter.conditions import (
 from gymdata.rollouts.messages import field_at, joined_calls, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
 from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
-from gymdata.scores.marks import read_marks
+from gymdata.scores.marks import MARKED, read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_failures, read_table, scan_batches
 from gymdata.store.lineage import concat, refuse_duplicates
@@ -207,11 +206,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
             columns.values[name] = columns.values[name].combine_chunks()
             columns.kinds[name] = "boolean"
             return
-        ids = table["rollout_id"].to_pylist()
-        if name == "tags":
-            texts = [", ".join(marks.tags.get(rollout, ())) for rollout in ids]
-        else:
-            texts = ["\n\n".join(marks.comments.get(rollout, {}).values()) for rollout in ids]
+        texts = [marks.text("tags" if name == "tags" else "comments", row) for row in table["rollout_id"].to_pylist()]
         columns.values[name] = pa.array(texts, pa.string())
         columns.kinds[name] = "text"
         return

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from gymdata.errors import UsageError, first_line
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.marks import MARKED
 from gymdata.stats import STATISTICS
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ NUMBERS = [n for n in SCALARS if not (pa.types.is_string(ROLLOUTS.schema.field(n
 COUNTS = ("n_rollouts", "n_scored")
 #: What messages say.
 TEXTS = ("prompt", "text", "tool_calls")
-#: What people marked in ``view --annotate``.
-MARKED = ("tags", "comments", "bad_task")
 #: Which agents made its model calls, and what failed: both joined by commas, null where there is none.
 RECORDED = ("agents", "errors")
 

@@ -224,7 +224,7 @@ def _build(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts, sources)
-    preferred = read_marks(sources).preferred() if config.source == "marks" else None
+    preferred = _preferred(sources, rollouts, notes) if config.source == "marks" else None
     if preferred is None:
         score_name, scores, scored_by = scores_of(sources, rollouts, name)
     else:
@@ -232,6 +232,8 @@ def _build(
     rollouts = rollouts.append_column("score", scores)
     # A rollout with breaks has no single token sequence that was sampled as it stands.
     broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
+    if preferred is not None:
+        broken &= rollouts["score"].is_valid().to_numpy()  # the others were compared by nobody
     left_out = {"breaks": int(broken.sum())}
     if left_out["breaks"] and config.breaks == "refuse":
         raise RefusedError(
@@ -293,6 +295,24 @@ def _build(
         note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
         notes.append(f"{note}{other_scores(sources, score_name)}; nothing was written")
     return report, scored_by, made
+
+
+def _preferred(sources: Sequence[str | Path], rollouts: pa.Table, notes: list[str]) -> dict[tuple[str, str], int]:
+    """(better, worse) → by how many people more, without the tasks that people call bad, which are noted."""
+    marks = read_marks(sources)
+    preferred = marks.preferred()
+    of_bad = pc.is_in(rollouts["task_id"], value_set=pa.array(sorted(marks.bad_tasks), pa.string()))
+    bad = set(rollouts["rollout_id"].filter(of_bad).to_pylist())
+    kept = {pair: n for pair, n in preferred.items() if bad.isdisjoint(pair)}
+    if preferred and not kept:
+        raise RefusedError(
+            "every choice that people made is of a task that was marked as bad",
+            code="R501",
+            hint="`gymdata view --annotate` takes the mark back, with `b`",
+        )
+    if n := len(preferred) - len(kept):
+        notes.append(f"{counted(n, 'choice is', 'choices are')} of a task that was marked as bad, and gave no pair")
+    return kept
 
 
 def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:

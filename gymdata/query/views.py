@@ -19,6 +19,7 @@ from gymdata.errors import DataError, GymdataError, counted, json_value
 from gymdata.query.guard import Limits, lock
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
+from gymdata.scores.marks import MARKED, marks_table, read_marks, sizes_of_marks
 from gymdata.store.formats import format_of
 from gymdata.store.journal import FAILURES
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
@@ -194,7 +195,8 @@ class Views:
         named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
         everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
-        self._make(named or self.names, rewards=rewards, prompts=prompts)
+        marks = everything or any(re.search(rf"\b{name}\b", text) for name in MARKED)
+        self._make(named or self.names, rewards=rewards, prompts=prompts, marks=marks)
         self._warn_of_copies(named or self.names)
         self.con.execute(_FIND_IDS)
         lock(self.con, self.limits)
@@ -203,21 +205,19 @@ class Views:
         """Each view's columns and their types."""
         found = {}
         with Views(self.files) as fresh:
-            fresh._make(fresh.names, rewards=True, prompts=True)
+            fresh._make(fresh.names, rewards=True, prompts=True, marks=True)
             for name in fresh.names:
                 found[name] = {row[0]: row[1] for row in fresh.con.execute(f"DESCRIBE {name}").fetchall()}
         return found
 
-    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
+    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool, marks: bool) -> None:
         for name in names:
             if name == "failures":
                 self.con.register("failures", _failures(self.files.folders))
             elif name == "marks":
-                from gymdata.scores.marks import marks_table
-
                 self.con.register("marks", marks_table(self.files.folders))
             elif name in ("turns", "messages"):
-                self._base("rollouts", rewards)
+                self._base("rollouts", rewards, marks)
                 if name == "turns" and prompts:
                     self._register_prompts()
                 packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
@@ -228,9 +228,9 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
                 self.con.execute(turns_view if name == "turns" else _MESSAGES_VIEW)
             else:
-                self._base(name, rewards)
+                self._base(name, rewards, marks)
 
-    def _base(self, name: str, rewards: bool) -> None:
+    def _base(self, name: str, rewards: bool, marks: bool) -> None:
         if name in self._made:
             return
         self._made.add(name)
@@ -259,7 +259,23 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
                 quoted = '"reward_' + shown.replace('"', '""') + '"'
                 extra += f", list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value AS {quoted}"
             body = f"SELECT *{extra} FROM ({body})"
+        if name == "rollouts" and marks and any(sizes_of_marks(self.files.folders)):
+            body = self._marked(body)
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def _marked(self, body: str) -> str:
+        """``body`` with what people marked, as in conditions of ``filter``."""
+        import pyarrow as pa
+
+        marks = read_marks(self.files.folders)
+        ids = sorted(marks.tags.keys() | marks.comments.keys())
+        texts = {name: [marks.text(name, rollout) for rollout in ids] for name in ("tags", "comments")}
+        of_rollouts = {name: pa.array(values, pa.string()) for name, values in ({"rollout_id": ids} | texts).items()}
+        self.con.register("gymdata_marked", pa.table(of_rollouts))
+        self.con.register("gymdata_bad_tasks", pa.table({"task_id": pa.array(sorted(marks.bad_tasks), pa.string())}))
+        return f"""SELECT r.*, coalesce(m.tags, '') AS tags, coalesce(m.comments, '') AS comments,
+  r.task_id IN (SELECT task_id FROM gymdata_bad_tasks) AS bad_task
+FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
 
     @property
     def fault(self) -> GymdataError | None:

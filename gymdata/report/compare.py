@@ -42,7 +42,7 @@ class Paired:
     @classmethod
     def of(cls, one: str | Path, other: str | Path, score: str | None) -> Paired:
         """By a score, None for the total reward. Raises DataError without a task that both have scored."""
-        columns = ["task_id", "reward", "task", *([] if score is None else ["rollout_id", "rewards"])]
+        columns = ["rollout_id", "task_id", "reward", "task", *([] if score is None else ["rewards"])]
         tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (one, other)]
         sides = [Rewards.of(table) for table in tables]
         before, after = (side.by_task() for side in sides)
@@ -113,17 +113,18 @@ def _examples(
     after: Mapping[str, float],
     ways: Mapping[str, str],
 ) -> dict[str, list[Figures]]:
-    """The tasks that moved most, in each direction, with the first rollout of each run."""
+    """The tasks that moved most, in each direction, with a rollout of each run that shows it: of a task that went up the
+    worst one before and the best one after."""
     from gymdata.show.run import show
 
     marks = read_marks(paths)
 
-    def first(path: str | Path, table: pa.Table, task: str) -> Figures:
-        shown = show(path, task=task, limit=1).rollouts[0]
-        if score is None:
-            return example(shown, None, None, marks)
-        row = pc.index(table["rollout_id"], shown.row["rollout_id"]).as_py()
-        return example(shown, score, table["reward"][row].as_py(), marks)
+    def extreme(path: str | Path, table: pa.Table, task: str, *, best: bool) -> Figures:
+        scored = table.filter(pc.and_(pc.equal(table["task_id"], task), pc.is_finite(table["reward"])))
+        order = "descending" if best else "ascending"
+        row = scored.take(pc.sort_indices(scored, [("reward", order), ("rollout_id", "ascending")])[:1]).to_pylist()[0]
+        shown = show(path, row["rollout_id"]).rollouts[0]
+        return example(shown, score, None if score is None else row["reward"], marks)
 
     found = {}
     for way, sign in (("up", -1), ("down", 1)):
@@ -131,7 +132,8 @@ def _examples(
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
         found[way] = [
             {"task_id": t, "before": before[t], "after": after[t]}
-            | {side: first(p, table, t) for side, p, table in zip(("first", "second"), paths, tables, strict=True)}
+            | {"first": extreme(paths[0], tables[0], t, best=way == "down")}
+            | {"second": extreme(paths[1], tables[1], t, best=way == "up")}
             for t in tasks[:_EXAMPLES]
         ]
     return found

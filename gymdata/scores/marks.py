@@ -29,6 +29,8 @@ FILE = "marks.jsonl"
 Kind = Literal["tag", "untag", "comment", "reward", "choice", "bad_task", "good_task", "selection"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _MOST_CHARACTERS = 10_000
+#: What people marked, as columns of rollouts: texts, and a truth value.
+MARKED = ("tags", "comments", "bad_task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ class Marks:
             "better_than": [worse for (better, worse), who in self.choices.items() if who and better == rollout_id],
             "worse_than": [better for (better, worse), who in self.choices.items() if who and worse == rollout_id],
         }
+
+    def text(self, name: Literal["tags", "comments"], rollout_id: str) -> str:
+        """A rollout's column: its tags joined by commas, or what people wrote as paragraphs."""
+        if name == "tags":
+            return ", ".join(self.tags.get(rollout_id, ()))
+        return "\n\n".join(self.comments.get(rollout_id, {}).values())
 
     def preferred(self) -> dict[tuple[str, str], int]:
         """(better, worse) → by how many people more; two rollouts on which people are divided are not there."""

@@ -458,14 +458,15 @@ def by_kind(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def moved(paths: Sequence[Path], way: str, sign: int) -> list[dict[str, Any]]:
-    """The three tasks that moved most, with the first rollout of each run."""
+    """The three tasks that moved most, with the worst rollout of the run that was worse and the best of the other."""
     found = [move for move in moves(paths) if move["way"] == way]
     found.sort(key=lambda move: (sign * move["move"], move["task_id"]))
-    first = "SELECT rollout_id FROM rollouts WHERE task_id = '{}' ORDER BY rollout_index, rollout_id LIMIT 1"
+    first = f"SELECT rollout_id FROM {SCORED} WHERE task_id = '{{}}' ORDER BY reward {{}}, rollout_id LIMIT 1"
+    orders = ("ASC", "DESC") if way == "up" else ("DESC", "ASC")
     return [
         {"task_id": m["task_id"], "before": m["a"], "after": m["b"]}
-        | {side: shown(path, one(first.format(m["task_id"]), path))
-           for side, path in zip(("first", "second"), paths, strict=True)}
+        | {side: shown(path, one(first.format(m["task_id"], order), path))
+           for side, path, order in zip(("first", "second"), paths, orders, strict=True)}
         for m in found[:3]
     ]  # fmt: skip
 

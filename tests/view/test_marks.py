@@ -179,7 +179,7 @@ def test_a_later_mark_stands_for_an_earlier_one() -> None:
 
 
 def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
-    """Tags, comments and bad tasks are columns of --where; SQL has every mark."""
+    """Tags, comments and bad tasks are columns of --where and of rollouts in SQL, which has every mark, too."""
     said(run, ("tag", "a-1", "good", None), ("comment", "a-2", "off by one", None), ("bad_task", "a-3", None, None))
     kept = gymdata.filter(run, output=tmp_path / "good", where=["contains(tags, 'good')"])
     assert kept.rollouts_out == 1
@@ -188,6 +188,12 @@ def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
         gymdata.filter(run, output=tmp_path / "fine", where=["not bad_task"])
     rows = gymdata.query("SELECT kind, who, value FROM marks ORDER BY marked_at", run).to_pylist()
     assert rows[0] == {"kind": "tag", "who": "ann", "value": "good"}
+    columns = "rollout_id, tags, comments, bad_task"
+    assert gymdata.query(f"SELECT {columns} FROM rollouts ORDER BY rollout_id LIMIT 3", run).to_pylist() == [
+        {"rollout_id": "a-0", "tags": "", "comments": "", "bad_task": True},
+        {"rollout_id": "a-1", "tags": "good", "comments": "", "bad_task": True},
+        {"rollout_id": "a-2", "tags": "", "comments": "off by one", "bad_task": True},
+    ]
 
 
 def test_pairs_from_marks_are_what_people_chose(run: Path, tmp_path: Path) -> None:
@@ -205,6 +211,25 @@ def test_pairs_from_marks_are_what_people_chose(run: Path, tmp_path: Path) -> No
     circle = gymdata.pairs(run, source="marks", write=False)
     assert circle.counts.pairs == 0
     assert circle.counts.dropped["tie"] == 3
+
+
+#: Its second prompt does not go on from its first turn.
+BROKEN = [rollout("a", 3, 0.0, [([1, 20], [10, 11, 2]), ([1, 20, 10, 99], [43, 2])])]
+
+
+def test_pairs_from_marks_look_at_no_rollout_that_nobody_compared(tmp_path: Path) -> None:
+    """A break in a-3 refuses no choice between a-0 and a-1; a choice of a task that was marked as bad gives no pair."""
+    rows = [rollout(task, k, 0.0, two_turns(20, 40 + k)) for task in "ab" for k in range(3)]
+    run = write_run(tmp_path / "run", rows + BROKEN)
+    said(run, ("choice", "a-1", None, "a-0"))
+    assert gymdata.pairs(run, source="marks", write=False).counts.pairs == 1
+    said(run, ("bad_task", "a-2", None, None))
+    with pytest.raises(RefusedError, match="every choice that people made is of a task that was marked as bad"):
+        gymdata.pairs(run, source="marks", write=False)
+    append(run / FILE, Mark("choice", "b-1", "b", "ann", "2026-01-02T00:00:00", None, "b-0"))
+    report = gymdata.pairs(run, source="marks", write=False)
+    assert report.counts.pairs == 1
+    assert "1 choice is of a task that was marked as bad, and gave no pair" in report.notes
 
 
 def test_a_corrected_reward_is_a_score(run: Path, tmp_path: Path) -> None:
