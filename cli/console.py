@@ -308,8 +308,9 @@ class Watch:
     """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
 
     ``update`` takes running totals: done, total, and any of tokens, failures, attempts (that failed), given_up, reward (a
-    mean), and the latest figures of a training. ``scored``: what a training scores before its steps, with a rate of its
-    own. Meanwhile nothing but the command's data is written to stdout: prints go to stderr.
+    mean), away_s (seconds without a server, which rates leave out), and the latest figures of a training. ``scored``: what
+    a training scores before its steps, with a rate of its own. Meanwhile nothing but the command's data is written to
+    stdout: prints go to stderr.
     """
 
     def __init__(self, what: str, *, every_s: float = 5.0) -> None:
@@ -395,6 +396,9 @@ class Watch:
         """The part of ``done`` since the clock was started."""
         return self._since("fresh" if "fresh" in self._counts else "done")
 
+    def _passed(self) -> float:
+        return self._latest - self._began - self._since("away_s")
+
     def _of(self) -> str:
         done, total = self._counts.get("done", 0), self._counts.get("total")
         if self._scores:
@@ -403,7 +407,7 @@ class Watch:
         return f"{int(done):,}/{total:,.0f}" if total else f"{int(done):,}"
 
     def _facts(self) -> str:
-        passed = self._latest - self._began
+        passed = self._passed()
         parts = [
             f"{label} {self._counts[name]:{form}}" for name, (label, form) in FIGURES.items() if name in self._counts
         ]
@@ -426,7 +430,7 @@ class Watch:
 
     def _left(self) -> str:
         """The time left, once there is a rate; the time taken, at the end."""
-        passed, done, total = self._latest - self._began, self._done(), self._counts.get("total")
+        passed, done, total = self._passed(), self._done(), self._counts.get("total")
         if passed < _RATE_AFTER_S or not done or not total:
             return ""
         left = total - self._counts.get("done", 0)

@@ -223,12 +223,16 @@ class HttpClient:
                 attempt += 1
                 await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, timeout_s)))
 
-    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From now on wait for a server that cannot be reached; ``say`` is called once per outage."""
+    def wait_for_server(
+        self, seconds: float, say: Callable[[str], None], away: Callable[[float | None], None] = lambda _: None
+    ) -> None:
+        """From now on wait for a server that cannot be reached. ``say`` and ``away`` are called once when an outage begins,
+        ``away`` with None, and once when it ends, with its seconds."""
 
         def outage(took: float | None) -> None:
             span = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
             gone = f"server unreachable, retrying for {span} ({option('wait_for_server')})"
+            away(took)
             say(gone if took is None else f"server reachable again after {took:.0f} s")
 
         self.wait_s, self.on_outage = seconds, outage

@@ -158,6 +158,26 @@ def paired_difference_ci(
     return mean_ci(after - before, seed=seed, level=level)
 
 
+def two_way_ci(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float, float]:
+    """Mean of ``values``, of shape (seeds, tasks), and its percentile bootstrap interval, ``(mean, low, high)``: seeds and
+    tasks are both resampled (Owen, The pigeonhole bootstrap, 2007). With one seed, over tasks; all NaN without values, and
+    the bounds with fewer than two tasks."""
+    seeds, tasks = values.shape
+    if not values.size:
+        return math.nan, math.nan, math.nan
+    mean = math.fsum(values.ravel()) / values.size
+    if tasks < 2:
+        return mean, math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    # In an order of their own, so that theirs does not matter; tasks with the same results are drawn together.
+    cells, times = np.unique(values[np.lexsort(np.sort(values, axis=1).T)], axis=1, return_counts=True)
+    of_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES) / seeds
+    of_tasks = rng.multinomial(tasks, times / tasks, size=RESAMPLES) / tasks
+    means = np.einsum("rs,sc,rc->r", of_seeds, cells, of_tasks, optimize=True)
+    low, high = (float(bound) for bound in np.quantile(means, [0.5 - level / 2, 0.5 + level / 2]))
+    return mean, low, high
+
+
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson score interval of a proportion: ``(low, high)`` within [0, 1]; NaN when ``n`` is 0."""
     if not 0 <= successes <= n:

@@ -80,6 +80,26 @@ def test_mean_ci_agrees_between_few_and_many_distinct_values() -> None:
     assert high == pytest.approx(high2, abs=0.004)
 
 
+def test_an_interval_over_tasks_and_seeds_is_wider_where_seeds_differ_and_that_of_tasks_where_they_do_not() -> None:
+    """Three seeds of 0.4, 0.5 and 0.6; of equal seeds and of one, the interval is that over tasks."""
+    tasks = np.arange(40) % 2.0
+    alike = stats.two_way_ci(np.tile(tasks, (3, 1)))
+    assert alike == pytest.approx(stats.mean_ci(tasks), abs=0.03)
+    assert stats.two_way_ci(tasks[None]) == pytest.approx(stats.mean_ci(tasks), abs=0.03)
+    mean, low, high = stats.two_way_ci(tasks + np.array([[-0.4], [0.0], [0.4]]))
+    assert mean == pytest.approx(0.5)
+    assert (low < alike[1] - 0.1, high > alike[2] + 0.1) == (True, True)
+    assert stats.two_way_ci(np.ones((3, 1)))[0] == 1.0
+    assert all(map(math.isnan, stats.two_way_ci(np.empty((0, 0)))))
+
+
+@given(st.permutations(range(6)), st.permutations(range(3)))
+def test_the_order_of_tasks_and_seeds_never_matters(tasks: list[int], seeds: list[int]) -> None:
+    """The same interval to the last digit."""
+    scores = np.array([[0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]], np.float64)
+    assert stats.two_way_ci(scores[seeds][:, tasks]) == stats.two_way_ci(scores)
+
+
 def test_paired_difference_is_after_minus_before() -> None:
     """Pairing removes what the tasks have in common, and a rise is positive."""
     before = np.random.default_rng(0).normal(size=100)

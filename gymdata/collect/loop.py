@@ -234,4 +234,6 @@ class Collector:
         }
         if self._scored:
             counts["reward"] = self._reward_sum / self._scored
+        if away_s := self.run.away_s:
+            counts["away_s"] = away_s
         self.progress.update(**counts, attempts=self.failed, given_up=self.given_up)

@@ -44,7 +44,8 @@ class CollectSummary(Report):
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
     for. ``agent_exits``: rollouts whose agent ended with an exit code other than 0. ``pending``: requested, not there, and
-    to be tried again by the same command; ``exhausted``: out of attempts.
+    to be tried again by the same command; ``exhausted``: out of attempts. ``away_s``: of ``seconds`` those in which no
+    server could be reached; ``tokens_per_s`` is without them.
     """
 
     path: str
@@ -75,6 +76,7 @@ class CollectSummary(Report):
     behavior: dict[str, str] = field(default_factory=dict)
     slowed_by: str | None = None
     agent_exits: int = 0
+    away_s: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -116,7 +118,8 @@ class CollectSummary(Report):
             rows.append(("interrupted", then))
         # The time includes the engine's start, the speed does not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
-        return [*rows, *speed, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
+        away = [("server away", f"{self.away_s:.0f} s, which the speed leaves out")] if self.away_s else []
+        return [*rows, *speed, *away, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
         """A line for each odd behavior of the policy, for a reward of the first to end, and for what slowed the run down."""

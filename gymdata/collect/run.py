@@ -243,6 +243,7 @@ def _collect(
         gave_up=config.give_up,
         behavior=behavior_of(run.folder) if done.rollouts else {},
         slowed_by=done.slowed_by,
+        away_s=round(run.away_s, 1),
     )
     sampled_counts = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
     left = {"pending": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
@@ -266,7 +267,7 @@ def close_or_remove(run: Run, error: BaseException | None) -> None:
 
 @dataclass(slots=True)
 class _Done:
-    """The counts of one call. ``seconds``: sampling time, without start-up."""
+    """The counts of one call. ``seconds``: sampling time, without start-up and outages."""
 
     rollouts: int = 0
     failed: int = 0
@@ -298,7 +299,7 @@ async def _play(
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):
-                parts.sampler.wait_for_server(config.wait_for_server, progress.message)
+                parts.sampler.wait_for_server(config.wait_for_server, progress.message, run.server_away)
             most = facts.get("max_model_len")
             named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
             tightest = min(named, default=(None, None))
@@ -335,7 +336,7 @@ async def _play(
             concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
-            wall = time.monotonic() - began
+            wall = time.monotonic() - began - run.away_s
             # While the engine shuts down, which takes at least as long.
             run.seal(wait=False)
             if isinstance(parts.sampler, Servers):

@@ -156,7 +156,7 @@ class _Serving:
         self.started = False
         self.recorder = Recorder(config, parts, run, seed, say, self._died)
         if isinstance(parts.sampler, (ServerSampler, Servers)):
-            parts.sampler.wait_for_server(config.wait_for_server, say)
+            parts.sampler.wait_for_server(config.wait_for_server, say, run.server_away)
         self.service = Service(config, self.recorder)
         self.server = server_of(create_app(self.service, self._start, self._stop), self.service.stop)
         self._tasks: list[asyncio.Task[None]] = []

@@ -50,7 +50,8 @@ class RunStatus:
     """One output. ``state``: as in ``ls``, or ``on HOST`` where another machine holds its lock; ``done`` of ``wanted``:
     ``unit`` (rollouts, steps, epochs or rows; None where it is not known); ``per_minute``, ``tokens_per_s``: over the last
     ``WINDOW_S`` seconds of work; ``eta_s``: seconds left at that speed, while it is written; ``failures``: attempts that
-    failed, by kind; ``figures``: the newest of a training; ``changed``: when its files changed last, ISO 8601, UTC."""
+    failed, by kind; ``figures``: the newest of a training; ``away_s``: for how long no server can be reached, while it
+    is waited for; ``changed``: when its files changed last, ISO 8601, UTC."""
 
     path: str
     kind: str
@@ -65,6 +66,7 @@ class RunStatus:
     figures: dict[str, float] = field(default_factory=dict)
     stage: str | None = None
     servers: list[str] = field(default_factory=list)
+    away_s: float | None = None
     changed: str = ""
 
     @property
@@ -82,6 +84,9 @@ class RunStatus:
             None if self.done is None else (self.unit, f"{self.done:,}{of}"),
             None if self.per_minute is None else ("speed", self._speed()),
             None if self.eta_s is None else ("left", _duration(self.eta_s)),
+            None
+            if self.away_s is None
+            else ("server", f"none can be reached, for {_duration(self.away_s)}; the run waits"),
             ("failed attempts", ", ".join(f"{kind} {n:,}" for kind, n in self.failures.items()))
             if self.failures
             else None,
@@ -231,16 +236,18 @@ def _of_rollouts(shown: RunStatus, run: Path, facts: RunFacts) -> RunStatus:
     wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
     table = read_table(run, ROLLOUTS, _COLUMNS)
     done, per_minute, tokens_per_s = table.num_rows, None, None
+    outages, away_s = _outages(attempts[-1] if attempts else {}, is_running=shown.is_running)
     if done:
         ended = table["started_at"].cast(pa.int64()).to_numpy() / 1e6 + table["duration_s"].to_numpy()
         began = [moment(one.get("started_at")) for one in attempts[-1:]]
         latest = float(ended.max())
-        # The time between two attempts is no work.
+        # The time between two attempts is no work, nor is that without a server.
         since = max([latest - WINDOW_S, *(one.timestamp() for one in began if one is not None)])
         recent = ended >= since
-        if latest > since and recent.any():
-            per_minute = 60.0 * int(recent.sum()) / (latest - since)
-            tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / (latest - since)
+        work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
+        if work > 0 and recent.any():
+            per_minute = 60.0 * int(recent.sum()) / work
+            tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / work
     left = None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
     endpoint = (attempts[-1].get("operation") or {}).get("endpoint") if attempts else None
     return replace(
@@ -250,10 +257,25 @@ def _of_rollouts(shown: RunStatus, run: Path, facts: RunFacts) -> RunStatus:
         wanted=wanted,
         per_minute=per_minute,
         tokens_per_s=tokens_per_s,
-        eta_s=left if shown.is_running else None,
-        failures=dict(Counter(str(record.get("kind")) for record in read_failures(run))),
+        eta_s=left if shown.is_running and away_s is None else None,
+        away_s=away_s,
+        # What an outage ended is made again, and counts as no attempt.
+        failures=dict(Counter(str(one.get("kind")) for one in read_failures(run) if one.get("counts", True))),
         servers=[] if endpoint is None else [endpoint] if isinstance(endpoint, str) else list(endpoint),
     )
+
+
+def _outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, float]], float | None]:
+    """Beginning and end of each outage of servers in an attempt, in seconds since the epoch, and the seconds of the one
+    that lasts."""
+    spans, away_s, clock = list[tuple[float, float]](), None, time.time()
+    for outage in attempt.get("outages") or []:
+        if (began := moment(outage.get("began_at"))) is not None:
+            lasts = outage.get("seconds") is None
+            away_s = max(0.0, clock - began.timestamp()) if lasts and is_running else None
+            end = clock if lasts else began.timestamp() + float(outage["seconds"])
+            spans.append((began.timestamp(), end))
+    return spans, away_s
 
 
 def _of_training(shown: RunStatus, folder: Path, facts: RunFacts) -> RunStatus:

@@ -61,6 +61,9 @@ class Attempt(BaseModel):
     operation: dict[str, Any] | None = Field(None, description="Settings that may differ between attempts.")
     extent: dict[str, Any] | None = Field(None, description="What this attempt was to cover.")
     outcome: str | None = Field(None, description="closed, or the error that ended it.")
+    outages: list[dict[str, Any]] | None = Field(
+        None, description="When no server could be reached: began_at, and seconds, null until one could be again."
+    )
 
 
 class Parent(BaseModel):

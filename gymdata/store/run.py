@@ -210,6 +210,8 @@ class Run:
         self._closed = False
         self._upload: Upload | None = None
         self._seal_every_s = float("inf")
+        self._away_s = 0.0
+        self._away_since: float | None = None
         self._opened_s = 0.0
 
     @classmethod
@@ -380,6 +382,24 @@ class Run:
         with self._facts_lock:
             self._facts = merged(self._facts, plain(facts))
             self._write()
+
+    def server_away(self, seconds: float | None) -> None:
+        """From now on no server can be reached, or, with the ``seconds`` that it took, one can be again. It is noted in
+        run.json at once, for those who watch the run."""
+        with self._facts_lock:
+            outages = self._facts["attempts"][-1].setdefault("outages", [])
+            if seconds is None:
+                self._away_since = time.monotonic()
+                outages.append({"began_at": now(), "seconds": None})
+            else:
+                self._away_s, self._away_since = self._away_s + seconds, None
+                outages[-1]["seconds"] = round(seconds, 3)
+            self._write()
+
+    @property
+    def away_s(self) -> float:
+        """Seconds of this attempt in which no server could be reached."""
+        return self._away_s + (0.0 if self._away_since is None else time.monotonic() - self._away_since)
 
     def sampled_with(self, **parameters: Any) -> None:
         """Parameters that change the distribution and were chosen while the run was written: they are part of what it is,

@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gymdata.errors import DataError
 from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, interval
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.stats import mean_ci, paired_difference_ci
+from gymdata.stats import two_way_ci
 from gymdata.store import read_run_json, read_table
 from gymdata.sweep.settings import Cell, Value
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """A point of the grid over its seeds. ``rate``: mean reward over tasks of the mean over seeds, ``ci95`` its bootstrap
-    interval over tasks; ``by_seed``: seed → its mean; ``difference``: the paired difference from the baseline over tasks,
-    None of the baseline itself and without a result; ``missing``: cells without a result; ``seconds``: of all its cells."""
+    """A point of the grid over its seeds. ``rate``: mean reward over tasks and seeds, ``ci95`` its bootstrap interval over
+    both; ``by_seed``: seed → its mean; ``difference``: that from the baseline, paired by task and seed, None of the baseline
+    itself and without a result in common; ``missing``: cells without a result; ``seconds``: of all its cells."""
 
     values: dict[str, Value]
     cells: int
@@ -54,21 +55,22 @@ def combinations(
                 hint="let every cell evaluate on the same task file",
             )
     points = [dict(items) for items in dict.fromkeys(tuple(cell.values.items()) for cell in cells)]
-    means = []
-    for point in points:
-        results = [by_cell[cell.name] for cell in done if cell.values == point]
-        tasks = sorted(set.intersection(*map(set, results))) if results else []
-        means.append({task: math.fsum(one[task] for one in results) / len(results) for task in tasks})
-    of_baseline = means[points.index(dict(baseline))]
+    results = [{cell.seed: by_cell[cell.name] for cell in done if cell.values == point} for point in points]
+    of_baseline = results[points.index(dict(baseline))]
     combined = []
-    for point, by_task in zip(points, means, strict=True):
+    for point, by_point in zip(points, results, strict=True):
         own, is_baseline = [cell for cell in cells if cell.values == point], point == dict(baseline)
-        mean, low, high = mean_ci(np.array(list(by_task.values())))
+        scores = _scores(by_point)
+        mean, low, high = two_way_ci(scores)
         difference = None
-        common = sorted(by_task.keys() & of_baseline.keys())
-        if common and not is_baseline:
-            rate, lower, upper = paired_difference_ci([of_baseline[t] for t in common], [by_task[t] for t in common])
-            difference = {"rate": rate, "ci95": interval(lower, upper), "n": len(common)}
+        seeds = [seed for seed in by_point if seed in of_baseline]
+        if seeds and not is_baseline:
+            both = _scores(
+                {(side, seed): one[seed] for side, one in enumerate((by_point, of_baseline)) for seed in seeds}
+            )
+            here, there = np.split(both, 2)
+            rate, lower, upper = two_way_ci(here - there)
+            difference = {"rate": rate, "ci95": interval(lower, upper), "n": both.shape[1], "seeds": len(seeds)}
         by_seed = {
             str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
             for cell in own
@@ -79,7 +81,7 @@ def combinations(
                 values=point,
                 cells=len(own),
                 missing=sum(cell.name not in by_cell for cell in own),
-                n_tasks=len(by_task),
+                n_tasks=scores.shape[1],
                 rate=None if math.isnan(mean) else mean,
                 ci95=interval(low, high),
                 by_seed=by_seed,
@@ -89,3 +91,9 @@ def combinations(
             )
         )
     return combined
+
+
+def _scores(results: Mapping[object, Mapping[str, float]]) -> npt.NDArray[np.float64]:
+    """The scores, of shape (results, tasks), of the tasks that all of them have."""
+    tasks = sorted(set.intersection(*map(set, results.values()))) if results else []
+    return np.array([[one[task] for task in tasks] for one in results.values()], np.float64).reshape(len(results), len(tasks))

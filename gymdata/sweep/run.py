@@ -44,6 +44,7 @@ __all__ = ["SweepPlan", "SweepReport", "sweep"]
 
 _CELL = "cell.json"
 RESULTS_JSON, RESULTS_MD = "results.json", "results.md"
+_INTERVALS = "bootstrap over tasks and seeds; differences are paired by both"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,22 +86,24 @@ class SweepReport(Report):
             *([("run by others", len(self.elsewhere))] if self.elsewhere else []),
             *([("failed", len(self.failed)), ("  first", f"{first[0]}: {first[1]}")] if first else []),
             *([("interrupted", "rerun the same command to resume")] if self.interrupted else []),
+            ("intervals", _INTERVALS),
             *(("results", file) for file in self.files),
             ("written to", self.path),
         ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows: the values that differ, the mean reward, the difference from the baseline, seeds and minutes."""
+        """Header and rows: the values that differ, the mean reward, the difference from the baseline, seeds and minutes. A
+        seed without a result is a dash."""
         names = list(self.combinations[0].values)
         rows = []
         for one in self.combinations:
             gap = "baseline" if one.is_baseline else "–"
             if one.difference is not None:
                 gap = rate_text(one.difference).replace(" %", " points", 1)
-            seeds = ", ".join(f"{100 * rate:.1f}" for rate in one.by_seed.values())
+            seeds = ", ".join([*(f"{100 * rate:.1f}" for rate in one.by_seed.values()), *["–"] * one.missing])
             rate = rate_text({"rate": one.rate, "ci95": one.ci95})
             values = [str(one.values[name]) for name in names]
-            rows.append([*values, rate, gap, seeds or "–", f"{one.seconds / 60:.1f}"])
+            rows.append([*values, rate, gap, seeds, f"{one.seconds / 60:.1f}"])
         return [*names, "mean reward", "against the baseline", "by seed, %", "minutes"], rows
 
 
@@ -275,6 +278,7 @@ def _finished(
         RESULTS_JSON: json.dumps({"combinations": [asdict(one) for one in compared], **counts}, indent=2) + "\n",
         RESULTS_MD: "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines),
     }
+    texts[RESULTS_MD] += f"\nIntervals: {_INTERVALS}.\n"
     for name, text in texts.items():
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")

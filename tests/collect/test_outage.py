@@ -51,8 +51,15 @@ def settings(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
 
 
 def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings: dict[str, Any]) -> None:
-    """One line says that it is gone and for how long it is waited for, one that it is back; every rollout is there."""
-    watcher = watching(server, server.start)
+    """One line says that it is gone and for how long it is waited for, one that it is back; every rollout is there. status
+    says it meanwhile instead of a time left, run.json keeps it, and the speed leaves it out."""
+    seen = []
+
+    def comes_back() -> None:
+        seen.append(gymdata.status(settings["output"]).runs[0])
+        server.start()
+
+    watcher = watching(server, comes_back)
     summary = gymdata.collect(endpoint=server.url, progress=watcher, **settings)
     assert watcher.then == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (4 * TASKS, 0, 0)
@@ -60,6 +67,10 @@ def test_a_server_that_comes_back_is_waited_for(server: ServerProcess, settings:
     assert told[0] == "server unreachable, retrying for 10 min (wait_for_server=)"
     assert told[1].startswith("server reachable again after ")
     assert len(told) == 2
+    assert (seen[0].state, seen[0].eta_s, seen[0].away_s is not None) == ("being written", None, True)
+    (outage,) = json.loads((settings["output"] / "run.json").read_bytes())["attempts"][-1]["outages"]
+    assert summary.away_s == pytest.approx(outage["seconds"], abs=0.1)
+    assert gymdata.status(settings["output"]).runs[0].away_s is None
 
 
 @pytest.mark.full

@@ -73,10 +73,12 @@ def test_every_combination_runs_with_every_seed_and_is_compared_with_the_first(t
     assert a.difference is None
     assert b.difference is not None
     # By task: 1, 0.5, 0, 0.5, 0.
-    assert (b.difference["rate"], b.difference["n"]) == (pytest.approx(0.4), 5)
+    assert (b.difference["rate"], b.difference["n"], b.difference["seeds"]) == (pytest.approx(0.4), 5, 2)
     written_results = json.loads((tmp_path / "sweep" / "results.json").read_text())
     assert [one["rate"] for one in written_results["combinations"]] == [a.rate, b.rate]
-    assert "| a | 50.0 %" in (tmp_path / "sweep" / "results.md").read_text()
+    results = (tmp_path / "sweep" / "results.md").read_text()
+    assert "| a | 50.0 %" in results
+    assert "bootstrap over tasks and seeds" in results
 
 
 def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
@@ -94,6 +96,7 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     monkeypatch.setattr(running, "start", counted)
     stopped = swept(written(tmp_path))
     assert (stopped.done, stopped.interrupted, stopped.exit_code) == (1, True, 130)
+    assert "| 40.0, – |" in (tmp_path / "sweep" / "results.md").read_text()
     (shown,) = status(tmp_path / "sweep").runs
     assert (shown.state, shown.done, shown.wanted, shown.unit) == ("interrupted", 1, 4, "cells")
     report = swept(tmp_path / "sweep.yaml")

@@ -185,6 +185,7 @@ class Pool(Generic[M]):
         self._sticky: OrderedDict[str, Server[M]] = OrderedDict()
         self._reader: asyncio.Task[None] | None = None
         self._none_since: float | None = None
+        self._away: Callable[[float | None], None] = lambda _: None
         #: What was wrong with the list of servers when it was last read.
         self._list_fault: str | None = None
 
@@ -274,9 +275,12 @@ class Pool(Generic[M]):
         reasons = ", ".join(f"{s.url} ({s.last_fault.message if s.last_fault else 'no answer'})" for s in away)
         return [f"{len(away)} of {len(self.servers)} {self._noun}s are not used in the end: {reasons}"] if away else []
 
-    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From now on wait this long when no server can be reached; ``say`` is called for every loss and return."""
-        self._wait_s, self._say = seconds, say
+    def wait_for_server(
+        self, seconds: float, say: Callable[[str], None], away: Callable[[float | None], None] = lambda _: None
+    ) -> None:
+        """From now on wait this long when no server can be reached; ``say`` is called for every loss and return, ``away``
+        with None when none is left, and with the seconds of that when one is back."""
+        self._wait_s, self._say, self._away = seconds, say, away
 
     @property
     def unreachable(self) -> bool:
@@ -348,6 +352,7 @@ class Pool(Generic[M]):
         if self._none_since is None:
             self._none_since = now
             span = f"{self._wait_s / 60:g} min" if self._wait_s >= 60 else f"{self._wait_s:g} s"
+            self._away(None)
             self._say(f"no {self._noun} can be reached, retrying for {span} (--wait-for-server)")
         hopeless = not self.places.may_change and all(server.lasting for server in self.servers)
         if hopeless or now - self._none_since >= self._wait_s:
@@ -429,7 +434,10 @@ class Pool(Generic[M]):
             # Its other connections may be sound, with requests on their way: they are closed in the end.
             self._replaced.append(server.sampler)
             server.sampler, server.difference = fresh.sampler, fresh.difference
-            server.up, server.refused, self._none_since = True, None, None
+            server.up, server.refused = True, None
+            if self._none_since is not None:
+                self._away(time.monotonic() - self._none_since)
+                self._none_since = None
             away = f" again after {time.monotonic() - server.down_since:.0f} s" if server.outages else ""
             self._say(f"{server.url} is used{away} ({sum(s.up for s in self.servers)} of {len(self.servers)})")
 

@@ -342,9 +342,12 @@ class ServerSampler:
         """Close every connection. Safe to call twice."""
         await self._http.close()
 
-    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """From now on wait for a server that cannot be reached; ``say`` is called once per outage."""
-        self._http.wait_for_server(seconds, say)
+    def wait_for_server(
+        self, seconds: float, say: Callable[[str], None], away: Callable[[float | None], None] = lambda _: None
+    ) -> None:
+        """From now on wait for a server that cannot be reached; ``say`` and ``away`` are called when an outage begins, with
+        None, and when it ends, with its seconds."""
+        self._http.wait_for_server(seconds, say, away)
 
     @property
     def unreachable(self) -> bool:
