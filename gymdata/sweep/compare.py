@@ -96,4 +96,5 @@ def combinations(
 def _scores(results: Mapping[object, Mapping[str, float]]) -> npt.NDArray[np.float64]:
     """The scores, of shape (results, tasks), of the tasks that all of them have."""
     tasks = sorted(set.intersection(*map(set, results.values()))) if results else []
-    return np.array([[one[task] for task in tasks] for one in results.values()], np.float64).reshape(len(results), len(tasks))
+    scores = [[one[task] for task in tasks] for one in results.values()]
+    return np.array(scores, np.float64).reshape(len(results), len(tasks))
