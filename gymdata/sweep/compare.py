@@ -60,14 +60,12 @@ def combinations(
     combined = []
     for point, by_point in zip(points, results, strict=True):
         own, is_baseline = [cell for cell in cells if cell.values == point], point == dict(baseline)
-        scores = _scores(by_point)
+        scores = _scores([*by_point.values()])
         mean, low, high = two_way_ci(scores)
         difference = None
         seeds = [seed for seed in by_point if seed in of_baseline]
         if seeds and not is_baseline:
-            both = _scores(
-                {(side, seed): one[seed] for side, one in enumerate((by_point, of_baseline)) for seed in seeds}
-            )
+            both = _scores([one[seed] for one in (by_point, of_baseline) for seed in seeds])
             here, there = np.split(both, 2)
             rate, lower, upper = two_way_ci(here - there)
             difference = {"rate": rate, "ci95": interval(lower, upper), "n": both.shape[1], "seeds": len(seeds)}
@@ -93,8 +91,8 @@ def combinations(
     return combined
 
 
-def _scores(results: Mapping[object, Mapping[str, float]]) -> npt.NDArray[np.float64]:
+def _scores(results: Sequence[Mapping[str, float]]) -> npt.NDArray[np.float64]:
     """The scores, of shape (results, tasks), of the tasks that all of them have."""
-    tasks = sorted(set.intersection(*map(set, results.values()))) if results else []
-    scores = [[one[task] for task in tasks] for one in results.values()]
+    tasks = sorted(set.intersection(*map(set, results))) if results else []
+    scores = [[one[task] for task in tasks] for one in results]
     return np.array(scores, np.float64).reshape(len(results), len(tasks))
