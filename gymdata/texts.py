@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "***"
@@ -34,6 +35,12 @@ def shown(text: str) -> str:
     for folder, url in _shown_as.items():
         text = text.replace(folder, url)
     return _ONE_SLASH.sub(r"\1://", text) if ":/" in text else text
+
+
+def command_line(words: Iterable[object]) -> str:
+    """A command to copy into a shell. A word with single quotes is in double ones where these change nothing."""
+    texts = map(str, words)
+    return " ".join(f'"{w}"' if "'" in w and not re.search(r'["$`\\!]', w) else shlex.quote(w) for w in texts)
 
 
 def redacted(text: str) -> str:

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from gymdata import __version__
 from gymdata.checks.violations import CODES
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.report.rollouts import codes_of
 from gymdata.report.sampling import sample, sampled_as
 from gymdata.scan.patterns import publishable
@@ -41,7 +41,8 @@ _SHOWN = (
 def export(paths: Sequence[Path], config: ViewConfig) -> str:
     """Write the file that ``config.export`` names. Returns a line that says what is in it.
 
-    Raises UsageError for a condition that is wrong, RefusedError when no rollout passes it.
+    Raises UsageError for a condition that is wrong, RefusedError when no rollout passes it, StoreError when another
+    file is there.
     """
     assert config.export is not None
     target = local_output(config.export)
@@ -53,6 +54,8 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
         text = publishable(text, target, config.allow_findings)
     finally:
         pages.close()
+    if target.exists() and not config.overwrite and target.read_bytes() != text.encode():
+        raise StoreError.other_page(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

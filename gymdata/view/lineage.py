@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from gymdata.errors import GymdataError, counted
 from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, read_facts
 from gymdata.store.stage_output import STAGES, kind_of_stage
+from gymdata.texts import command_line
 from gymdata.view.text import Values
 
 #: Columns of the graph, left to right.
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def command(self) -> str:
-        return shlex.join(map(str, self.facts.get("command") or []))
+        return command_line(self.facts.get("command") or [])
 
 
 def graph(paths: Sequence[Path]) -> Values:

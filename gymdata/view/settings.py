@@ -17,8 +17,9 @@ class ViewConfig(Config):
 
     key_only: ClassVar[Set[str]] = frozenset({"sql_seconds", "sql_rows", "sql_memory"})
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
-        ("allow_findings", "where", "sample", "limit"), ("{export}", lambda c: c.export is not None)
+        ("allow_findings", "where", "sample", "limit", "overwrite"), ("{export}", lambda c: c.export is not None)
     )
+    not_with: ClassVar[OnlyWith] = {"annotate": ("{export}", lambda c: c.export is None)}
 
     host: str = pydantic.Field("127.0.0.1", description="Address to listen on.")
     port: int = pydantic.Field(8040, ge=0, le=65535, description="Port; 0 selects a free one.")
@@ -32,6 +33,7 @@ class ViewConfig(Config):
     export: Path | None = pydantic.Field(
         None, description="Write one self-contained HTML file instead of serving; opens offline."
     )
+    overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
     allow_findings: bool = pydantic.Field(
         False, description="Export the page although it holds keys or addresses that `gymdata scan` finds."
     )

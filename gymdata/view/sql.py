@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 import shutil
 import tempfile
 import time
@@ -31,6 +30,7 @@ from gymdata.query.views import Views, find_files
 from gymdata.report.charts import Chart, bars
 from gymdata.report.drawing import svg
 from gymdata.report.rollouts import histogram
+from gymdata.texts import command_line
 from gymdata.view.settings import ViewConfig
 
 FORMATS = {"csv": "text/csv", "jsonl": "application/jsonl", "parquet": "application/vnd.apache.parquet"}
@@ -119,7 +119,7 @@ def condition_of(ids: Sequence[Any]) -> str | None:
 
 
 def command_of(paths: Sequence[Path], condition: str) -> str:
-    return shlex.join(["gymdata", "filter", *map(str, paths), "--where", condition, "-o", "kept"])
+    return command_line(["gymdata", "filter", *paths, "--where", condition, "-o", "kept"])
 
 
 def page_error(error: Exception) -> str:

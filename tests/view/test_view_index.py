@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,23 @@ def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
     assert [(bar.label, bar.count) for bar in found.bars] == [("0", 3), ("1", 3)]
     assert snapshot.table["reward"].take(found.rows).to_pylist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     assert command_of(snapshot, query, found).startswith(f"gymdata filter {run} --where 'contains(task_id, \"t\")'")
+
+
+@pytest.mark.parametrize(
+    ("where", "word"),
+    [
+        ("task_id == 't1'", "\"task_id == 't1'\""),
+        ('task_id == "t1"', "'task_id == \"t1\"'"),
+        ("contains(text, '$HOME')", "'contains(text, '\"'\"'$HOME'\"'\"')'"),
+    ],
+)
+def test_the_command_of_a_selection_is_read_by_a_shell_as_it_was_meant(run: Path, where: str, word: str):
+    """A condition with single quotes is in double ones, unless a shell would change what is between them."""
+    index, query = RolloutIndex([run]), Query(where=where)
+    snapshot = index.snapshot()
+    command = command_of(snapshot, query, Selector().select(snapshot, query))
+    assert command == f"gymdata filter {run} --where {word} -o kept"
+    assert shlex.split(command)[4] == where
 
 
 def test_rollouts_without_a_reward_come_last_either_way(run: Path):

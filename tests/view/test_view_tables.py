@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.scores.marks import Mark, append
 from gymdata.store import write_table
@@ -428,6 +428,23 @@ def test_an_exported_file_samples_and_says_how(run: Path, tmp_path: Path, sample
     assert chosen == (ids or chosen)
     view(run, export=target, sample=sample, limit=3)
     assert target.read_text() == page
+
+
+def test_another_file_is_not_replaced_by_an_exported_one(run: Path, tmp_path: Path) -> None:
+    """The same page may be written again; another file stays unless overwrite is given. Marks are not made in a file."""
+    target = tmp_path / "x.html"
+    view(run, export=target, limit=3)
+    view(run, export=target, limit=3)
+    page = target.read_text()
+    with pytest.raises(StoreError, match=r"x\.html: is there already, and not the same page"):
+        view(run, export=target, limit=2)
+    assert target.read_text() == page
+    view(run, export=target, limit=2, overwrite=True)
+    assert target.read_text() != page
+    with pytest.raises(UsageError, match=r"annotate.* has no effect with"):
+        view(run, export=target, annotate=True)
+    with pytest.raises(UsageError, match=r"overwrite.* has no effect without"):
+        view(run, overwrite=True)
 
 
 def test_a_sample_without_rewards_to_choose_by_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from gymdata.errors import GymdataError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
 from gymdata.stats import paired_difference_ci
+from gymdata.texts import command_line
 from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import Snapshot
 
@@ -264,7 +264,7 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
         ids = snapshot.table["rollout_id"].take(pa.array(selection.rows)).to_pylist()
         texts = [f"rollout_id in [{', '.join(map(text_of_condition, ids))}]"]
     words = [word for text in texts for word in ("--where", text)]
-    return shlex.join(["gymdata", "filter", *map(str, snapshot.paths), *words, "-o", "kept"])
+    return command_line(["gymdata", "filter", *snapshot.paths, *words, "-o", "kept"])
 
 
 class Selector:
