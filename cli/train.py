@@ -47,6 +47,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         dry_run: DryRun = False,
         json: Json = False,
     ) -> int:
+        from gymdata.eval.settings import evaluation_of
         from gymdata.pairs.run import pairs_of_run
         from gymdata.remote.reading import located
         from gymdata.train.run import train
@@ -61,7 +62,8 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
             )
         code = finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
         if not (code or json or dry_run):
-            say(f"next: gymdata {_NEXT.get(kind.algorithm, 'eval {} TASKS --reward REWARD').format(settings.output)}")
+            then = _NEXT.get(kind.algorithm)
+            say(f"next: gymdata {then.format(settings.output) if then else evaluation_of(settings.output, source)}")
         return code
 
     metavar, what = _SOURCES[kind.table.name]

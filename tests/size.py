@@ -21,14 +21,14 @@ BUDGETS: dict[str, int] = {
     "chat": 1_189,
     "check": 2_540,
     "checks": 2_598,
-    "cli": 4_025,
+    "cli": 4_027,
     "collect": 3_732,
     "credit": 1_318,
     "demo": 625,
     "doctor": 616,
     "engines": 3_550,
     "environments": 2_001,
-    "eval": 301,
+    "eval": 333,
     "experience": 1_986,
     "filter": 1_019,
     "finetune": 3_170,
@@ -44,7 +44,7 @@ BUDGETS: dict[str, int] = {
     "query": 1_448,
     "record": 4_748,
     "remote": 1_418,
-    "report": 1_659,
+    "report": 1_703,
     "rewards": 1_929,
     "rollouts": 3_221,
     "scan": 589,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_524, 605
+TOTAL, FILE_LINES = 87_602, 605
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

@@ -22,7 +22,7 @@ from gymdata.errors import DataError, UsageError, option
 from gymdata.eval.settings import EvalConfig
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row, path_of, rate_text
-from gymdata.report.compare import Paired
+from gymdata.report.compare import Paired, sampling_that_differs
 from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, prompt_of, task_fields
 from gymdata.report.run import compared_headline
 from gymdata.rewards import Rewards as RewardFunctions
@@ -41,9 +41,10 @@ _COLUMNS = ("task_id", "reward", "task", "status")
 @dataclass(frozen=True, repr=False)
 class EvalReport(Report):
     """An evaluation. ``pass_at_k``: ``k``, ``value``, ``ci95``, ``tasks`` for k = 1, 2, 4, …; ``reward``: mean with its 95 %
-    interval; ``by_field``: field → one object per value; ``against``: the paired difference from an earlier run and the
-    tasks that ``regressed`` and ``improved`` with their mean rewards and the beginning of their prompt, None without one;
-    ``missing``: rollouts that failed or were interrupted. Without a rollout that is scored the figures are empty."""
+    interval; ``by_field``: field → one object per value; ``against``: the paired difference from an earlier run, the
+    settings of ``sampling`` that differ (name → both values), and the tasks that ``regressed`` and ``improved`` with their
+    mean rewards and the beginning of their prompt, None without one; ``missing``: rollouts that failed or were
+    interrupted. Without a rollout that is scored the figures are empty."""
 
     path: str
     model: str | None
@@ -88,10 +89,19 @@ class EvalReport(Report):
         if self.against is not None:
             rows += [
                 (f"against {self.against['path']}", compared_headline(self.against)),
+                *([("  which was sampled otherwise", self._sampling())] if self.against["sampling"] else []),
                 *((way, len(self.against[way])) for way in ("regressed", "improved")),
             ]
         written = [("results", file) for file in self.files]
         return [*rows, *written, ("written to", self.path)]
+
+    def _sampling(self) -> str:
+        """The settings of sampling in which the earlier run differs, which the difference is of, too."""
+        shown = (
+            (key, *("not set" if value is None else value for value in values))
+            for key, values in (self.against or {})["sampling"].items()
+        )
+        return ", ".join(f"{key} {was} → {now}" for key, was, now in shown)
 
     def markdown(self) -> str:
         """The tables of results."""
@@ -102,6 +112,7 @@ class EvalReport(Report):
             lines += _table((name, "pass@1", "95 %", "tasks"), [(one["value"], *_cells(one)) for one in values])
         if self.against is not None:
             lines += [f"## Against {self.against['path']}", "", f"{compared_headline(self.against)}.", ""]
+            lines += [f"It was sampled otherwise: {self._sampling()}.", ""] if self.against["sampling"] else []
             for way in ("regressed", "improved"):
                 rows = [
                     (
@@ -180,6 +191,7 @@ def evaluate(
     if against is not None and len(rewards.value):
         paired = Paired.of(against, run, None)
         compared, rows = {"path": str(against), "difference": paired.difference()}, task_fields(table)
+        compared["sampling"] = sampling_that_differs(against, run)
         for way, sign in (("regressed", "down"), ("improved", "up")):
             moved = [task for task, direction in paired.ways.items() if direction == sign]
             compared[way] = [

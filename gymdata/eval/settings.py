@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -10,6 +12,8 @@ import pydantic
 
 from gymdata.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import UsageError, option
+from gymdata.settings import as_set
+from gymdata.store.lineage import lineage
 
 
 class EvalConfig(CollectConfig):
@@ -45,3 +49,19 @@ class EvalConfig(CollectConfig):
                 f"got {self.num_rollouts} rollouts per task, which are all the same when sampling is greedy",
                 hint=f"raise {option('temperature')} to 1 for pass@k, or take one rollout per task",
             )
+
+
+def evaluation_of(model: str | Path, source: str) -> str:
+    """The command that evaluates ``model`` with the environment, the rewards and the limit of the runs that ``source`` was
+    made from, where these are the same in all."""
+    ways = set()
+    for run in lineage(source):
+        if run.get("stage") == "collect":
+            config, words = run["config"], list[str]()
+            for name in ("env", "user", "reward", "max_tokens"):
+                value = config.get(name)
+                values = value if isinstance(value, list) else [value]
+                words += [f"--{name.replace('_', '-')} {shlex.quote(str(one))}" for one in values if one is not None]
+            words += [as_set("env_args", json.dumps(config["env_args"]))] if config.get("env_args") else []
+            ways.add(" ".join(words if config.get("env") or config.get("reward") else ["--reward REWARD", *words]))
+    return f"eval {shlex.quote(str(model))} TASKS {ways.pop() if len(ways) == 1 else '--reward REWARD'}"

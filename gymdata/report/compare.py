@@ -18,6 +18,8 @@ from gymdata.scores.chosen import TOTAL, with_score
 from gymdata.scores.marks import read_marks
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
+from gymdata.store.lineage import lineage
+from gymdata.store.run_json import differences
 
 if TYPE_CHECKING:
     from gymdata.scores.marks import Marks
@@ -26,6 +28,20 @@ if TYPE_CHECKING:
 #: Means closer than this are equal.
 _SAME = 1e-9
 _EXAMPLES = 3
+#: Parts of the identity of a run that say how it was sampled, whatever the model.
+_SAMPLING = (
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "sampling",
+    ),
+    *("max_tokens", "max_turns", "max_context", "time_limit", "force", "environment"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,31 @@ class Paired:
             "only_first": len(self.before) - len(a),
             "only_second": len(self.after) - len(a),
         }
+
+
+def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
+    """Setting of sampling and of the environment → its values in the runs that two paths are or were made from, for those
+    that differ; none where a run.json does not say."""
+    runs = [next((one for one in lineage(path) if one.get("stage") == "collect"), {}) for path in (before, after)]
+    if not all(runs):
+        return {}
+    sides = [
+        {name: value for name, value in (one.get("identity") or {}).items() if name in _SAMPLING}
+        | {"rollouts per task": (one.get("config") or {}).get("num_rollouts")}
+        for one in runs
+    ]
+    found: dict[str, list[Any]] = {}
+    for key, was, now in differences(*sides):
+        if not key.startswith("environment."):
+            found[key] = [was, now]
+        elif "env" not in found:
+            places = [side.get("environment") or {} for side in sides]
+            values = [place.get("spec", place.get("name")) for place in places]
+            # Another version of one file.
+            found["env"] = (
+                values if values[0] != values[1] else [f"{values[0]} ({key}: {value})" for value in (was, now)]
+            )
+    return found
 
 
 def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures:

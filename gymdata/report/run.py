@@ -229,11 +229,14 @@ def span(ends: Sequence[float] | None, scale: float = 1.0, digits: int = 1) -> s
 def compared_headline(compared: Figures) -> str:
     """``48.3 % → 71.7 %, +23.3 points (10.0–36.7), 600 tasks``; means of rewards where these are not 0 and 1."""
     d = compared["difference"]
+    sides = f"reward {d['before']:.3f} → {d['after']:.3f}"
+    moved = f"{d['rate']:+.3f}{_signed(d['ci95'], 1.0, 3)}, {counted(d['n'], 'task')}"
     if d["binary"]:
-        sides = f"{percent(d['before'])} → {percent(d['after'])}, {100 * d['rate']:+.1f} points"
-        return f"{sides}{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'task')}"
-    moved = f"reward {d['before']:.3f} → {d['after']:.3f}, {d['rate']:+.3f}"
-    return f"{moved}{_signed(d['ci95'], 1.0, 3)}, {counted(d['n'], 'task')}"
+        sides = f"{percent(d['before'])} → {percent(d['after'])}"
+        moved = f"{100 * d['rate']:+.1f} points{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'task')}"
+    # The bootstrap of equal tasks has no variance, so there is no interval.
+    equal = d["rate"] == 0 and d["ci95"] is None and d["n"] > 1
+    return f"{sides}, " + (f"all {d['n']:,} tasks equal" if equal else moved)
 
 
 def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:

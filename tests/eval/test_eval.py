@@ -14,6 +14,7 @@ import gymdata
 from gymdata.collect.report import CollectPlan
 from gymdata.errors import DataError, UsageError
 from gymdata.eval.run import EvalReport, evaluate
+from gymdata.eval.settings import evaluation_of
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
 
 #: Four tasks of each level; the answer is the task's number.
@@ -76,6 +77,46 @@ def test_an_earlier_run_shows_what_regressed(tmp_path: Path) -> None:
     assert (report.against["difference"]["rate"], report.against["difference"]["n"]) == (0.0, 8)
 
 
+def test_settings_of_sampling_that_differ_are_named_beside_the_difference(tmp_path: Path) -> None:
+    """In the rows, in results.md and in results.json; a difference is then not the model's alone."""
+    before = {"temperature": 1.0, "max_tokens": 64, "num_rollouts": 2}
+    evaluated(tmp_path / "before", knows("easy 0"), **before)
+    report = evaluated(tmp_path / "after", knows("easy 0"), against=tmp_path / "before", max_tokens=48)
+    said = "max_tokens 64 → 48, rollouts per task 2 → 1, temperature 1.0 → 0.0"
+    assert dict(report.rows())["  which was sampled otherwise"] == said
+    assert f"It was sampled otherwise: {said}." in (tmp_path / "after" / "results.md").read_text()
+    written = json.loads((tmp_path / "after" / "results.json").read_text())["against"]
+    assert written["sampling"]["temperature"] == [1.0, 0.0]
+
+
+def test_equal_results_are_said_to_be_equal(tmp_path: Path) -> None:
+    """Without a task that moved there is no interval."""
+    evaluated(tmp_path / "before", knows("easy 0"))
+    report = evaluated(tmp_path / "after", knows("easy 0"), against=tmp_path / "before")
+    assert dict(report.rows())[f"against {tmp_path / 'before'}"] == "12.5 % → 12.5 %, all 8 tasks equal"
+    assert report.against is not None
+    assert report.against["sampling"] == {}
+
+
+def test_the_evaluation_of_a_trained_model_is_sampled_and_scored_as_its_data(tmp_path: Path) -> None:
+    """Through the pairs between; runs of two environments, or none that is known, leave it to the user."""
+    config = {"env": ["calculator.py:Calculator"], "env_args": {"digits": 3}, "reward": ["numeric"], "max_tokens": 48}
+    for name, changed in (("one", {}), ("other", {"env": ["tools.py:Other"]})):
+        (tmp_path / name).mkdir()
+        facts = {"stage": "collect", "run_id": name, "config": config | changed}
+        (tmp_path / name / "run.json").write_text(json.dumps(facts))
+    for name, runs in (("pairs", ["one"]), ("mixed", ["one", "other"])):
+        (tmp_path / name).mkdir()
+        facts = {"stage": "pairs", "run_id": name, "parents": [{"path": str(tmp_path / run)} for run in runs]}
+        (tmp_path / name / "run.json").write_text(json.dumps(facts))
+    assert evaluation_of("runs/pol", str(tmp_path / "pairs")) == (
+        "eval runs/pol TASKS --env calculator.py:Calculator --reward numeric --max-tokens 48 "
+        """--set 'env_args={"digits": 3}'"""
+    )
+    unknown = "eval runs/pol TASKS --reward REWARD"
+    assert [evaluation_of("runs/pol", str(tmp_path / name)) for name in ("mixed", "chat.jsonl")] == [unknown, unknown]
+
+
 def test_pass_at_k_is_unbiased_over_several_rollouts(tmp_path: Path) -> None:
     """Of n rollouts with c right: 1 − C(n−c, k) / C(n, k), averaged over tasks."""
     report = evaluated(tmp_path / "run", lambda _, rng: rng.choice("0123"), num_rollouts=4, temperature=1.0)
@@ -110,6 +151,7 @@ def test_results_are_written_as_an_object_and_as_a_table(tmp_path: Path) -> None
     assert "| pass@1 | 12.5 % |" in text
     assert "| easy | 25.0 % |" in text
     assert "12.5 % → 12.5 %, +0.0 points" in text
+    assert "sampled otherwise" not in text
     assert "| easy-0 | 1 | 0 | easy 0 |" in text
 
 

@@ -61,7 +61,7 @@ def test_a_trainer_that_raises_nothing_is_refused(tmp_path: Path) -> None:
     """The reports are written first: they show why. Where no task moved there is no interval in them."""
     with pytest.raises(RefusedError, match="not clearly better than before: sft"):
         compare_trainers(tmp_path / "out", trainers=("sft",), run_command=Played(0.0), say=lambda _: None)
-    assert "<h1>33.3 % → 33.3 %, +0.0 points, 12 tasks</h1>" in (tmp_path / "out/report-sft.html").read_text()
+    assert "<h1>33.3 % → 33.3 %, all 12 tasks equal</h1>" in (tmp_path / "out/report-sft.html").read_text()
 
 
 def test_its_commands_have_the_flags_that_it_gives(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError
+from gymdata.report.compare import sampling_that_differs
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -73,3 +74,20 @@ def test_runs_and_trainings_are_not_mixed(tmp_path: Path) -> None:
     paths = [run_of(tmp_path / "a", 0, 1), run_of(tmp_path / "b", 0, 1), training_of(tmp_path / "c", 1.0, 1e-5)]
     with pytest.raises(DataError, match="/c"):
         gymdata.report(*paths, write=False)
+
+
+def test_another_version_of_the_environment_is_another_sampling(tmp_path: Path) -> None:
+    """Named once, by its spec, with the hash of its file where that alone differs; weights and seeds are no sampling."""
+    calculator = {"name": "python_tools", "spec": "calculator.py:Calculator", "file_hash": "a1"}
+    places = {"none": {"name": "single_turn"}, "a": calculator, "b": calculator | {"file_hash": "b2"}}
+    for seed, (name, place) in enumerate(places.items()):
+        (tmp_path / name).mkdir()
+        identity = {"environment": place, "temperature": 1.0, "seed": seed, "policy_hash": name}
+        facts = {"stage": "collect", "run_id": name, "identity": identity, "config": {"num_rollouts": 4}}
+        (tmp_path / name / "run.json").write_text(json.dumps(facts))
+    assert sampling_that_differs(tmp_path / "none", tmp_path / "a") == {
+        "env": ["single_turn", "calculator.py:Calculator"]
+    }
+    versions = sampling_that_differs(tmp_path / "a", tmp_path / "b")["env"]
+    assert ["a1" in versions[0], "b2" in versions[1]] == [True, True]
+    assert sampling_that_differs(tmp_path / "a", tmp_path / "a") == {}
