@@ -49,7 +49,7 @@ BUDGETS: dict[str, int] = {
     "rollouts": 3_221,
     "scan": 589,
     "score": 771,
-    "scores": 456,
+    "scores": 459,
     "serve": 212,
     "show": 805,
     "status": 344,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_602, 605
+TOTAL, FILE_LINES = 87_605, 605
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

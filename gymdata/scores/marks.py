@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FILE = "marks.jsonl"
-Kind = Literal["tag", "untag", "comment", "reward", "choice", "bad_task", "good_task", "selection"]
+Kind = Literal["tag", "untag", "comment", "reward", "choice", "unchoice", "bad_task", "good_task", "selection"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _MOST_CHARACTERS = 10_000
 #: What people marked, as columns of rollouts: texts, and a truth value.
@@ -36,8 +36,8 @@ MARKED = ("tags", "comments", "bad_task")
 @dataclass(frozen=True, slots=True)
 class Mark:
     """``who`` says ``kind`` of a rollout. ``value``: the tag, the comment, the corrected reward (None takes a correction
-    back), the address of a selection; ``over``: of a choice, the rollout that is worse; of a selection, its name.
-    ``marked_at``: ISO 8601, UTC."""
+    back), the address of a selection; ``over``: of a choice, the rollout that is worse; of an unchoice, the other one;
+    of a selection, its name. ``marked_at``: ISO 8601, UTC."""
 
     kind: Kind
     rollout_id: str
@@ -80,12 +80,13 @@ class Marks:
             self.bad_tasks.add(mark.task_id)
         elif mark.kind == "good_task":
             self.bad_tasks.discard(mark.task_id)
-        elif mark.kind == "choice" and mark.over is not None:
+        elif mark.kind in ("choice", "unchoice") and mark.over is not None:
             # One person's last word on two rollouts.
             for pair in ((mark.rollout_id, mark.over), (mark.over, mark.rollout_id)):
                 if mark.who in self.choices.get(pair, ()):
                     self.choices[pair].remove(mark.who)
-            self.choices.setdefault((mark.rollout_id, mark.over), []).append(mark.who)
+            if mark.kind == "choice":
+                self.choices.setdefault((mark.rollout_id, mark.over), []).append(mark.who)
         elif mark.kind == "selection" and mark.over is not None:
             self.selections.pop(mark.over, None)
             if mark.value:
@@ -97,8 +98,10 @@ class Marks:
             "tags": self.tags.get(rollout_id, []),
             "comments": {who: text for who, text in self.comments.get(rollout_id, {}).items() if text},
             "reward": self.rewards.get(rollout_id),
-            "better_than": [worse for (better, worse), who in self.choices.items() if who and better == rollout_id],
-            "worse_than": [better for (better, worse), who in self.choices.items() if who and worse == rollout_id],
+            "better_than": {
+                worse: who for (better, worse), who in self.choices.items() if who and better == rollout_id
+            },
+            "worse_than": {better: who for (better, worse), who in self.choices.items() if who and worse == rollout_id},
         }
 
     def text(self, name: Literal["tags", "comments"], rollout_id: str) -> str:
@@ -202,7 +205,7 @@ def _refuse_odd(mark: Mark) -> None:
         raise UsageError.bad_value("reward", mark.value, "a finite number")
     if mark.kind == "selection" and (not mark.over or not re.fullmatch(r"(/(?!/).*)?", str(mark.value))):
         raise UsageError.bad_value("selection", mark.value, "a name, and an address of this server that begins with /")
-    if mark.kind == "choice" and (not mark.over or mark.over == mark.rollout_id):
-        raise UsageError.bad_value("choice", mark.over, "another rollout, which is worse")
+    if mark.kind in ("choice", "unchoice") and (not mark.over or mark.over == mark.rollout_id):
+        raise UsageError.bad_value(mark.kind, mark.over, "another rollout, which is worse")
     if not mark.who.strip() or len(mark.who) > 100:
         raise UsageError.bad_value("name of a person", mark.who, "at most 100 characters")

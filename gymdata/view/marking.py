@@ -90,11 +90,11 @@ class Marking:
         snapshot, number = find(str(fields.get("id")))
         rollout, task = (str(snapshot.table[name][number].as_py()) for name in ("rollout_id", "task_id"))
         over = fields.get("over")
-        if kind == "choice":
+        if kind in ("choice", "unchoice"):
             other = find(str(over))[1]
             over = str(snapshot.table["rollout_id"][other].as_py())
             if snapshot.table["group_id"][number] != snapshot.table["group_id"][other]:
-                raise UsageError.bad_value("choice", over, "a rollout of the same group")
+                raise UsageError.bad_value(kind, over, "a rollout of the same group")
         file = marks_file(snapshot.file(number))
         if file is None:
             raise DataError("the rollout is in no run folder, beside which marks could be kept")

@@ -56,7 +56,7 @@ def test_a_page_writes_what_a_person_says(serve: Serve, run: Path) -> None:
     assert status == 200
     assert now["tags"] == ["good"]
     assert now["comments"] == {"ann": "<b>odd</b>"}
-    assert (now["reward"], now["better_than"], now["bad_task"]) == (0.5, ["a-2"], True)
+    assert (now["reward"], now["better_than"], now["bad_task"]) == (0.5, {"a-2": ["ben"]}, True)
     lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
     assert (lines[0]["kind"], lines[0]["who"]) == ("tag", "ann")
     assert all(line["marked_at"].endswith("+00:00") for line in lines)
@@ -157,7 +157,7 @@ def test_a_line_that_was_cut_off_is_no_mark(run: Path) -> None:
 
 
 def test_a_later_mark_stands_for_an_earlier_one() -> None:
-    """Tags are taken away, a correction is taken back, and one person's last choice of two counts."""
+    """Tags, corrections and choices are taken back, and one person's last choice of two counts."""
     from gymdata.scores.marks import Marks
 
     marks = Marks()
@@ -170,12 +170,16 @@ def test_a_later_mark_stands_for_an_earlier_one() -> None:
         Mark("choice", "s", "t", "ann", "6", None, "r"),
         Mark("choice", "u", "t", "ann", "7", None, "v"),
         Mark("choice", "v", "t", "ben", "8", None, "u"),
+        Mark("choice", "x", "t", "ann", "9", None, "y"),
+        Mark("unchoice", "y", "t", "ben", "91", None, "x"),
+        Mark("choice", "w", "t", "ann", "92", None, "z"),
+        Mark("unchoice", "z", "t", "ann", "93", None, "w"),
     ]:
         marks.add(mark)
     assert marks.tags == {"r": []}
     assert marks.rewards == {}
-    # Two people who are divided prefer neither.
-    assert marks.preferred() == {("s", "r"): 1}
+    # Two people who are divided prefer neither; a choice is taken back from either side, by the person who made it.
+    assert marks.preferred() == {("s", "r"): 1, ("x", "y"): 1}
 
 
 def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:

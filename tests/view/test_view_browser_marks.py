@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gymdata.scores.marks import read_marks
+from gymdata.view.marking import Marking
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import Serve
 
@@ -49,6 +50,46 @@ def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, tmp
     assert read_marks([run]).selections == {"solved": "/?where=reward+%3E+0"}
 
 
+def test_what_was_typed_stays_and_what_was_said_is_taken_back(chromium: Any, serve: Serve, tmp_path: Path) -> None:
+    """What is no number is refused beside the box and stays in it, a comment that was not sent is there after leaving the
+    page, and correction, comment and choice have a button that takes them back, the own ones alone."""
+    run = write_run(tmp_path / "run", [rollout("a", k, float(k == 0), two_turns(20, 40 + k)) for k in range(2)])
+    address = f"{serve(run, annotate=True)}/rollout?id=a-0"
+    page = chromium.new_context().new_page()
+    page.goto(address)
+    page.get_by_label("Reward").fill("0.25")
+    page.get_by_role("button", name="Correct").click()
+    page.get_by_text("reward corrected to 0.25").wait_for()
+    page.get_by_label("Reward").fill("0,5")
+    page.keyboard.press("Enter")
+    page.get_by_text("got '0,5', expected a finite number").wait_for()
+    assert page.get_by_label("Reward").input_value() == "0,5"
+    assert read_marks([run]).rewards == {"a-0": 0.25}
+    page.get_by_role("button", name="Take the correction back").click()
+    page.get_by_text("reward corrected").wait_for(state="detached")
+    page.get_by_label("Comment", exact=True).fill("half a sent")
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]")
+    assert page.get_by_label("Comment", exact=True).input_value() == "half a sent"
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_text("half a sent").wait_for()
+    assert page.get_by_label("Comment", exact=True).input_value() == ""
+    page.get_by_label("Better than").select_option("a-1")
+    page.locator(".tag", has_text="better than").wait_for()
+    page.fill("#who", "zoe")
+    page.locator("#who").blur()
+    assert page.get_by_role("button", name="Take the").count() == 0
+    page.fill("#who", Marking([run], annotate=True).person)
+    page.locator("#who").blur()
+    page.get_by_role("button", name="Take the comment back").click()
+    page.get_by_text("half a sent").wait_for(state="detached")
+    page.get_by_role("button", name="Take the choice back").click()
+    page.locator(".tag", has_text="better than").wait_for(state="detached")
+    page.context.close()
+    marks = read_marks([run])
+    assert (marks.rewards, marks.preferred(), marks.of_rollout("a-0")["comments"]) == ({}, {}, {})
+
+
 def test_two_people_mark_at_once(chromium: Any, serve: Serve, tmp_path: Path) -> None:
     """Both tag and comment with the page open: nothing is lost, comments have a person, and both pages show both tags."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
@@ -64,7 +105,7 @@ def test_two_people_mark_at_once(chromium: Any, serve: Serve, tmp_path: Path) ->
         page.keyboard.press("Enter")
         page.locator(".tag", has_text=f"of-{who}").wait_for()
     for who, page in people.items():
-        page.get_by_label("Comment").fill(f"{who} says")
+        page.get_by_label("Comment", exact=True).fill(f"{who} says")
         page.keyboard.press("Enter")
         page.get_by_text(f"{who} says").wait_for()
         page.reload()

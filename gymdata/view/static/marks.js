@@ -29,17 +29,40 @@ async function redraw() {
   remember();
 }
 
+// What was typed and not sent, by rollout and box: it is there again after another mark, and after leaving the page.
+const draft = (form) => `gymdata-${document.querySelector("#marks").dataset.id}-${form.dataset.kind}`;
+
 function remember() {
   const box = document.querySelector("#who");
   if (!box) return;
   box.value = localStorage.getItem("gymdata-who") || box.value;
-  box.addEventListener("change", () => localStorage.setItem("gymdata-who", box.value.trim()));
+  box.addEventListener("change", () => {
+    localStorage.setItem("gymdata-who", box.value.trim());
+    own();
+  });
+  own();
+  for (const form of document.querySelectorAll("#marks form.mark")) {
+    const typed = sessionStorage.getItem(draft(form));
+    if (typed) form.elements.value.value = typed;
+  }
 }
 
-async function send(said) {
-  const id = document.querySelector("#marks").dataset.id;
-  if (await mark({ id, ...said })) await redraw();
+// People take back what they said themselves.
+function own() {
+  for (const button of document.querySelectorAll("#marks [data-of]")) button.hidden = !JSON.parse(button.dataset.of).includes(person());
 }
+
+async function send(said, form) {
+  const id = document.querySelector("#marks").dataset.id;
+  if (!(await mark({ id, ...said }))) return;
+  if (form) sessionStorage.removeItem(draft(form));
+  await redraw();
+}
+
+document.addEventListener("input", (event) => {
+  const form = event.target.closest('form.mark:not([data-kind="choice"])');
+  if (form) sessionStorage.setItem(draft(form), event.target.value);
+});
 
 document.addEventListener("submit", (event) => {
   const form = event.target.closest("form.mark");
@@ -47,7 +70,7 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   const kind = form.dataset.kind;
   const text = (form.elements.value?.value ?? "").trim();
-  if (kind === "tag" ? text : kind === "comment" || kind === "reward") send({ kind, value: text });
+  if (text || kind === "reward") send({ kind, value: text }, form);
 });
 document.addEventListener("change", (event) => {
   const form = event.target.closest('form.mark[data-kind="choice"]');
@@ -57,7 +80,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("#marks [data-untag], #marks button[data-kind]");
   if (!button) return;
   if (button.dataset.untag) send({ kind: "untag", value: button.dataset.untag });
-  else send({ kind: button.dataset.kind });
+  else send({ kind: button.dataset.kind, value: button.dataset.value, over: button.dataset.over });
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
@@ -68,7 +91,7 @@ document.addEventListener("keydown", (event) => {
     case "n": focus("comment"); event.preventDefault(); break;
     case "+": send({ kind: "tag", value: "good" }); break;
     case "-": send({ kind: "tag", value: "bad" }); break;
-    case "b": document.querySelector("#marks button[data-kind]")?.click(); break;
+    case "b": document.querySelector('#marks button[data-kind$="_task"]')?.click(); break;
   }
 });
 document.querySelector("#save")?.addEventListener("click", async () => {
