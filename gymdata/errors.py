@@ -215,6 +215,8 @@ class DataError(GymdataError):
         hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
         if inside == ["failures.jsonl"]:
             hint = f"all attempts failed so far: `gymdata query :failures {path}` says why"
+        if any(folder.glob("*/cell.json")):
+            hint = f"it is a sweep, with the table {folder}/results.md; its cells are {folder}/*/eval, */policy"
         return cls(f"{path}: is empty (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod

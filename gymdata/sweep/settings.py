@@ -56,7 +56,7 @@ class SweepConfig(Config):
     )
     baseline: dict[str, Value] = pydantic.Field(
         default_factory=dict,
-        description="Values of the combination that the others are compared with (default: the first).",
+        description="Combination that the others are compared with, as {loss: ipo} (default: the first).",
     )
 
     @pydantic.field_validator("seeds", mode="before")

@@ -76,7 +76,7 @@ def test_a_server_that_differs_is_not_used_and_one_line_says_why(
 ) -> None:
     """The engine is then in the command's own process."""
     chosen, notes = background_server(str(tmp_path / "model"), weights, engine, DECIDING)
-    assert (chosen, notes) == (None, [f"not sampling from {server.url}: {why}"])
+    assert (chosen, notes) == (None, [f"not sampling from the background server on {server.url}: {why}"])
 
 
 def test_a_server_of_another_model_is_not_mentioned(server: BackgroundServer) -> None:
@@ -89,7 +89,10 @@ def test_a_server_that_does_not_answer_is_not_used(server: BackgroundServer, tmp
     """It may be starting still, or its engine died."""
     replace(server, url="http://127.0.0.1:1").save()
     chosen, notes = background_server(str(tmp_path / "model"), "abc", {"dtype": "float32"}, DECIDING)
-    assert (chosen, notes) == (None, ["not sampling from http://127.0.0.1:1: it does not answer"])
+    assert (chosen, notes) == (
+        None,
+        ["not sampling from the background server on http://127.0.0.1:1: it does not answer"],
+    )
 
 
 def test_files_of_servers_that_are_gone_are_ignored(server: BackgroundServer) -> None:
@@ -112,4 +115,4 @@ def test_a_damaged_file_of_a_server_is_ignored(server: BackgroundServer, damage:
 def test_a_server_with_a_damaged_address_does_not_answer(server: BackgroundServer, tmp_path: Path, url: str) -> None:
     replace(server, url=url).save()
     chosen, notes = background_server(str(tmp_path / "model"), "abc", {"dtype": "float32"}, DECIDING)
-    assert (chosen, notes) == (None, [f"not sampling from {url}: it does not answer"])
+    assert (chosen, notes) == (None, [f"not sampling from the background server on {url}: it does not answer"])

@@ -120,7 +120,7 @@ def background_server(
             fault = "it does not answer"
         else:
             return server, [f"sampling from {server.url}, which `gymdata serve --background` started"]
-        notes.append(f"not sampling from {server.url}: {fault}")
+        notes.append(f"not sampling from the background server on {server.url}: {fault}")
     return None, notes
 
 
