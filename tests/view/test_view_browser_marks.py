@@ -90,6 +90,17 @@ def test_what_was_typed_stays_and_what_was_said_is_taken_back(chromium: Any, ser
     assert (marks.rewards, marks.preferred(), marks.of_rollout("a-0")["comments"]) == ({}, {}, {})
 
 
+def test_menu_and_boxes_of_marks_fit_a_phone(page: Any, serve: Serve, tmp_path: Path) -> None:
+    """No entry of the menu is cut, and no box or button of marks is beside the screen."""
+    run = write_run(tmp_path / "run", [rollout("a", k, float(k), two_turns(20, 40 + k)) for k in range(2)])
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{serve(run, annotate=True)}/rollout?id=a-0")
+    for element in page.locator(".top nav a, #marks input, #marks button, #marks select").all():
+        box = element.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 def test_two_people_mark_at_once(chromium: Any, serve: Serve, tmp_path: Path) -> None:
     """Both tag and comment with the page open: nothing is lost, comments have a person, and both pages show both tags."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
