@@ -257,7 +257,13 @@ def _option(name: str, field: FieldInfo, names: Sequence[str], section: str | No
 def described(field: FieldInfo) -> str:
     """A setting's text with its default, unless that is nothing."""
     text, default = field.description or "", field.get_default(call_default_factory=True)
-    if field.is_required() or default is None or default is False or default in ((), [], {}) or "(default: " in text:
+    if (
+        field.is_required()
+        or default is None
+        or default is False
+        or default in ("", (), [], {})
+        or "(default: " in text
+    ):
         return text
     shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else str(default)
     return f"{text.removesuffix('.')} (default: {shown})."

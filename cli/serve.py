@@ -21,7 +21,9 @@ def serve(
     background: Annotated[
         bool, typer.Option("--background", help="Leave the server running for later commands with this model.")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the model's background servers.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the model's background servers; without a model the only one.")
+    ] = False,
 ) -> None:
     """The command line that it prints starts the same server by itself; --dry-run prints it only."""
     from gymdata.serve.run import serve as run

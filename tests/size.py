@@ -21,12 +21,12 @@ BUDGETS: dict[str, int] = {
     "chat": 1_189,
     "check": 2_540,
     "checks": 2_598,
-    "cli": 4_027,
+    "cli": 4_035,
     "collect": 3_732,
     "credit": 1_318,
     "demo": 625,
     "doctor": 616,
-    "engines": 3_550,
+    "engines": 3_558,
     "environments": 2_001,
     "eval": 333,
     "experience": 1_986,
@@ -50,7 +50,7 @@ BUDGETS: dict[str, int] = {
     "scan": 589,
     "score": 771,
     "scores": 459,
-    "serve": 212,
+    "serve": 215,
     "show": 805,
     "status": 344,
     "store": 4_884,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_607, 607
+TOTAL, FILE_LINES = 87_626, 607
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

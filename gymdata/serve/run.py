@@ -50,7 +50,7 @@ def serve(
     called when it answers, with the next command. With ``dry_run`` only the line is shown.
 
     With ``background`` return when it answers: later commands with the model on this machine sample from it until ``stop``
-    ends it. It takes a free port where none is given.
+    ends it, without a model the only one. It takes a free port where none is given.
 
     Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM does not have, where there is nothing
     to stop, and for ``stop`` with ``dry_run`` or ``background``; OutsideError when the address is taken or the server ends
@@ -65,6 +65,8 @@ def serve(
         for server in stop_servers(config.model):
             say(f"stopped the server of {server.model} on {server.url}")
         return
+    if not config.model:
+        raise UsageError("model is missing", hint=f"give {option('model')}, or set it in {option('config')}")
     require("engine", "vllm")
     policy_hash, port = "", config.port
     if background and not dry_run:

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import os
 import platform
+import shlex
 import signal
 import time
 import urllib.request
@@ -125,13 +126,20 @@ def background_server(
 
 
 def stop_servers(model: str) -> list[BackgroundServer]:
-    """End the servers of ``model``, and return them. Raises UsageError where there are none."""
+    """End the servers of ``model``, and return them; without a model the only one. Raises UsageError where there are none,
+    or several to choose from."""
     servers = background_servers()
-    stopped = [server for server in servers if server.is_of(model)]
+    stopped = [server for server in servers if not model or server.is_of(model)]
     if not stopped:
         others = ", ".join(f"{server.model} (process {server.pid})" for server in servers)
-        hint = f"there are servers of {others}" if others else f"gymdata serve {model} --background starts one"
-        raise UsageError(f"no background server of {model} on this machine", hint=hint)
+        named = model or "MODEL"
+        hint = f"there are servers of {others}" if others else f"gymdata serve {named} --background starts one"
+        raise UsageError(f"no background server{f' of {model}' if model else ''} on this machine", hint=hint)
+    if not model and len(stopped) > 1:
+        commands = dict.fromkeys(f"gymdata serve {shlex.quote(server.model)} --stop" for server in stopped)
+        raise UsageError(
+            f"{len(stopped)} background servers on this machine, and no model is named", hint="; ".join(commands)
+        )
     for server in stopped:
         server.stop()
     return stopped
