@@ -24,7 +24,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
             process = stack.enter_context(subprocess.Popen(["sleep", "600"], start_new_session=True))
             stack.callback(process.kill)
             log = tmp_path / f"{model}.log"
-            begun = psutil.Process(process.pid).create_time()
+            # In order, also where both began in one tick of the clock.
+            begun = psutil.Process(process.pid).create_time() + len(processes)
             (tmp_path / "gymdata" / "servers").mkdir(parents=True, exist_ok=True)
             BackgroundServer("http://127.0.0.1:1", model, model, model, {}, process.pid, begun, str(log)).save()
             processes[model] = process
