@@ -70,15 +70,17 @@ def write_run(folder: Path, parts: int) -> Path:
 
 
 def messages() -> list[list[dict[str, object]]]:
-    """A question of 200 characters and an answer of 800, of 5,000 words."""
+    """A question of 200 characters, and an answer of 800 with a tool call, of 5,000 words."""
     rng = np.random.default_rng(1)
     words = np.array(["".join(map(chr, rng.integers(97, 123, 7))) for _ in range(5_000)])
     rollouts: list[list[dict[str, object]]] = []
     asked, answered = (words[rng.integers(0, 5_000, (ROWS, size))].tolist() for size in (25, 100))
     for n in range(ROWS):
         answer = [*answered[n], f"unique-{n}", *(["needle"] if n % 100 == 0 else [])]
+        function = {"name": "look_up", "arguments": {"word": answered[n][0], "number": n}}
+        calls = json.dumps([{"id": f"call-{n}", "type": "function", "function": function}])
         rollouts.append([{"role": "user", "content": " ".join(asked[n])},
-                         {"role": "assistant", "content": " ".join(answer), "turn": 0}])  # fmt: skip
+                         {"role": "assistant", "content": " ".join(answer), "turn": 0, "tool_calls": calls}])  # fmt: skip
     return rollouts
 
 
