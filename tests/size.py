@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_019,
     "finetune": 3_170,
     "genrm": 938,
-    "interop": 9_004,
+    "interop": 9_005,
     "judge": 2_513,
     "ls": 447,
     "merge": 402,
@@ -57,13 +57,13 @@ BUDGETS: dict[str, int] = {
     "sweep": 498,
     "tokenize": 424,
     "tour": 199,
-    "train": 7_027,
+    "train": 7_062,
     "validate": 1_300,
     "view": 4_031,
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_631, 607
+TOTAL, FILE_LINES = 87_667, 607
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

@@ -17,7 +17,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
-from gymdata.store.formats import format_of, refuse_unknown
+from gymdata.store.formats import format_of, head, refuse_unknown
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
 
 if TYPE_CHECKING:
@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 
 #: The folder in a training's output for what was made of its text.
 TEXT = "data"
+#: Columns of text beside a question and its answer that are part of neither.
+_BESIDE = {
+    "id",
+    "task_id",
+    "system",
+    "system_prompt",
+    "reward",
+    "score",
+    "label",
+    "level",
+    "subject",
+    "source",
+    "category",
+    "split",
+}
 _Settings = TypeVar("_Settings", bound=TrainConfig)
 
 
@@ -37,7 +52,7 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     """
     if Path(source).is_dir() or not files:
         return None
-    formats = [format_of(file) for file in files]
+    formats = [format_of(file) or questions_answered(file) for file in files]
     format = cast("Format | None", formats[0])
     if format is None:
         refuse_unknown(files[0], settings.table.name)
@@ -58,6 +73,26 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             f"{source}: contains {format.content}, expected {settings.table.name}", hint=f"{other} train from it"
         ).at(source, format.content, settings.table.name)
     return format
+
+
+def questions_answered(file: Source) -> Format | None:
+    """The format that reads rows of ``question`` and ``answer`` alone, which elsewhere are tasks, where ``file`` has these;
+    with a column that may belong to either, such as a context, what is asked is not certain."""
+    if file.kind != "jsonl":
+        return None
+    try:
+        rows = [json.loads(line) for line in head(file)]
+    except (DataError, OSError, ValueError):  # the reader reports it
+        return None
+    for row in rows:
+        texts = (
+            isinstance(row, dict) and {n for n, cell in row.items() if isinstance(cell, (str, list, dict))} - _BESIDE
+        )
+        if texts != {"question", "answer"} or not all(isinstance(row[name], str) for name in texts):
+            return None
+    from gymdata.interop.formats import format_named
+
+    return format_named("trl-prompt-completion") if rows else None
 
 
 @contextlib.contextmanager

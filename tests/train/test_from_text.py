@@ -207,12 +207,22 @@ def test_an_error_of_a_dry_run_names_the_file(tmp_path: Path) -> None:
     assert str(error.value).startswith(f"T205: {file}: with --max-length 2 none of 1 sequence")
 
 
+def test_questions_with_answers_alone_are_trained(tmp_path: Path) -> None:
+    """Of a CSV file, too; a context beside them may be part of what is asked, and is not left out."""
+    file = tmp_path / "answers.csv"
+    file.write_text('question,answer,level\nHow much is 2+3?,5,easy\n"How much is 4+4, then?",8,hard\n')
+    report = gymdata.train_sft(file, POLICY, tmp_path / "out", dry_run=True)
+    assert report.counts["rollouts_chosen"] == 2
+    with pytest.raises(DataError, match="contains prompts with completions, expected pairs"):
+        gymdata.train_dpo(file, POLICY, tmp_path / "out", dry_run=True)
+
+
 def test_rows_of_no_known_format_are_one_verdict(tmp_path: Path) -> None:
     """The one of `validate` and `import`: the keys of the first row, and what to do."""
-    file = write(tmp_path / "rows.jsonl", {"question": "1+1?", "answer": "2"})
+    file = write(tmp_path / "rows.jsonl", {"question": "1+1?", "answer": "2", "context": "Add."})
     with pytest.raises(DataError, match="contains rows of no known format, expected rollouts") as error:
         gymdata.train_sft(file, POLICY, tmp_path / "model")
-    assert "keys question, answer" in str(error.value.hint)
+    assert "keys question, answer, context" in str(error.value.hint)
     assert "to train on `answer`, rename it `completion`" in str(error.value.hint)
 
 

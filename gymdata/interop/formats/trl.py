@@ -87,7 +87,8 @@ class TrlPromptCompletion(TextFormat):
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
 
-        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS)
+        # An answer beside a question is one to train only where that is asked for: it may be a task's reference.
+        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, "answer")
         prompt = in_context(item, conversation(item[prompt_column], prompt_column))
         numbers = {column: number_of(item, column, as_text=True) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
