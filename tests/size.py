@@ -20,7 +20,7 @@ BUDGETS: dict[str, int] = {
     "audit": 1_283,
     "chat": 1_189,
     "check": 2_540,
-    "checks": 2_598,
+    "checks": 2_635,
     "cli": 4_035,
     "collect": 3_732,
     "credit": 1_318,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_019,
     "finetune": 3_170,
     "genrm": 938,
-    "interop": 9_005,
+    "interop": 9_006,
     "judge": 2_513,
     "ls": 447,
     "merge": 402,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_667, 607
+TOTAL, FILE_LINES = 87_705, 607
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

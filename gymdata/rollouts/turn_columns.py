@@ -265,8 +265,8 @@ class Messages:
     says: npt.NDArray[np.bool_]
     #: True where a tool's result is an error message.
     fails: npt.NDArray[np.bool_]
-    #: Finds where an assistant's text contains a tool call; only called where that matters.
-    spelled_calls: Callable[[], npt.NDArray[np.bool_]]
+    #: Finds (message, text) where an assistant's text contains a tool call; only called where that matters.
+    spelled_calls: Callable[[], list[tuple[int, str]]]
     #: Of messages that were made of items: the number of the first one, by which the message is named.
     items: Ints | None = None
     #: The id, as JSON, of a tool's result that answers no call, where it is known.
@@ -477,11 +477,11 @@ def _messages(column: Any) -> Messages:
     if "content" in parts and len(results):
         fails[matches(results, TOOL_ERROR)] = True
 
-    def spelled_calls() -> npt.NDArray[np.bool_]:
-        spelled = np.zeros(n, np.bool_)
-        if "content" in parts:
-            spelled[matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL)] = True
-        return spelled
+    def spelled_calls() -> list[tuple[int, str]]:
+        if "content" not in parts:
+            return []
+        spelled = matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL)
+        return list(zip(spelled.tolist(), parts["content"].take(pa.array(spelled)).to_pylist(), strict=True))
 
     return Messages(offsets, role, turn, calls, has_id, answers, sure, says, fails, spelled_calls)
 

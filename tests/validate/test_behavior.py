@@ -171,11 +171,38 @@ TOOLS = '[{"type": "function", "function": {"name": "add"}}]'
 
 def test_calls_that_nobody_parsed_are_found(tmp_path: Path, suffix: str) -> None:
     """B805: two messages spell calls, none is parsed, and there were tools."""
-    for text in (CALL, 'I call {"name": "add", "arguments": {"a": 1}}.', "[TOOL_CALLS][{}]", "<function=add>"):
+    for text in (
+        CALL,
+        'I call {"name": "add", "arguments": {"a": 1}}.',
+        "[TOOL_CALLS][{}]",
+        "<function=add></function>",
+    ):
         rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
         assert found(tmp_path / text[:3], rows, suffix) == [
             ("B805", 0, 0, None, "2 messages spell a tool call, and none was parsed")
         ]
+
+
+def test_malformed_calls_are_not_blamed_on_the_parser(tmp_path: Path, suffix: str) -> None:
+    """B805 shows one; a whole call among them is counted apart."""
+    texts = (
+        "<tool_call>55",
+        '<tool_call>{"12',
+        "<tool_call>55</tool_call>",
+        "<function=add>",
+        '{"name": "add", "arguments": {',
+    )
+    for number, text in enumerate(texts):
+        rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
+        assert found(tmp_path / str(number), rows, suffix) == [
+            (
+                *("B805", 0, 0, None),
+                f"2 messages spell a tool call, and none was parsed; all of these calls are malformed, as {text!r}",
+            )
+        ]
+    rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for text in (CALL, texts[0], texts[1])]
+    ((*_, detail),) = found(tmp_path / "both", rows, suffix)
+    assert str(detail).endswith("; 2 of these calls are malformed, as '<tool_call>55'")
 
 
 @pytest.mark.parametrize("case", ["one", "no tools", "another was parsed", "plain text"])

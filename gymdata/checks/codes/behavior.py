@@ -6,7 +6,9 @@ loop over tokens or over turns that are fine; of a whole path a few numbers per 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
 from gymdata.rollouts.ragged import Ints, Ragged
+from gymdata.texts import brief
 
 if TYPE_CHECKING:
     from gymdata.rollouts.turn_columns import Evidence, Messages
@@ -81,8 +84,10 @@ _CODES = (
         "warning",
         "texts contain tool calls, and none was parsed",
         "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
-        "has a parsed call: the tool parser is not the model's. No tool was run, so rewards say nothing about the policy. "
-        "Collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). One finding per path.",
+        "has a parsed call. No tool was run, so rewards say nothing about the policy. Where the calls are complete, the "
+        "tool parser is not the model's: collect again with the right --tool-parser (`gymdata check MODEL` shows which one "
+        "fits). Where the finding says that they are malformed (a tag is not closed, or its text is no JSON), the model "
+        "wrote them so, or a token limit cut them: no parser reads them. One finding per path.",
     ),
     Code(
         "B806",
@@ -123,7 +128,8 @@ class Behavior(Check):
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
-        self._calls = self._cut = self._spelled = 0
+        self._calls = self._cut = self._spelled = self._malformed = 0
+        self._malformed_text = ""
         self._parsed = self._offered = self._foreign = False
         self._first_cut: Violation | None = None
         self._first_spelled: Violation | None = None
@@ -184,10 +190,12 @@ class Behavior(Check):
         self._offered = self._offered or e.offers_tools
         # Texts are searched for calls only until a call was parsed.
         if not self._parsed:
-            spelled = np.flatnonzero(m.spelled_calls())
-            self._spelled += len(spelled)
-            if self._first_spelled is None and len(spelled):
-                i = int(spelled[0])
+            spelled = m.spelled_calls()
+            malformed = [text for _, text in spelled if not is_whole_call(text)]
+            self._spelled, self._malformed = self._spelled + len(spelled), self._malformed + len(malformed)
+            self._malformed_text = self._malformed_text or next(iter(malformed), "")
+            if self._first_spelled is None and spelled:
+                i = spelled[0][0]
                 r, turn = int(owner[i]), int(m.turn[i])
                 self._first_spelled = self.at_rollout(e, r, "B805", turn=turn if turn >= 0 else None)
 
@@ -212,6 +220,10 @@ class Behavior(Check):
             self._cut + other._cut,
             self._spelled + other._spelled,
         )
+        self._malformed, self._malformed_text = (
+            self._malformed + other._malformed,
+            self._malformed_text or other._malformed_text,
+        )
         self._parsed, self._offered = self._parsed or other._parsed, self._offered or other._offered
         self._foreign = self._foreign or other._foreign
         self._first_cut = self._first_cut or other._first_cut
@@ -234,6 +246,9 @@ class Behavior(Check):
             found.append(self._first_cut._replace(detail=cut))
         spelled = unparsed(self._spelled, parsed=self._parsed, offered=self._offered)
         if self._first_spelled is not None and spelled is not None:
+            if self._malformed:
+                n = "all" if self._malformed == self._spelled else f"{self._malformed:,}"
+                spelled += f"; {n} of these calls are malformed, as {brief(self._malformed_text)}"
             found.append(self._first_spelled._replace(detail=spelled))
         if self._first is not None:
             reward = np.concatenate([np.empty(0), *self._reward])
@@ -329,6 +344,28 @@ def unparsed(spelled: int, *, parsed: bool, offered: bool) -> str | None:
         if spelled >= UNPARSED and offered and not parsed
         else None
     )
+
+
+def is_whole_call(text: str) -> bool:
+    """Whether a call in a text (``SPELLED_CALL``) is one that the model's own parser would read: its tag is closed and has
+    JSON, or tags of parameters, in it. Calls behind special tokens, which are not JSON of every model, are taken so."""
+    inside = re.findall(r"(?s)<(?:tool|function)_call>(.*?)</(?:tool|function)_call>", text)
+    if re.search("<(tool|function)_call>", text):
+        return any("<arg_key>" in body or "</function>" in body or _decoded(body.strip()) for body in inside)
+    if "<function=" in text:
+        return "</function>" in text.partition("<function=")[2]
+    mark, at = "[TOOL_CALLS]", re.search(r'"name"\s*:', text)
+    if mark in text:
+        return any(_decoded(text, k) for k in range(text.index(mark) + len(mark), len(text)) if text[k] in "{[")
+    return at is None or ((begin := text.rfind("{", 0, at.start())) >= 0 and _decoded(text, begin))
+
+
+def _decoded(text: str, begin: int = 0) -> bool:
+    """Whether an object or a list of JSON begins there."""
+    try:
+        return isinstance(json.JSONDecoder().raw_decode(text, begin)[0], (dict, list))
+    except (ValueError, RecursionError):
+        return False
 
 
 def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:

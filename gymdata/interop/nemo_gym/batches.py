@@ -162,8 +162,9 @@ def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> 
 def _messages(rows: Sequence[Row]) -> Messages:
     entries = [entry for row in rows for entry in row.entries]
 
-    def spelled_calls() -> npt.NDArray[np.bool_]:
-        return np.asarray([any(map(_spells_call, entry.texts)) for entry in entries], np.bool_)
+    def spelled_calls() -> list[tuple[int, str]]:
+        spelled = ((k, next(filter(_spells_call, entry.texts), None)) for k, entry in enumerate(entries))
+        return [(k, text) for k, text in spelled if text is not None]
 
     unanswered = {k: entry.unanswered for k, entry in enumerate(entries) if entry.unanswered is not None}
     answered = np.ones(len(entries), np.bool_)
