@@ -55,7 +55,7 @@ ON_GPU = Scale(
 )  # fmt: skip
 ON_CPU = Scale(
     steps=1, siblings=4, answer=50, runs=1, flex_from=float("inf"), recompute_from=2_000, trainer={},
-    prompts={50: ("rl", "dpo", "sft"), 500: ("rl", "dpo", "sft"), 2_000: ("rl", "dpo", "sft")},
+    prompts={50: ("rl", "dpo", "sft"), 500: ("rl", "dpo", "sft"), 2_000: ("rl",)},
 )  # fmt: skip
 #: Rollouts of 32 tokens of the race of ``collect``.
 COLLECTED = 400
