@@ -6,6 +6,7 @@ and then says that it is done. The run is FOLDER/run, and what the engine read a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,14 +30,23 @@ Script = Sequence[tuple[str, str, Mapping[str, Any]]]
 
 
 class KeptSampler(FakeSampler):
-    """Follows the script, and keeps what it read and sampled."""
+    """Follows the script, and keeps what it read and sampled. A conversation with the text ``delegates`` that has called a
+    tool goes on once another one was answered: some agents end with their first conversation, whatever the others do."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, delegates: str | None = None) -> None:
         super().__init__(lambda prompt, _: answer(script, prompt))
         self.sampled: list[dict[str, list[int]]] = []
+        self._delegates = delegates
+        self._delegated = asyncio.Event()
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
+        prompt = request.prompt_token_ids
+        starts = self._delegates is not None and self._delegates.encode() in bytes(i for i in prompt if i < 256)
+        if starts and ROLE["tool"] in prompt:
+            await self._delegated.wait()
         generations = await super().sample(request)
+        if not starts and TOOL_SET in prompt:
+            self._delegated.set()
         self.sampled += [
             {"prompt": list(request.prompt_token_ids), "generation": list(g.token_ids)} for g in generations
         ]
@@ -55,7 +65,7 @@ def answer(script: Script, prompt: Sequence[int]) -> str:
 
 
 def main(folder: Path, script: Script, command: Sequence[str]) -> int:
-    sampler = KeptSampler(script)
+    sampler = KeptSampler(script, delegates=script[0][0])
     parts = Parts(sampler, Letters(), None, [], {"policy": "fake", "policy_hash": "fake-0"})
     summary = record(output=folder / "run", parts=parts, agent=command, say=lambda text: print(text, file=sys.stderr))
     (folder / "sampled.json").write_text(json.dumps(sampler.sampled))

@@ -76,7 +76,11 @@ def page(chromium: Any, serve: Serve) -> Iterator[Any]:
     def requested(request: Any) -> None:
         hosts.add(request.url.partition("//")[2].partition("/")[0].partition(":")[0])
 
-    page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+    def said(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            faults.append(f"{message.text} ({message.location['url']})")
+
+    page.on("console", said)
     page.on("pageerror", lambda error: faults.append(f"uncaught: {error}"))
     page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.on("request", requested)
