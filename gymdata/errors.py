@@ -434,13 +434,6 @@ class StoreError(GymdataError):
         )
 
     @classmethod
-    def other_page(cls, path: Path) -> StoreError:
-        return cls(
-            f"{path}: is there already, and not the same page",
-            hint=f"{option('overwrite', True)} replaces it; another file keeps both",
-        )
-
-    @classmethod
     def not_described(cls, path: Path) -> StoreError:
         return cls(
             f"{path}: exists, and no run.json says what it is",

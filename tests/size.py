@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
 BUDGETS: dict[str, int] = {
-    ".": 3_577,
+    ".": 3_570,
     "audit": 1_283,
     "chat": 1_189,
     "check": 2_540,
@@ -59,11 +59,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_062,
     "validate": 1_300,
-    "view": 4_031,
+    "view": 4_032,
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_705, 607
+TOTAL, FILE_LINES = 87_699, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from gymdata import __version__
 from gymdata.checks.violations import CODES
-from gymdata.errors import RefusedError, StoreError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError, option
 from gymdata.report.rollouts import codes_of
 from gymdata.report.sampling import sample, sampled_as
 from gymdata.scan.patterns import publishable
@@ -55,7 +55,8 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
     finally:
         pages.close()
     if target.exists() and not config.overwrite and target.read_bytes() != text.encode():
-        raise StoreError.other_page(target)
+        fault = f"{target}: is there already, and not the same page"
+        raise StoreError(fault, hint=f"{option('overwrite', True)} replaces it; another file keeps both")
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
