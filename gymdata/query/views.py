@@ -195,7 +195,7 @@ class Views:
         named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
         everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
-        marks = everything or any(re.search(rf"\b{name}\b", text) for name in MARKED)
+        marks = any(re.search(rf"\b{name}\b", text) for name in MARKED) or (everything and self._has_marks)
         self._make(named or self.names, rewards=rewards, prompts=prompts, marks=marks)
         self._warn_of_copies(named or self.names)
         self.con.execute(_FIND_IDS)
@@ -205,7 +205,7 @@ class Views:
         """Each view's columns and their types."""
         found = {}
         with Views(self.files) as fresh:
-            fresh._make(fresh.names, rewards=True, prompts=True, marks=True)
+            fresh._make(fresh.names, rewards=True, prompts=True, marks=self._has_marks)
             for name in fresh.names:
                 found[name] = {row[0]: row[1] for row in fresh.con.execute(f"DESCRIBE {name}").fetchall()}
         return found
@@ -215,7 +215,7 @@ class Views:
             if name == "failures":
                 self.con.register("failures", _failures(self.files.folders))
             elif name == "marks":
-                self.con.register("marks", marks_table(self.files.folders))
+                self.con.register("marks", marks_table(self._marked_paths))
             elif name in ("turns", "messages"):
                 self._base("rollouts", rewards, marks)
                 if name == "turns" and prompts:
@@ -259,15 +259,24 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
                 quoted = '"reward_' + shown.replace('"', '""') + '"'
                 extra += f", list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value AS {quoted}"
             body = f"SELECT *{extra} FROM ({body})"
-        if name == "rollouts" and marks and any(sizes_of_marks(self.files.folders)):
+        if name == "rollouts" and marks:
             body = self._marked(body)
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    @property
+    def _marked_paths(self) -> list[Path]:
+        """Those whose marks count: also of files of a run that were given alone."""
+        return [*self.files.folders, *(source.path for source in self.files.by_table.get("rollouts", ()))]
+
+    @property
+    def _has_marks(self) -> bool:
+        return any(sizes_of_marks(self._marked_paths))
 
     def _marked(self, body: str) -> str:
         """``body`` with what people marked, as in conditions of ``filter``."""
         import pyarrow as pa
 
-        marks = read_marks(self.files.folders)
+        marks = read_marks(self._marked_paths)
         ids = sorted(marks.tags.keys() | marks.comments.keys())
         texts = {name: [marks.text(name, rollout) for rollout in ids] for name in ("tags", "comments")}
         of_rollouts = {name: pa.array(values, pa.string()) for name, values in ({"rollout_id": ids} | texts).items()}

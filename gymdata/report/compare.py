@@ -91,7 +91,7 @@ def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
     """Setting of sampling and of the environment → its values in the runs that two paths are or were made from, for those
     that differ; none where a run.json does not say."""
     runs = [next((one for one in lineage(path) if one.get("stage") == "collect"), {}) for path in (before, after)]
-    if not all(runs):
+    if not all(one.get("identity") for one in runs):
         return {}
     sides = [
         {name: value for name, value in (one.get("identity") or {}).items() if name in _SAMPLING}

@@ -129,7 +129,7 @@ def call_text(call: Any) -> str:
 
 
 #: What stands before the arguments of a call in the JSON of a column.
-_CALL = r'\{[^{}]*"function": ?\{"name": ?"([^"]*)", ?"arguments": ?'
+_CALL = r'\{[^{}]*"function": ?\{"name": ?"([^"]*)", ?"arguments": ?"?'
 
 
 def joined_calls(messages: pa.ListArray) -> pa.Array:
@@ -140,7 +140,7 @@ def joined_calls(messages: pa.ListArray) -> pa.Array:
 
     offsets, flat = list_parts(messages)
     encoded = flat.field("tool_calls")
-    present = encoded.is_valid()
+    present = pc.and_(encoded.is_valid(), pc.invert(pc.is_in(encoded, pa.array(["null", "[]"], encoded.type))))
     bounds = offsets_of(present.to_numpy(zero_copy_only=False))[offsets]
     calls = pc.replace_substring_regex(encoded.filter(present), _CALL, r"\1(")
     texts = pc.replace_substring(calls, '\\"', '"')

@@ -108,7 +108,7 @@ class Marks:
         """A rollout's column: its tags joined by commas, or what people wrote as paragraphs."""
         if name == "tags":
             return ", ".join(self.tags.get(rollout_id, ()))
-        return "\n\n".join(self.comments.get(rollout_id, {}).values())
+        return "\n\n".join(text for text in self.comments.get(rollout_id, {}).values() if text)
 
     def preferred(self) -> dict[tuple[str, str], int]:
         """(better, worse) → by how many people more; two rollouts on which people are divided are not there."""
@@ -131,7 +131,10 @@ def sizes_of_marks(paths: Iterable[str | Path]) -> list[int]:
 def append(file: Path, mark: Mark) -> None:
     """Append a mark. Raises UsageError for one that says nothing, StoreError where it cannot be written."""
     _refuse_odd(mark)
-    line = orjson.dumps(asdict(mark)) + b"\n"
+    try:
+        line = orjson.dumps(asdict(mark)) + b"\n"
+    except orjson.JSONEncodeError as error:
+        raise UsageError.bad_value(mark.kind, ascii(mark.value), "text that is Unicode") from error
     try:
         fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
@@ -195,6 +198,10 @@ def _lines(file: Path) -> Iterable[Mark]:
 def _refuse_odd(mark: Mark) -> None:
     needs_text = mark.kind in ("tag", "untag", "comment", "selection")
     number = isinstance(mark.value, (int, float)) and not isinstance(mark.value, bool)
+    if not (mark.over is None or isinstance(mark.over, str)):
+        raise UsageError.bad_value("over", mark.over, "an id or a name")
+    if not (mark.value is None or number or isinstance(mark.value, str)):
+        raise UsageError.bad_value(mark.kind, mark.value, "a text or a number")
     if mark.kind not in KINDS:
         raise UsageError.unknown_choice("kind of mark", mark.kind, KINDS)
     if needs_text and (not isinstance(mark.value, str) or len(mark.value) > _MOST_CHARACTERS):

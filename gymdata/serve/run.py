@@ -62,6 +62,8 @@ def serve(
             raise UsageError(
                 f"{option('stop')}: ends servers, so it starts none and shows no line", hint="give it alone"
             )
+        if not config.model and "model" in config.model_fields_set:
+            raise UsageError.bad_value(option("model"), config.model, "a model folder or a name")
         for server in stop_servers(config.model):
             say(f"stopped the server of {server.model} on {server.url}")
         return

@@ -34,7 +34,7 @@ _AFTER_SPACE = re.compile(r"\S")
 #: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 #: A byte order mark of UTF-16, or a character of ASCII in two bytes.
-_UTF16 = re.compile(rb"\xff\xfe|\xfe\xff|[\t\n\r -~]\0|\0[\t\n\r -~]")
+_UTF16 = re.compile(rb"\xff\xfe(?!\0\0)|\xfe\xff|(?P<le>[\t\n\r -~]\0(?!\0))|(?P<be>\0[\t\n\r -~])")
 #: The line by which Excel is told the separator of the lines below it.
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t])", re.IGNORECASE)
 
@@ -224,8 +224,10 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
 
 
 def _refuse_utf16(start: bytes) -> None:
-    if _UTF16.match(start):
-        raise OSError("it is text in UTF-16, expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > NEW` converts it")
+    if match := _UTF16.match(start):
+        # Without a byte order mark iconv has to be told the order.
+        name = f"UTF-16{(match.lastgroup or '').upper()}"
+        raise OSError(f"it is text in UTF-16, expected UTF-8: `iconv -f {name} -t UTF-8 FILE > NEW` converts it")
 
 
 def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes]:

@@ -66,9 +66,10 @@ def combinations(
         seeds = [seed for seed in by_point if seed in of_baseline]
         if seeds and not is_baseline:
             both = _scores([one[seed] for one in (by_point, of_baseline) for seed in seeds])
-            here, there = np.split(both, 2)
-            rate, lower, upper = two_way_ci(here - there)
-            difference = {"rate": rate, "ci95": interval(lower, upper), "n": both.shape[1], "seeds": len(seeds)}
+            if both.size:
+                here, there = np.split(both, 2)
+                rate, lower, upper = two_way_ci(here - there)
+                difference = {"rate": rate, "ci95": interval(lower, upper), "n": both.shape[1], "seeds": len(seeds)}
         by_seed = {
             str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
             for cell in own

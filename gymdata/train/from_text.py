@@ -26,21 +26,6 @@ if TYPE_CHECKING:
 
 #: The folder in a training's output for what was made of its text.
 TEXT = "data"
-#: Columns of text beside a question and its answer that are part of neither.
-_BESIDE = {
-    "id",
-    "task_id",
-    "system",
-    "system_prompt",
-    "reward",
-    "score",
-    "label",
-    "level",
-    "subject",
-    "source",
-    "category",
-    "split",
-}
 _Settings = TypeVar("_Settings", bound=TrainConfig)
 
 
@@ -78,6 +63,8 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
 def questions_answered(file: Source) -> Format | None:
     """The format that reads rows of ``question`` and ``answer`` alone, which elsewhere are tasks, where ``file`` has these;
     with a column that may belong to either, such as a context, what is asked is not certain."""
+    from gymdata.interop.formats.trl import unclear
+
     if file.kind != "jsonl":
         return None
     try:
@@ -85,10 +72,8 @@ def questions_answered(file: Source) -> Format | None:
     except (DataError, OSError, ValueError):  # the reader reports it
         return None
     for row in rows:
-        texts = (
-            isinstance(row, dict) and {n for n, cell in row.items() if isinstance(cell, (str, list, dict))} - _BESIDE
-        )
-        if texts != {"question", "answer"} or not all(isinstance(row[name], str) for name in texts):
+        texts = isinstance(row, dict) and {n for n in ("question", "answer") if isinstance(row.get(n), str)}
+        if texts != {"question", "answer"} or unclear(row):
             return None
     from gymdata.interop.formats import format_named
 

@@ -36,6 +36,8 @@ def test_the_only_server_is_stopped_without_its_model(
     started: dict[str, subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of several each is listed with its command, and none is stopped; without any that is said."""
+    assert main(["serve", "", "--stop"]) == 2  # as of a variable of the shell that is not set
+    assert "got ''" in capsys.readouterr().err
     assert main(["serve", "--stop"]) == 2
     assert (
         "error: 2 background servers on this machine, and no model is named\n"

@@ -242,3 +242,16 @@ def test_a_dry_run_lists_the_commands(tmp_path: Path) -> None:
     assert (plan.cells, len(plan.steps)) == (4, 4)
     assert f"'{tmp_path}/source-b c-1'" in plan.steps["choice-b-c_seed-1"][0]
     assert not (tmp_path / "sweep").exists()
+
+
+def test_results_without_a_common_task_have_no_difference(
+    tmp_path: Path, here: Callable[[Sequence[str], Path], int]
+) -> None:
+    """Neither a number that is none in results.json, nor a rate of nothing: of b no task is scored in both."""
+    file = written(tmp_path)
+    write_run(tmp_path / "source-b-1", [rollout("other", 0, 1.0, two_turns(5, 40))])
+    report = swept(file)
+    a, b = report.combinations
+    assert (a.rate, b.rate, b.n_tasks) == (pytest.approx(0.5), None, 0)
+    assert b.difference is None
+    assert "NaN" not in (tmp_path / "sweep" / "results.json").read_text()

@@ -213,6 +213,9 @@ def test_questions_with_answers_alone_are_trained(tmp_path: Path) -> None:
     file.write_text('question,answer,level\nHow much is 2+3?,5,easy\n"How much is 4+4, then?",8,hard\n')
     report = gymdata.train_sft(file, POLICY, tmp_path / "out", dry_run=True)
     assert report.counts["rollouts_chosen"] == 2
+    later = write(tmp_path / "later.jsonl", *[{"question": f"{n}+1?", "answer": "2"} for n in range(30)],
+                  {"question": "And?", "answer": "2", "context": "Add."})  # fmt: skip
+    assert gymdata.train_sft(later, POLICY, tmp_path / "out", dry_run=True).counts["rollouts_chosen"] == 30
     with pytest.raises(DataError, match="contains prompts with completions, expected pairs"):
         gymdata.train_dpo(file, POLICY, tmp_path / "out", dry_run=True)
 

@@ -86,6 +86,9 @@ def test_nothing_is_written_without_annotate_or_the_pages_token(serve: Serve, ru
         ({"kind": "selection", "over": "x", "value": "javascript:alert(1)"}, 422, "begins with /"),
         ({"kind": "love", "id": "a-1"}, 422, "kind of mark"),
         ({"kind": "tag", "id": "zz", "value": "x"}, 404, "there is no rollout"),
+        ({"kind": "selection", "value": "/r", "over": ["x"]}, 422, "expected an id or a name"),
+        ({"kind": "bad_task", "id": "a-1", "value": {"a": [1]}}, 422, "expected a text or a number"),
+        ({"kind": "comment", "id": "a-1", "value": "\ud800"}, 422, "expected text that is Unicode"),
     ],
 )
 def test_a_mark_that_says_nothing_is_refused(
@@ -198,6 +201,17 @@ def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
         {"rollout_id": "a-1", "tags": "good", "comments": "", "bad_task": True},
         {"rollout_id": "a-2", "tags": "", "comments": "off by one", "bad_task": True},
     ]
+
+
+def test_marks_are_columns_of_a_file_of_a_run_and_of_a_run_without_any(run: Path) -> None:
+    """A part alone has those of its run; without marks the columns are empty, and a comment that was taken back is gone."""
+    sql = "SELECT count(*) AS n, count_if(bad_task) AS bad, max(comments) AS comments FROM rollouts WHERE tags = ''"
+    assert gymdata.query(sql, run).to_pylist() == [{"n": 4, "bad": 0, "comments": ""}]
+    said(run, ("comment", "a-0", "first", None), ("bad_task", "a-0", None, None))
+    said(run, ("comment", "a-0", "", None), who="ben")
+    for path in (run, next((run / "rollouts").iterdir())):
+        assert gymdata.query(sql, path).to_pylist() == [{"n": 4, "bad": 4, "comments": "first"}]
+    assert "bad_task" not in gymdata.query("SELECT kind FROM marks", run).column_names
 
 
 def test_pairs_from_marks_are_what_people_chose(run: Path, tmp_path: Path) -> None:

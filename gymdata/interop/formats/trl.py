@@ -25,10 +25,22 @@ _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosi
 BESIDE = ("system", "system_prompt", "history")
 _PROMPTS = ("prompt", "question", "query")
 _ANSWERS = ("completion", "response")
+#: Columns of text beside a question and its answer that are part of neither.
+_APART = {
+    *("id", "task_id", *BESIDE, *_SCORES),
+    *("level", "subject", "source", "category", "split", "tools"),
+}
 #: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
 _OTHERS = frozenset({"chosen_ids", "initial_reason_steps"})
 #: Columns for the number of a side.
 _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
+
+
+def unclear(row: JsonObject) -> list[str]:
+    """The columns of text of a row of a question and its answer that may belong to either, as a context."""
+    return [
+        n for n, cell in row.items() if isinstance(cell, (str, list, dict)) and n not in _APART | {*_PROMPTS, "answer"}
+    ]
 
 
 @FORMATS.register("trl-messages")
@@ -85,10 +97,13 @@ class TrlPromptCompletion(TextFormat):
         return all(texts) and "rejected" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.importing import BadItem
         from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
 
         # An answer beside a question is one to train only where that is asked for: it may be a task's reference.
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, "answer")
+        if name == "answer" and (others := unclear(item)):
+            raise BadItem("S103", f"{', '.join(others)}: may be part of the question or its answer")
         prompt = in_context(item, conversation(item[prompt_column], prompt_column))
         numbers = {column: number_of(item, column, as_text=True) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
