@@ -98,18 +98,18 @@ def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
         | {"rollouts per task": (one.get("config") or {}).get("num_rollouts")}
         for one in runs
     ]
-    found: dict[str, list[Any]] = {}
+    differing: dict[str, list[Any]] = {}
     for key, was, now in differences(*sides):
         if not key.startswith("environment."):
-            found[key] = [was, now]
-        elif "env" not in found:
+            differing[key] = [was, now]
+        elif "env" not in differing:
             places = [side.get("environment") or {} for side in sides]
             values = [place.get("spec", place.get("name")) for place in places]
             # Another version of one file.
-            found["env"] = (
+            differing["env"] = (
                 values if values[0] != values[1] else [f"{values[0]} ({key}: {value})" for value in (was, now)]
             )
-    return found
+    return differing
 
 
 def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures:

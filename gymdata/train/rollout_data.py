@@ -67,9 +67,9 @@ def rollouts_to_train(
     if not len(chosen):
         unset = "" if min_reward is None else " --set min_reward=null"
         fault, hint = "has a reward to be chosen by", f"{unscored_hint([where])}; or train all: --select all{unset}"
-        known = known_rewards(table["reward"])[rows]
-        if unset and np.isfinite(known).any():
-            fault = f"has a reward of at least min_reward {min_reward:g}; the highest is {np.nanmax(known):g}"
+        rewards = known_rewards(table["reward"])[rows]
+        if unset and np.isfinite(rewards).any():
+            fault = f"has a reward of at least min_reward {min_reward:g}; the highest is {np.nanmax(rewards):g}"
             hint = f"lower --min-reward, or train without it:{unset}"
         raise RefusedError(f"{where}: none of {counted(len(rows), 'rollout')} {fault}", code="R501", hint=hint)
     groups = (

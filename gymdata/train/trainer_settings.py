@@ -98,9 +98,9 @@ def check_settings(
     losses = values_compared(f"trl.trainer.{algorithm}_trainer", "loss_type")
     chosen = values.get("loss_type")
     for loss in [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else ():
-        known = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
-        if losses and loss not in known:
-            raise UsageError.unknown_choice(called("loss_type"), str(loss), known)
+        loss_types = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
+        if losses and loss not in loss_types:
+            raise UsageError.unknown_choice(called("loss_type"), str(loss), loss_types)
 
 
 def _source_fields(algorithm: str) -> dict[str, Fields]:

@@ -92,13 +92,13 @@ class Query:
         """The query of an address. ``offered``: the columns that a list can have."""
         page, sort = given.get("page", "1"), given.get("sort", "")
         columns = [name for name in given.get("columns", "").split(",") if name]
-        known = [name for name in columns if name in (*offered, "task", "run")]
-        unknown = [UsageError.unknown_choice("columns", name, offered) for name in columns if name not in known]
+        shown = [name for name in columns if name in (*offered, "task", "run")]
+        unknown = [UsageError.unknown_choice("columns", name, offered) for name in columns if name not in shown]
         unknown += [UsageError.unknown_choice("sort", sort, SORTS)] if sort and sort not in SORTS else []
         return cls(
             given.get("where", "").strip(),
             **{name: given.get(name, "").strip() for name in _BOXES},
-            columns=",".join(known),
+            columns=",".join(shown),
             sort=sort if sort in SORTS else "",
             down=given.get("down") == "1",
             groups=given.get("by") == "group",
