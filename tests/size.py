@@ -22,11 +22,11 @@ BUDGETS: dict[str, int] = {
     "check": 2_540,
     "checks": 2_635,
     "cli": 4_035,
-    "collect": 3_732,
+    "collect": 3_738,
     "credit": 1_318,
     "demo": 625,
-    "doctor": 616,
-    "engines": 3_558,
+    "doctor": 621,
+    "engines": 3_572,
     "environments": 2_001,
     "eval": 333,
     "experience": 1_986,
@@ -38,7 +38,7 @@ BUDGETS: dict[str, int] = {
     "ls": 447,
     "merge": 402,
     "mix": 362,
-    "models": 1_572,
+    "models": 1_584,
     "pairs": 1_573,
     "publish": 599,
     "query": 1_457,
@@ -63,7 +63,7 @@ BUDGETS: dict[str, int] = {
     "workers": 623,
 }
 #: What the whole may have.
-TOTAL, FILE_LINES = 87_720, 600
+TOTAL, FILE_LINES = 87_757, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 283, 14
 
 

@@ -296,6 +296,12 @@ async def _play(
             # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
             # end.
             asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
+            from gymdata.engines._vllm import VllmSampler
+
+            began_in = (read_run_json(run.folder).get("engine") or {}).get("dtype")
+            if run.resumed and began_in and isinstance(parts.sampler, VllmSampler):
+                # Another machine may have another default, and one run has one number format.
+                parts.sampler.engine_args.setdefault("dtype", began_in)
             facts = dict(await parts.source.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):

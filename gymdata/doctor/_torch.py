@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymdata.errors import DataError, first_line, needs
+from gymdata.models._torch import multiplies
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.model_identity import base_of, stored_dtype
 
@@ -49,7 +50,11 @@ class ModelSpeed:
 
 def size_of(model: str) -> ModelSize:
     """Raises DataError for a model that is not here or that transformers does not know."""
-    dtype = stored_dtype(model) or "float32"
+    with needs("train"):
+        import torch
+
+    stored = stored_dtype(model) or "float32"
+    dtype = stored if torch.cuda.is_available() or multiplies(stored) else "float32"  # as ``collect`` samples it
     config, empty = _config(model), _of_config(_config(model), "meta", dtype)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

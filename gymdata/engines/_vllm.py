@@ -35,7 +35,7 @@ from gymdata.engines.sampling import Sampling, best_alternatives, check_generati
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
-from gymdata.models.model_identity import base_of, policy_facts
+from gymdata.models.model_identity import base_of, policy_facts, stored_dtype
 from gymdata.settings import Settings, source_fields
 from gymdata.store.paths import Facts
 
@@ -74,6 +74,8 @@ class EngineLog:
 DEFAULT_MAX_NUM_SEQS = 256
 #: Settings that this adapter relies on; changing them would break its invariants.
 _FIXED = {"model": "give -m/--model"}
+#: Bytes of weights from which on a model's own work outweighs that around it, on a CPU.
+_LARGE = 100_000_000
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -418,13 +420,17 @@ class VllmSampler:
         model, scheduler = config.model_config, config.scheduler_config
         chunked = bool(scheduler.enable_chunked_prefill)
         device = str(config.device_config.device_type)
+        dtype, stored = str(model.dtype).removeprefix("torch."), stored_dtype(self.model)
+        other = stored not in (None, dtype) and "dtype" not in self.engine_args
+        slow = ", in which this processor is slow" if device == "cpu" else ""
+        instead = f"sampling in {dtype}: the weights are in {stored}{slow}"
         self._runs_at_once(int(scheduler.max_num_seqs))
         return {
             "engine": "vllm",
             "engine_version": vllm.__version__,
             "transport": "in-process",
             "device": device,
-            "dtype": str(model.dtype).removeprefix("torch."),
+            "dtype": dtype,
             "quantization": model.quantization,
             "max_model_len": int(model.max_model_len),
             "max_num_seqs": int(scheduler.max_num_seqs),
@@ -444,6 +450,7 @@ class VllmSampler:
                 key: value if isinstance(value, str | int | float | bool | type(None) | list | dict) else str(value)
                 for key, value in self.engine_args.items()
             },
+            **({"notes": [f"{instead} (--set engine.dtype={stored} samples in that)"]} if other else {}),
         }
 
 
@@ -517,7 +524,14 @@ def _cpu_args(base: str, given: Settings) -> Settings:
     """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    from gymdata.models._torch import multiplies
+
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    weights = sum(file.stat().st_size for file in Path(base).glob("*.safetensors"))
+    if len(cores) == 2 and weights >= _LARGE and not any("parallel" in key for key in given):
+        # vLLM leaves one to its scheduler, which has little to do beside a model of this size (RESULTS.md, Real model).
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     probe = {
         key: given[key] for key in ("max_model_len", "tokenizer", "trust_remote_code", "hf_overrides") if key in given
     }
@@ -531,7 +545,7 @@ def _cpu_args(base: str, given: Settings) -> Settings:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, int(model.max_model_len)),
         # vLLM would round a float32 checkpoint to bfloat16, and log-probs would be up to 0.1 off the trained model's.
-        "dtype": "float32" if stored == "float32" else "auto",
+        "dtype": "float32" if stored == "float32" or not multiplies(stored) else "auto",
     }
 
 
