@@ -56,11 +56,8 @@ def held(work: Path) -> dict[str, Any]:
     figures = json.loads((out / "summary.json").read_text())
     weights = (out / "round-1" / "policy" / "model.safetensors").read_bytes()
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.name != "gymdata.log")
-    return {
-        "names": names,
-        "weights": weights,
-        "figures": {k: v for k, v in figures.items() if k not in ("seconds", "output")},
-    }
+    figures = {k: v for k, v in figures.items() if k not in ("seconds", "output")}
+    return {"names": names, "weights": weights, "figures": figures}
 
 
 def demo(processes: Forks, folder: Path) -> kills.Killed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,12 @@ from gymdata.store.columns import to_rows
 from gymdata.train import run
 from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from tests.interop.published_rows import oasst_messages
+from tests.interop.trajectories import write
 
 pytestmark = pytest.mark.torch
 
 POLICY = "sample_data/policy"
 CONVERSATION = [{"role": "user", "content": "How much is 2+3?"}, {"role": "assistant", "content": "5"}]
-
-
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.mark.parametrize(("mask", "trained"), [("completion", "Yes."), ("assistant", "5Yes."), ("last", "Yes.")])
@@ -46,14 +41,8 @@ def test_the_mask_says_which_messages_are_trained(mask: str, trained: str, tmp_p
 
 
 def test_a_message_of_weight_0_is_not_trained(tmp_path: Path) -> None:
-    row = {
-        "messages": [
-            CONVERSATION[0],
-            {**CONVERSATION[1], "weight": 0},
-            CONVERSATION[0],
-            {**CONVERSATION[1], "content": "six"},
-        ]
-    }
+    question, answer = CONVERSATION
+    row = {"messages": [question, {**answer, "weight": 0}, question, {**answer, "content": "six"}]}
     gymdata.import_rollouts(write(tmp_path / "rows.jsonl", row), tmp_path / "text", source="openai")
     report = gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer=POLICY)
     (rollout,) = to_rows(read_table(tmp_path / "tokens"))

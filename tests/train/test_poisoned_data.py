@@ -9,37 +9,23 @@ import pytest
 
 from gymdata.errors import GymdataError
 from gymdata.models.model_identity import ModelFacts
-from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
 from gymdata.train import run
 from gymdata.train.settings import TRAINERS
 from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
+from tests.servers import Watcher
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=100)
 
 
-class Lines(NullProgress):
-    """The messages, in a list."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
-
-
-def train(algorithm: str, source: str, folder: Path, progress: list[str] | None = None, **settings: Any) -> None:
-    """A dry run whose trainer does nothing; its messages into ``progress``."""
+def train(algorithm: str, source: str, folder: Path, **settings: Any) -> list[str]:
+    """The messages of a dry run whose trainer does nothing; ``value`` holds nothing out."""
+    settings |= {"split": 0} if algorithm == "value" else {}
     config = TRAINERS[algorithm].load(None, {"model": "model", "output": folder / "out", **settings})
-    run.train(
-        source,
-        config,
-        model=MODEL,
-        run_job=lambda *_: {},
-        dry_run=True,
-        progress=Lines([] if progress is None else progress),
-    )
+    watch = Watcher()
+    run.train(source, config, model=MODEL, run_job=lambda *_: {}, dry_run=True, progress=watch)
+    return watch.said
 
 
 @pytest.mark.parametrize("algorithm", ["rl", "value"])
@@ -50,9 +36,8 @@ def test_a_weight_or_temperature_that_means_nothing_is_refused_with_its_row(
 ) -> None:
     """A negative weight would teach the opposite, and NaN spoils all: the file, the row, the column and what to do."""
     source = experiences(tmp_path, [{}, {}, {name: bad}, {}])
-    settings: Any = {"split": 0} if algorithm == "value" else {}
     with pytest.raises(GymdataError, match=rf"{source}, row 2, sequence r2/0: {name}: got {bad}, expected") as refused:
-        train(algorithm, source, tmp_path, **settings)
+        train(algorithm, source, tmp_path)
     assert refused.value.hint == "correct these rows, or leave them out"
     assert refused.value.exit_code in (1, 2)
 
@@ -77,9 +62,8 @@ def test_a_number_beside_which_the_others_mean_nothing_is_refused(
     """An advantage of 1e6 beside ones of 1, and the like in each column that a loss multiplies with."""
     extra = {name: [0.0, 0.0, 0.0] for name in row if name in ("ref_logprobs", "values")}
     source = experiences(tmp_path, [extra, extra, extra, row, extra])
-    settings: Any = {"split": 0} if algorithm == "value" else {}
     with pytest.raises(GymdataError, match=f"{source}: .*".replace("+", r"\+") + says.replace("+", r"\+")):
-        train(algorithm, source, tmp_path, **settings)
+        train(algorithm, source, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +111,8 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(
 def test_a_reward_of_experiences_that_is_no_number_is_refused(algorithm: str, tmp_path: Path) -> None:
     """A loss may be computed from it."""
     source = experiences(tmp_path, [{}, {"reward": float("inf")}, {"reward": None}])
-    settings: Any = {"split": 0} if algorithm == "value" else {}
     with pytest.raises(GymdataError, match=rf"{source}, row 1, experience r1/0: reward: got inf, expected a finite"):
-        train(algorithm, source, tmp_path, **settings)
+        train(algorithm, source, tmp_path)
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), [("sft", {}), ("sft", {"select": "all"}), ("kto", {})])
@@ -150,26 +133,21 @@ def test_a_rollout_that_is_there_twice_is_refused(
 def test_a_turn_that_begins_outside_of_its_row_is_refused(algorithm: str, bad: int, tmp_path: Path) -> None:
     """Also where no loss reads it: such a row was put together wrongly."""
     source = experiences(tmp_path, [{}, {}, {"turn_starts": [1, bad]}])
-    settings: Any = {"split": 0} if algorithm == "value" else {}
     with pytest.raises(
         GymdataError, match=rf"{source}, row 2, sequence r2/0: turn_starts: got {bad}, expected a place"
     ):
-        train(algorithm, source, tmp_path, **settings)
+        train(algorithm, source, tmp_path)
 
 
 def test_the_best_of_equal_rewards_is_told(tmp_path: Path) -> None:
     """In a group whose rewards are all equal there is no best: how many there are, of how many, and what else to do."""
-    said: list[str] = []
     rows = solved_and_not()
     for row in rows[:3]:
         row["reward"] = 1.0
     source = written(tmp_path, rows)
-    train("sft", source, tmp_path, progress=said)
-    assert any("in 1 of 2 chosen groups all rewards are equal" in line for line in said), said
-    said.clear()
-    train("sft", source, tmp_path, progress=said, select="above")
-    train("sft", written(tmp_path, solved_and_not()), tmp_path, progress=said)
-    assert not any("rewards are equal" in line for line in said), said
+    assert "in 1 of 2 chosen groups all rewards are equal" in "".join(train("sft", source, tmp_path))
+    assert "rewards are equal" not in "".join(train("sft", source, tmp_path, select="above"))
+    assert "rewards are equal" not in "".join(train("sft", written(tmp_path, solved_and_not()), tmp_path))
 
 
 def solved_and_not() -> list[dict[str, Any]]:

@@ -21,15 +21,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.spread]
 SAMPLE = Path(__file__).parents[2] / "sample_data"
 ALGORITHMS = ("sft", "dpo", "kto", "reward", "rl", "value")
 #: Columns of metrics.jsonl that tell of time, or of one process only.
-_TIMES = {
-    "elapsed_s",
-    "tokens_per_s",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-    "train_loss",
-    "total_flos",
-}
+_TIMES = {"elapsed_s", "tokens_per_s", "train_runtime", "train_loss", "total_flos"}
+_TIMES |= {"train_samples_per_second", "train_steps_per_second"}
 _FACTS = (
     "stage", "status", "config", "parents", "model", "counts", "trained_tokens", "steps", "heldout", "ratio", "settings",
 )  # fmt: skip
@@ -52,13 +45,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert main(["pairs", str(rollouts), "-o", str(folder / "pairs")]) == 0
     assert main(["experience", str(rollouts), "-o", str(folder / "experiences")]) == 0
     assert main(["experience", str(rollouts), "--estimator", "gae", "-o", str(folder / "returns")]) == 0
-    of = {
-        "dpo": folder / "pairs",
-        "reward": folder / "pairs",
-        "rl": folder / "experiences",
-        "value": folder / "returns",
-    }
-    return {name: of.get(name, rollouts) for name in ALGORITHMS}
+    of = {"dpo": "pairs", "reward": "pairs", "rl": "experiences", "value": "returns"}
+    return {name: folder / of[name] if name in of else rollouts for name in ALGORITHMS}
 
 
 def held(work: Path) -> dict[str, Any]:
@@ -80,16 +68,10 @@ def held(work: Path) -> dict[str, Any]:
 
 
 def killed(algorithm: str, given: dict[str, Path], processes: Forks, folder: Path, **more: int) -> Killed:
-    words = [
-        f"train-{algorithm}",
-        str(given[algorithm]),
-        "-m",
-        str(SAMPLE / "policy"),
-        "-o",
-        str(folder / "work" / "out"),
-    ]
+    words = [f"train-{algorithm}", str(given[algorithm]), "-m", str(SAMPLE / "policy")]
+    words += ["-o", str(folder / "work" / "out")]
     settings = {"max_steps": 2, "per_device_train_batch_size": 2, "save_steps": 1} | more
-    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    options = [f"--set={name}={value}" for name, value in settings.items()]
     return Killed(processes, folder, [*words, *options], held, [1])
 
 

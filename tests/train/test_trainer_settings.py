@@ -171,12 +171,8 @@ def test_faults_of_the_trainers_keys_name_where_they_were_given(tmp_path: Path) 
     """A flag, --set and the file each by its name, as for gymdata's own settings."""
     file = tmp_path / "rl.yaml"
     file.write_text("weight_decay: -1\nmax_stepz: 3\n")
-    settings = TRAINERS["rl"].load(
-        file,
-        {"model": "m", "output": "o", "seed": -1},
-        ["learning_rate=-1", "trainer.adam_beta1=2"],
-        {"seed": "--seed"},
-    )
+    given = {"model": "m", "output": "o", "seed": -1}
+    settings = TRAINERS["rl"].load(file, given, ["learning_rate=-1", "trainer.adam_beta1=2"], {"seed": "--seed"})
     with pytest.raises(UsageError) as caught:
         check_settings("rl", settings.trainer, called=settings.called)
     faults = sorted(str(fault).partition(": got")[0] for fault in caught.value.faults)

@@ -21,6 +21,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table, write_table
 from gymdata.train.settings import TRAINERS
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.servers import Watcher
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -128,18 +129,6 @@ def test_a_packed_row_that_is_too_short_is_refused_before_torch(
     assert [job["pack_length"] for job in started] == [longest, longest - 1]
 
 
-class Notes:
-    """A watcher that remembers."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def update(self, **counts: float) -> None: ...
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-
-
 @pytest.mark.parametrize(
     ("rewards", "loss", "warned"),
     [((1.0, 1.0), "ppo_clip", True), ((0.0, 1.0), "ppo_clip", False), ((1.0, 1.0), "awr", False)],
@@ -155,7 +144,7 @@ def test_advantages_that_are_all_zero_are_warned_of(
         tmp_path / "run", [rollout("a", i, reward, two_turns(1, 50 + i)) for i, reward in enumerate(rewards)]
     )
     gymdata.experience(run, output=tmp_path / "experiences", zero_variance="keep")
-    notes = Notes()
+    notes = Watcher()
     gymdata.train_rl(
         tmp_path / "experiences", "sample_data/policy", tmp_path / "out", loss=loss, dry_run=True, progress=notes
     )

@@ -126,20 +126,8 @@ def test_sft_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, packin
     made = rows()
     run, out = write_run(tmp_path / "run", made), tmp_path / "sft"
     more = ["--packing", "--pack-length", 16] if packing else []
-    train(
-        "sft",
-        run,
-        policy,
-        out,
-        "--annotate",
-        "--select",
-        "all",
-        "--max-length",
-        8,
-        "--set",
-        "num_train_epochs=1",
-        *more,
-    )
+    words = ["--annotate", "--select", "all", "--max-length", 8, "--set", "num_train_epochs=1", *more]
+    train("sft", run, policy, out, *words)
     turns, found = sampled(made), read_table(run, ANNOTATIONS).to_pylist()
     reached = {name: turn for name, turn in turns.items() if len(turn["prompt"]) < 8}
     assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted(reached)

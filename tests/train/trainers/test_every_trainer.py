@@ -13,6 +13,7 @@ import pytest
 
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.models.model_identity import ModelFacts
+from gymdata.progress import NullProgress
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
@@ -56,6 +57,7 @@ def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
     proof = token_checksum.as_json()
     assert proof["equal"] is True
     assert proof["file"]["count"] > 0
+    assert proof["file"] == proof["batches"] == proof["before_first_step"] == token_checksum.expected.as_json()
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
 
 
@@ -198,6 +200,7 @@ def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
     with pytest.raises(OutsideError, match="norm of the gradient became inf at step 1, on rollouts") as caught:
         trainer.train()
     assert caught.value.exit_code == 3
+    assert "look for a huge advantage" in str(caught.value)
     assert len(rows) == 4
     named = str(caught.value).splitlines()[0].partition("on rollouts ")[2].split(", ")
     assert sorted(named) == sorted(trainer.data.rollouts_of(np.unique(rows)))
@@ -256,7 +259,7 @@ def test_a_training_that_learned_nothing_ends_with_1(
         for row in experience_rows(policy)
     ]
     words = ["train-rl", write_experiences(tmp_path, made), "-m", policy, "-o", tmp_path / "out", "--json"]
-    words += [word for name, value in {"max_steps": 2, **settings}.items() for word in ("--set", f"{name}={value}")]
+    words += [f"--set={name}={value}" for name, value in {"max_steps": 2, **settings}.items()]
     done = gymdata(*words)
     assert (done.returncode, "nothing was learned" in done.stderr) == (1, True), done.stderr
     assert json.loads(done.stdout)["learned"] is False
@@ -270,17 +273,9 @@ def test_a_training_that_learned_nothing_ends_with_1(
 )
 def test_the_smallest_honest_training_learned(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     """One step with a learning rate of 1e-6 changes weights by more than rounding, whole or of an adapter."""
-    words = [
-        "train-rl",
-        write_experiences(tmp_path, experience_rows(policy)),
-        "-m",
-        policy,
-        "-o",
-        tmp_path / "out",
-        "--json",
-    ]
-    given = {"max_steps": 1, "learning_rate": 1e-6, **settings}
-    done = gymdata(*words, *(word for name, value in given.items() for word in ("--set", f"{name}={value}")))
+    file, one_step = write_experiences(tmp_path, experience_rows(policy)), {"max_steps": 1, "learning_rate": 1e-6}
+    options = [f"--set={name}={value}" for name, value in (one_step | settings).items()]
+    done = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "out", "--json", *options)
     assert (done.returncode, "nothing was learned" in done.stderr) == (0, False), done.stderr
     assert "diverged" not in done.stderr
     assert json.loads(done.stdout)["weights_change"] > 20 * RESOLUTION
@@ -343,7 +338,7 @@ def test_unfit_files_never_reach_a_process(
         raise AssertionError("a process was started")
 
     with pytest.raises(RefusedError, match=says):
-        train(file, config, model=model, run_job=never, progress=Silent())
+        train(file, config, model=model, run_job=never, progress=NullProgress())
     assert not (tmp_path / "out").exists()
 
 
@@ -355,16 +350,7 @@ def test_two_processes_train_as_one(policy: Path, tmp_path: Path, algorithm: str
     from safetensors.torch import load_file
 
     file = file_for(algorithm, policy, tmp_path)
-    same = [
-        "--set",
-        "num_train_epochs=1",
-        "--set",
-        "optim=sgd",
-        "--set",
-        "max_grad_norm=0",
-        "--set",
-        "learning_rate=0.1",
-    ]
+    same = [f"--set={one}" for one in ("num_train_epochs=1", "optim=sgd", "max_grad_norm=0", "learning_rate=0.1")]
     # One step holds all rows of sft; the other two compare rows within a process, so only the proof is the same.
     sizes = (8, 4) if algorithm == "sft" else (3, 3)
     results = []
@@ -378,11 +364,3 @@ def test_two_processes_train_as_one(policy: Path, tmp_path: Path, algorithm: str
     if algorithm == "sft":
         one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
         assert all(torch.allclose(two[name], value, atol=1e-6) for name, value in one.items())
-
-
-class Silent:
-    """Progress that nobody watches."""
-
-    def update(self, **counts: float) -> None: ...
-
-    def message(self, text: str) -> None: ...

@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.train.losses import LOSSES
-from tests.formulas import (
-    ALONE,
-    CASES,
-    CHOSEN,
-    batch,
-    by_hand,
-    gradient_of,
-    settings_of,
-    values,
-)
+from tests.formulas import ALONE, CASES, CHOSEN, batch, by_hand, gradient_of, settings_of, values
 
 pytestmark = pytest.mark.torch
 

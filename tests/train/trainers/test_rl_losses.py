@@ -13,7 +13,7 @@ import pytest
 from gymdata.errors import UsageError
 from gymdata.train.settings import TrainRlConfig
 from tests.formulas import ALONE, clip
-from tests.rollout_files import N, experience_rows, write_experiences
+from tests.rollout_files import N, experience_rows, reference_logps, write_experiences
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients
 
@@ -62,8 +62,6 @@ def test_eight_are_four_and_four(policy: Path, assemble_rl: Assemble, name: str,
 
 def test_components_are_means_over_their_own_tokens(policy: Path, assemble_rl: Assemble) -> None:
     """Σ over rl, ce and ref_kl of Σ w·ℓ / Σ [w ≠ 0], each over the whole file, by hand from float64 log-probs."""
-    from tests.rollout_files import reference_logps
-
     rows = weighted_rows(policy)
     sums, counts = {}, {}
     for row in rows:

@@ -55,32 +55,6 @@ def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tm
     assert before.policy_hash != after.policy_hash
 
 
-@pytest.mark.full
-def test_tensorboards_events_are_kept(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
-    """Events lie in OUT/logs after the training, and the checkpoints are gone; the same command again does nothing."""
-    pytest.importorskip("tensorboard")
-    out = tmp_path / "trained"
-    words = ["train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "max_steps=2", "--set", "report_to=tensorboard"]
-    done = gymdata(*words)
-    assert done.returncode == 0, done.stderr
-    assert list((out / "logs").glob("events.out.tfevents.*"))
-    assert not (out / "checkpoints").exists()
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    again = gymdata(*words)
-    assert (again.returncode, "this training is finished, nothing to do" in again.stderr) == (0, True), again.stderr
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
-def test_mistakes_end_with_the_documented_code(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
-    """An unknown setting is usage (2) and names the nearest; a missing file is usage too; neither leaves SUCCESS."""
-    out = tmp_path / "trained"
-    wrong = gymdata("train-dpo", told_pairs, "-m", policy, "-o", out, "--set", "learning_rte=1")
-    assert (wrong.returncode, "did you mean 'learning_rate'?" in wrong.stderr) == (2, True), wrong.stderr
-    missing = gymdata("train-dpo", tmp_path / "no.parquet", "-m", policy, "-o", out)
-    assert (missing.returncode, "no such file" in missing.stderr) == (2, True), missing.stderr
-    assert not (out / "SUCCESS").exists()
-
-
 def begun(words: list[Any], out: Path) -> subprocess.Popen[str]:
     """The command in a process group of its own, once its training has saved a checkpoint."""
     code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -98,18 +72,8 @@ def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Pat
     """While it runs, the same command is told who writes there. SIGINT to the command alone reaches its trainer, which
     saves; the command ends with 130 and says that it resumes."""
     out = tmp_path / "stopped"
-    words = [
-        "train-dpo",
-        told_pairs,
-        "-m",
-        policy,
-        "-o",
-        out,
-        "--set",
-        "num_train_epochs=9999",
-        "--set",
-        "save_steps=5",
-    ]
+    words = ["train-dpo", told_pairs, "-m", policy, "-o", out]
+    words += ["--set", "num_train_epochs=9999", "--set", "save_steps=5"]
     process = begun(words, out)
     second = gymdata(*words)
     assert (second.returncode, f"another process writes to this run (pid {process.pid}" in second.stderr) == (2, True)

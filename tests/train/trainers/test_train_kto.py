@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError
 from gymdata.scores.chosen import labels
 from tests.rollout_files import BREAK, rollout, rollouts_table, scored_run, training_data, two_turns, write_run
 from tests.train.trainers.conftest import start
@@ -153,12 +153,6 @@ def test_tool_tokens_get_no_gradient(policy: Path, tmp_path: Path) -> None:
     (last,) = kept
     touched = last.grad.abs().sum(dim=-1)[:, :-1] > 0
     assert torch.equal(touched, batch["completion_mask"][:, 1:] == 1)
-
-
-def test_a_batch_of_one_is_refused(policy: Path, tmp_path: Path) -> None:
-    """KTO's estimate of the KL needs other rollouts in the batch."""
-    with pytest.raises(UsageError, match="at least 2"):
-        start("kto", scored_run(tmp_path / "run"), policy, tmp_path / "out", {"per_device_train_batch_size": 1})
 
 
 @pytest.mark.full

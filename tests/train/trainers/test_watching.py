@@ -62,26 +62,21 @@ def test_held_out_accuracy_is_the_last_line(policy: Path, tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_tensorboard_has_the_run_under_its_name(policy: Path, pairs: Path, tmp_path: Path) -> None:
-    """``report_to=tensorboard`` writes events of every step to OUT/logs, and the run is named after model, stage and
-    data."""
+    """``report_to=tensorboard`` writes events of every step to OUT/logs, and the run is named after model, stage and data;
+    the same command again does nothing."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "out"
-    done = gymdata(
-        "train-dpo",
-        pairs,
-        "-m",
-        policy,
-        "-o",
-        out,
-        *SETTINGS,
-        "--set",
-        "report_to=tensorboard",
-        "--set",
-        "save_steps=5",
-    )
+    words = ["train-dpo", pairs, "-m", policy, "-o", out, *SETTINGS]
+    words += ["--set", "report_to=tensorboard", "--set", "save_steps=5"]
+    done = gymdata(*words)
     assert done.returncode == 0, done.stderr
+    assert not (out / "checkpoints").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = gymdata(*words)
+    assert (again.returncode, "this training is finished, nothing to do" in again.stderr) == (0, True), again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     events = EventAccumulator(str(out / "logs"))
     events.Reload()
     losses = {row["step"]: row["loss"] for row in read_metrics(out / "metrics.jsonl") if "loss" in row}
