@@ -21,47 +21,13 @@ from aiohttp import web
 
 from gymdata.rollouts.next_prompt import splice_published
 
-MODES = (
-    "ok",
-    "401",
-    "429",
-    "500",
-    "dead",
-    "garbage",
-    "hang",
-    "disconnect",
-    "no_ids",
-    "no_logprobs",
-    "wrong_prompt_ids",
-    "raw",
-    "short",
-    "tool_calls",
-    "negative_id",
-    "huge_id",
-    "unknown_id",
-    "fractional_id",
-    "nan",
-    "infinite",
-    "positive",
-    "huge_logprob",
-    "text_logprob",
-    "placeholder",
-    "too_many",
-    "endless",
-    "other_model",
-    "empty",
-    "odd_alternatives",
-)
 #: What the content modes put in the place of the first id or log-probability.
 _IDS = {"negative_id": -1, "huge_id": 2**40, "unknown_id": 2**30, "fractional_id": 1.5}
-_LOGPROBS = {
-    "nan": math.nan,
-    "infinite": -math.inf,
-    "positive": 1e-3,
-    "huge_logprob": -(10**400),
-    "text_logprob": "-1",
-    "placeholder": -9999.0,
-}
+_LOGPROBS: dict[str, Any] = {"nan": math.nan, "infinite": -math.inf, "positive": 1e-3, "placeholder": -9999.0}
+_LOGPROBS |= {"huge_logprob": -(10**400), "text_logprob": "-1"}
+_FAILING = ("401", "429", "500", "dead", "garbage", "hang", "disconnect", "endless")
+_SHAPES = ("no_ids", "no_logprobs", "wrong_prompt_ids", "raw", "short", "tool_calls", "too_many", "other_model")
+MODES = ("ok", *_FAILING, *_SHAPES, *_IDS, *_LOGPROBS, "empty", "odd_alternatives")
 
 
 @dataclass
@@ -91,7 +57,6 @@ class Settings:
     #: Log-probabilities of ids after the first, for prompt_logprobs; without it, made of the ids.
     scores: Callable[[list[int]], list[float]] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
-    connections: int = 0
 
 
 SETTINGS = web.AppKey("settings", Settings)
@@ -366,18 +331,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--mode", choices=MODES, default="ok")
-    parser.add_argument("--fail-first", type=int, default=-1)
-    parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--latency", type=float, default=0.0)
-    parser.add_argument("--slots", type=int, default=0)
-    parser.add_argument("--versions", default="")
-    parser.add_argument("--weights", type=int, default=0)
-    parser.add_argument("--vocab", type=int, default=200)
-    parser.add_argument("--eos", type=int, default=2)
-    parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--name", default="fake")
-    parser.add_argument("--retry-after", default="0")
     parser.add_argument("--way", choices=("ids", "prefix", "messages"), default="ids")
+    plain = ("fail_first", "skip", "latency", "slots", "versions", "weights", "vocab", "eos", "max_model_len", "name")
+    for name in (*plain, "retry_after"):
+        default = getattr(Settings, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     given = vars(parser.parse_args())
     bind = given.pop("port")
     asyncio.run(_main(Settings(**given), bind))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import sys
 import threading
@@ -71,13 +70,6 @@ class ServerProcess:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def freeze(self) -> None:
-        """From here on it takes connections and answers nothing, until ``thaw``."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -97,6 +89,16 @@ def server_processes(script: Path) -> Iterator[Callable[..., ServerProcess]]:
     finally:
         for server in servers:
             server.kill()
+
+
+@contextmanager
+def ending_as_the_policy(*words: str) -> Iterator[ServerProcess]:
+    """A server whose turns end as the sample policy's do: its answers depend on seed and prompt alone."""
+    from gymdata.chat.template import TransformersChat
+
+    policy = Path(__file__).parents[1] / "sample_data" / "policy"
+    with server_processes(FAULTY) as start:
+        yield start("--eos", str(TransformersChat.load(str(policy)).end_of_turn_ids[0]), *words)
 
 
 class Watcher:

@@ -40,10 +40,12 @@ class Endless:
             self.hung_up += 1
             raise
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        return app
+
+def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> contextlib.AbstractContextManager[str]:
+    """The URL of a server that answers every request so."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    return serving(app)
 
 
 def ask(url: str, use: Callable[[HttpClient], Awaitable[Any]]) -> Any:
@@ -61,7 +63,7 @@ def ask(url: str, use: Callable[[HttpClient], Awaitable[Any]]) -> Any:
 def test_a_longer_answer_than_was_asked_for_is_not_read() -> None:
     """Reading stops at the limit, the fault names it, and the request is not made again."""
     endless = Endless()
-    with serving(endless.app()) as url:
+    with answering(endless.answer) as url:
         with pytest.raises(OutsideError, match="more than 100,000 bytes") as caught:
             ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
         assert (caught.value.system, caught.value.retryable) == ("engine", False)
@@ -77,9 +79,7 @@ def test_a_length_that_is_announced_is_refused_unread() -> None:
     async def announced(request: web.Request) -> web.Response:
         return web.Response(body=b'"' + b"x" * 200_000 + b'"')
 
-    app = web.Application()
-    app.router.add_get("/x", announced)
-    with serving(app) as url, pytest.raises(OutsideError, match="more than 100,000 bytes"):
+    with answering(announced) as url, pytest.raises(OutsideError, match="more than 100,000 bytes"):
         ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
 
 
@@ -89,10 +89,8 @@ def test_a_body_that_is_not_encoded_as_its_headers_say_is_named_so() -> None:
     async def not_gzip(request: web.Request) -> web.Response:
         return web.Response(body=b"{}", headers={"Content-Encoding": "gzip"})
 
-    app = web.Application()
-    app.router.add_get("/x", not_gzip)
     with (
-        serving(app) as url,
+        answering(not_gzip) as url,
         pytest.raises(OutsideError, match="body is incomplete or not encoded as its headers") as caught,
     ):
         ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
@@ -103,7 +101,7 @@ def test_the_beginning_of_an_endless_refusal_is_told() -> None:
     """A 4xx or 5xx that never ends is that status with its first words."""
     for status, words in ((400, r"refused \(400\)"), (500, "answered 500")):
         endless = Endless(status)
-        with serving(endless.app()) as url, pytest.raises(OutsideError, match=words + ".*xxx"):
+        with answering(endless.answer) as url, pytest.raises(OutsideError, match=words + ".*xxx"):
             ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
         assert endless.sent < 32 << 20
 
@@ -142,7 +140,7 @@ def test_every_system_is_named() -> None:
             await server.close()
 
     rows = [{"turns": [], "messages": [{"role": "user", "content": "q"}], "prompt": []}]
-    with serving(endless.app()) as url:
+    with answering(endless.answer) as url:
         with pytest.raises(OutsideError, match=r"judge: .*more than 1,050,624 bytes"):
             asyncio.run(judged())
         with pytest.raises(OutsideError, match=r"environment: .*more than 16,777,216 bytes"):
@@ -163,9 +161,7 @@ def test_a_server_that_fails_is_tried_as_often_as_was_asked_for(retries: int) ->
         tries += 1
         return web.Response(status=500)
 
-    app = web.Application()
-    app.router.add_get("/x", fail)
-    with serving(app) as url, pytest.raises(OutsideError):
+    with answering(fail) as url, pytest.raises(OutsideError):
         ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=retries))
     assert tries == 1 + retries
 
@@ -200,10 +196,8 @@ def test_a_redirect_is_not_followed() -> None:
         asked.append(request.path)
         return web.Response(status=302, headers={"Location": "http://elsewhere.example/v1/take"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
     with (
-        serving(app) as url,
+        answering(answer) as url,
         pytest.raises(OutsideError, match=r"302, which leads to http://elsewhere\.example") as refused,
     ):
         ask(url, lambda client: client.ask("POST", "/v1/completions", {"prompt": [1]}, dict))

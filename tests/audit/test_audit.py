@@ -268,13 +268,8 @@ def test_every_turn_that_differs_is_listed(clean_rows: Rows, tmp_path: Path):
     rows[3] = changed(rows[3], lambda p, g, lp, n: (p, g, lp - (n == 1) * (np.arange(len(lp)) > 0) * 0.25))
     report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
     (found,) = report.violations
-    assert (found.code, found.row, found.rollout_id, found.turn, found.position) == (
-        "L305",
-        3,
-        rows[3]["rollout_id"],
-        1,
-        1,
-    )
+    assert (found.code, found.row, found.rollout_id) == ("L305", 3, rows[3]["rollout_id"])
+    assert (found.turn, found.position) == (1, 1)
     assert report.notes[0] == "23 of 24 rollouts agree with the model, 1 do not"
     assert read_table(tmp_path / "run" / "audit-policy", VIOLATIONS).num_rows == 1
 
@@ -352,14 +347,6 @@ def test_rollouts_without_evidence_are_counted(clean_rows: Rows, tmp_path: Path)
 
 
 @pytest.mark.full
-def test_what_the_model_cannot_read_is_refused(clean_rows: Rows, tmp_path: Path):
-    """An id outside of its vocabulary (T206), with the id."""
-    row = changed(clean_rows[0], lambda p, g, lp, n: ([*p[:1], 439, *p[1:]], g, lp))
-    with pytest.raises(RefusedError, match="T206: token id 439"):
-        audit(saved_run(tmp_path / "run", [row]), str(POLICY))
-
-
-@pytest.mark.full
 def test_a_limit_takes_rollouts_evenly(clean_rows: Rows, tmp_path: Path):
     """First and last are among them; an audit with other settings in its place is refused, the same is not."""
     run = saved_run(tmp_path / "run", clean_rows)
@@ -411,8 +398,3 @@ def test_the_command(clean_rows: Rows, tmp_path: Path, capsys: pytest.CaptureFix
     assert "█" in text
     assert main(["audit", str(clean), "--tolerance", "0"]) == 2
     assert main(["audit", str(clean), "--device", "cuda:77"]) == 2
-
-
-def test_it_is_public():
-    """What the command can do, the library can do."""
-    assert gymdata.audit is audit

@@ -29,14 +29,8 @@ def run(clean_rows: list[dict[str, Any]], tmp_path: Path) -> Path:
 def test_a_replica_of_vllm_gives_the_figures_of_a_forward_pass_here(run: Path) -> None:
     """The same tokens are scored, nothing is found, and the model is the one in the folder; Ray is gone afterwards."""
     ray = pytest.importorskip("ray")
-    report = gymdata.audit(
-        run,
-        str(POLICY),
-        replicas=1,
-        tolerance=1e-2,
-        engine={"max_model_len": 512, "dtype": "float32"},
-        output=run / "ray",
-    )
+    engine = {"max_model_len": 512, "dtype": "float32"}
+    report = gymdata.audit(run, str(POLICY), replicas=1, tolerance=1e-2, engine=engine, output=run / "ray")
     here = gymdata.audit(run, str(POLICY), dtype="float32", device="cpu", tolerance=1e-2, output=run / "here")
     assert report.ok
     assert here.ok

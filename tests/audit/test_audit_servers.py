@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import RefusedError, UsageError
 from gymdata.store import read_run_json, read_table
+from tests.collect.conftest import up  # noqa: F401 - a fixture
 from tests.faulty_server import Settings, build
 from tests.rollout_files import write_run
-from tests.servers import FAULTY, ServerProcess, server_processes, serving
+from tests.servers import ServerProcess, serving
 
 POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 
@@ -24,13 +25,6 @@ POLICY = Path(__file__).parents[2] / "sample_data" / "policy"
 def run(clean_rows: list[dict[str, Any]], tmp_path: Path) -> Path:
     """Rollouts of the sample policy, sampled at temperature 1."""
     return write_run(tmp_path / "run", [copy.deepcopy(row) for row in clean_rows[:40]])
-
-
-@pytest.fixture
-def up() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers, whose scores are made of the ids; at the end all are gone."""
-    with server_processes(FAULTY) as start:
-        yield start
 
 
 def servers_of(report: Any) -> dict[str, dict[str, Any]]:

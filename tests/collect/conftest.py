@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faulty_server import Settings, serve
-from tests.servers import FAULTY, ServerProcess, server_processes
+from tests.faulty_server import Settings, build
+from tests.servers import FAULTY, ServerProcess, server_processes, serving
 
 ADDER = '''
 class Adder:
@@ -60,28 +59,5 @@ def adder(tmp_path: Path) -> str:
 @pytest.fixture
 def server() -> Iterator[Callable[[Settings], str]]:
     """Starts servers on threads of their own; gives their URL."""
-    stops: list[Callable[[], None]] = []
-
-    def up(settings: Settings) -> str:
-        ready: list[str] = []
-        came_up = threading.Event()
-        loop = asyncio.new_event_loop()
-        done = asyncio.Event()
-
-        async def main() -> None:
-            runner, port = await serve(settings, 0)
-            ready.append(f"http://127.0.0.1:{port}/v1")
-            came_up.set()
-            await done.wait()
-            await runner.cleanup()
-
-        thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-        thread.start()
-        # What they return is not used.
-        stops.append(lambda: (loop.call_soon_threadsafe(done.set), thread.join()))  # type: ignore[arg-type, return-value]
-        assert came_up.wait(30)
-        return ready[0]
-
-    yield up
-    for stop in stops:
-        stop()
+    with contextlib.ExitStack() as started:
+        yield lambda settings: started.enter_context(serving(build(settings))) + "/v1"

@@ -269,14 +269,8 @@ def test_objects_are_taken_as_they_are(users: Path, tmp_path: Path) -> None:
         return None
 
     pytest.importorskip("vllm")
-    planned = collect(
-        dry_run=True,
-        tasks=[{"prompt": "?", "env": "die"}],
-        model=POLICY,
-        output=tmp_path / "run",
-        env={"die": Die},
-        user=listener,
-    )
+    tasks, out = [{"prompt": "?", "env": "die"}], tmp_path / "run"
+    planned = collect(dry_run=True, tasks=tasks, model=POLICY, output=out, env={"die": Die}, user=listener)
     made = planned.identity["environment"]["environments"]["die"]
     assert (made["spec"], made["user"]["spec"]) == ("in memory:Die", "in memory:listener")
     assert [one.tools for one in planned.environments] == [["roll"]]

@@ -12,7 +12,7 @@ import pytest
 import gymdata
 from gymdata.collect.run import collect
 from gymdata.collect.settings import SAMPLED, CollectConfig
-from gymdata.errors import OutsideError, StoreError, UsageError
+from gymdata.errors import StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.faulty_server import FAULTS, Settings
 
@@ -24,17 +24,8 @@ Tasks = Callable[..., Path]
 @pytest.fixture
 def settings(tasks: Tasks, tmp_path: Path, policy: str) -> dict[str, Any]:
     """A collect of 4 tasks × 3 over HTTP, with quick retries."""
-    return {
-        "tasks": str(tasks(4)),
-        "output": tmp_path / "run",
-        "model": "fake",
-        "tokenizer": policy,
-        "num_rollouts": 3,
-        "max_tokens": 8,
-        "seed": 2,
-        "retries": 1,
-        "reward": ["numeric"],
-    }
+    sampling = {"num_rollouts": 3, "max_tokens": 8, "seed": 2, "retries": 1, "reward": ["numeric"]}
+    return {"tasks": str(tasks(4)), "output": tmp_path / "run", "model": "fake", "tokenizer": policy, **sampling}
 
 
 def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
@@ -122,14 +113,6 @@ def test_a_parameter_that_vllm_has_not_is_refused_before_it_starts(settings: dic
         collect(**{**settings, "model": policy}, sampling={"logit_bais": {}})
 
 
-def test_passing_faults_are_retried(server: Any, settings: dict[str, Any]) -> None:
-    """One 429 and one 500 and the like cost nothing but a retry."""
-    for number, mode in enumerate(("429", "500", "disconnect", "garbage")):
-        at = Settings(mode=mode, fail_first=1, skip=2)
-        summary = collect(endpoint=server(at), **{**settings, "output": settings["output"] / str(number)})
-        assert (summary.rollouts, summary.failures) == (12, 0), mode
-
-
 def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, settings: dict[str, Any]) -> None:
     """A server that answers 500 gives failures of kind engine; the same command later completes the run."""
     at = Settings(mode="500", skip=2)
@@ -168,16 +151,3 @@ def test_a_server_that_hangs_is_a_failure(server: Any, settings: dict[str, Any])
     summary = collect(endpoint=server(at), request_timeout=0.3, **{**settings, "retries": 0})
     assert summary.rollouts == 0
     assert "did not answer within 0.3 s" in failures_of(settings["output"])[0]["message"]
-
-
-def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, settings: dict[str, Any]) -> None:
-    """The check at the start names what to switch on."""
-    with pytest.raises(UsageError, match="does not return token ids"):
-        collect(endpoint=server(Settings(mode="no_ids")), **settings)
-
-
-def test_no_server_at_all(settings: dict[str, Any]) -> None:
-    """An address that nobody listens on is an outside fault with exit code 3."""
-    with pytest.raises(OutsideError, match="cannot be reached") as caught:
-        collect(endpoint="http://127.0.0.1:9", **{**settings, "retries": 0})
-    assert caught.value.exit_code == 3

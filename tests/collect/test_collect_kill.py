@@ -6,8 +6,6 @@ import json
 import os
 import random
 import select
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from gymdata.store import read_run_json, read_table
 from tests.collect.saved_rows import rows_of
 from tests.kills import DEADLINE_S, fork, kill_at, rows_there, session_members, start
+from tests.servers import ending_as_the_policy
 
 pytestmark = pytest.mark.torch
 
@@ -59,21 +58,8 @@ class Calculator(module.Calculator):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A small HTTP server whose answers depend on seed and prompt alone."""
-    from gymdata.chat.template import TransformersChat
-
-    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "faulty_server.py"), "--latency", "0.05", "--eos", str(end)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.terminate()
-        process.communicate()
+    with ending_as_the_policy("--latency", "0.05") as started:
+        yield started.url
 
 
 def dying(folder: Path) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from tests.collect.saved_rows import rows_of
 from tests.forks import Forks, forks
 from tests.kills import Killed
+from tests.servers import ending_as_the_policy
 
 pytestmark = pytest.mark.torch
 
@@ -27,18 +26,8 @@ _LOADED = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Its answers depend on seed and prompt alone."""
-    from gymdata.chat.template import TransformersChat
-
-    end = TransformersChat.load(str(SAMPLE / "policy")).end_of_turn_ids[0]
-    words = [sys.executable, str(ROOT / "tests" / "faulty_server.py"), "--eos", str(end)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.terminate()
-        process.communicate()
+    with ending_as_the_policy() as started:
+        yield started.url
 
 
 @pytest.fixture(scope="module")

@@ -103,13 +103,6 @@ def test_a_run_of_the_old_key_is_resumed(server: Any, served: dict[str, Any]) ->
     assert summary.rollouts == 4
 
 
-def test_a_server_without_ids_is_refused_before_any_rollout(server: Any, served: dict[str, Any]) -> None:
-    """The check at the start names what to switch on."""
-    with pytest.raises(UsageError, match="does not return token ids") as caught:
-        collect(chat_endpoint=server(Settings(mode="no_ids")), **served)
-    assert "return_token_ids" in str(caught.value)
-
-
 def test_a_vllm_server_reads_the_ids_that_go_with_the_messages(vllm_server: str, policy: str, tmp_path: Path) -> None:
     """Multi-turn tool rollouts over the chat route have no break, and are those of the ids route, token for token."""
     settings: dict[str, Any] = {"tasks": TASKS, "limit": 12, "num_rollouts": 4, "max_tokens": 48, "seed": 1, "env": ENV,

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from gymdata.collect.run import collect
-from gymdata.errors import StoreError
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_failures, read_run_json
 from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer, parts
@@ -172,13 +170,6 @@ def test_run_json_says_what_was_run(tasks: Tasks, tmp_path: Path) -> None:
     assert facts["tasks"]["files"][0]["xxh3"]
     assert facts["engine"]["engine"] == "fake"
     assert facts["counts"]["rollouts"] == 2
-
-
-def test_another_setting_is_refused_by_its_name(tasks: Tasks, tmp_path: Path) -> None:
-    """A run is never continued with another temperature; the error names the key and both values."""
-    collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=parts())
-    with pytest.raises(StoreError, match=r"temperature: run has 1\.0, now 0\.5"):
-        collect(tasks=str(tasks(2)), output=tmp_path / "run", temperature=0.5, parts=parts())
 
 
 def test_alternatives_are_kept(tasks: Tasks, tmp_path: Path) -> None:

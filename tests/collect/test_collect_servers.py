@@ -126,16 +126,9 @@ def in_workflow(server: Server, tasks: Path, **settings: Any) -> dict[str, Any]:
 
 def with_ids(number: int) -> str:
     """A conversation of two calls, the second continuing the first."""
-    first = {
-        "prompt_token_ids": [1, 2],
-        "generation_token_ids": [10 + number, 3],
-        "generation_log_probs": [-0.5, -0.25],
-    }
-    second = {
-        "prompt_token_ids": [1, 2, 10 + number, 3, 4],
-        "generation_token_ids": [5, 3],
-        "generation_log_probs": [-1.0, -0.125],
-    }
+    names = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+    first = dict(zip(names, ([1, 2], [10 + number, 3], [-0.5, -0.25]), strict=True))
+    second = dict(zip(names, ([1, 2, 10 + number, 3, 4], [5, 3], [-1.0, -0.125]), strict=True))
     messages = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", **first},
@@ -225,12 +218,8 @@ def sample_server() -> Iterator[str]:
 
 def test_the_sample_workflow_plays_the_sample_tasks(sample_server: str, tmp_path: Path) -> None:
     """Its agent is right about every task, and says so in messages without ids."""
-    summary = collect(
-        tasks=str(SAMPLE / "tasks" / "nemo_gym.jsonl"),
-        limit=20,
-        output=tmp_path / "run",
-        workflow_url=f"{sample_server}/workflow",
-    )
+    tasks, url = str(SAMPLE / "tasks" / "nemo_gym.jsonl"), f"{sample_server}/workflow"
+    summary = collect(tasks=tasks, limit=20, output=tmp_path / "run", workflow_url=url)
     assert (summary.rollouts, summary.reward["mean"], summary.exit_code) == (20, 1.0, 0)
     row = rows_of(tmp_path / "run")[0]
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
@@ -250,17 +239,8 @@ def test_tools_behind_http_give_the_rollouts_that_tools_in_process_give(
     """With one seed, a real engine samples the same ids, and messages are the same; verify's reward is the named one's."""
     collected: dict[str, list[dict[str, Any]]] = {}
     for name, env in (("http", sample_server), ("python", str(SAMPLE / "calculator.py") + ":Calculator")):
-        settings: dict[str, Any] = {
-            "tasks": str(SAMPLE / "tasks" / "nemo_gym.jsonl"),
-            "limit": 12,
-            "num_rollouts": 2,
-            "model": policy,
-            "env": env,
-            "reward": ["numeric"],
-            "max_tokens": 48,
-            "seed": 3,
-            "run_id": "same",
-        }
+        settings: dict[str, Any] = {"tasks": str(SAMPLE / "tasks" / "nemo_gym.jsonl"), "limit": 12, "num_rollouts": 2}
+        settings |= {"model": policy, "env": env, "reward": ["numeric"], "max_tokens": 48, "seed": 3, "run_id": "same"}
         config = CollectConfig.load(None, settings)
         vllm_sampler.run(on_engine(vllm_sampler, config, tmp_path / name))
         collected[name] = rows_of(tmp_path / name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def given(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
         "tasks": str(tasks(60)), "model": "fake", "tokenizer": policy, "num_rollouts": 4, "max_tokens": 8, "seed": 2,
         "concurrency": 32,
     }  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def begun(
+    urls: Sequence[str], sampler: type[ServerSampler] = ServerSampler, **options: Any
+) -> AsyncIterator[Servers]:
+    """Servers that were compared, with samplers that try once."""
+    servers = Servers(Endpoints(urls), lambda url: sampler(url, "fake", max_retries=0), **options)
+    await servers.start()
+    try:
+        yield servers
+    finally:
+        await servers.close()
 
 
 def without_server(run: Path) -> list[dict[str, Any]]:
@@ -219,29 +233,20 @@ def test_a_file_of_servers_is_read_again(
 
 
 @pytest.mark.full
-def test_a_server_that_is_away_at_the_start_is_named_and_the_run_begins(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
-    """The others work; at the end it is in the remarks with the reason."""
-    a, watch = up(), Watcher()
-    summary = gymdata.collect(endpoint=[a.url, "http://127.0.0.1:9"], output=tmp_path / "run", progress=watch, **given)
-    assert summary.rollouts == 240
-    assert any("http://127.0.0.1:9 is not used until it answers" in text for text in watch.said)
-    assert any("1 of 2 servers are not used in the end: http://127.0.0.1:9 (" in text for text in watch.said)
-
-
-@pytest.mark.full
 def test_a_server_that_never_answers_does_not_hold_up_the_others(
     up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the connection and is silent: the run begins with the others, and says so."""
+    """Of one that is away, and one that takes the connection and is silent, the run says so and begins with the other; who
+    is away in the end is in the remarks with the reason."""
     monkeypatch.setattr(Servers, "late_s", 0.3)
-    a, watch = up(), Watcher()
+    a, watch, away = up(), Watcher(), "http://127.0.0.1:9"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        summary = gymdata.collect(endpoint=[url, a.url], output=tmp_path / "run", progress=watch, **given)
+        summary = gymdata.collect(endpoint=[url, a.url, away], output=tmp_path / "run", progress=watch, **given)
     assert summary.rollouts == 240
-    assert any(f"{url} is not used until it answers" in text for text in watch.said)
+    for gone in (url, away):
+        assert any(f"{gone} is not used until it answers" in text for text in watch.said)
+    assert any("servers are not used in the end: " in text and f"{away} (" in text for text in watch.said)
 
 
 def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(up: Callable[..., ServerProcess]) -> None:
@@ -249,13 +254,9 @@ def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(up: Callable[.
     said: list[str] = []
 
     async def sampled() -> list[str | None]:
-        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
-        await servers.start()
-        servers.wait_for_server(60.0, said.append)
-        try:
+        async with begun([a.url, b.url]) as servers:
+            servers.wait_for_server(60.0, said.append)
             made = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(40)))
-        finally:
-            await servers.close()
         return [generation.server for (generation,) in made]
 
     a, b = up("--mode", "dead", "--skip", "6", "--latency", "0.02"), up("--latency", "0.02")
@@ -272,13 +273,11 @@ def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Set
     urls = [server(one).removesuffix("/v1") for one in behind]
 
     async def sampled() -> None:
-        servers = Servers(Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0))
-        await servers.start()
         back = asyncio.Event()
-        servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
-        for one in behind:
-            one.latency = 3.0
-        try:
+        async with begun(urls) as servers:
+            servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
+            for one in behind:
+                one.latency = 3.0
             waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in (0, 1)]
             while not all(one.requests[-1].get("request_id") for one in behind):
                 await asyncio.wait(waiting, timeout=0.01)
@@ -286,8 +285,6 @@ def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Set
             await servers.sample(request("r2", 0))
             await asyncio.wait_for(back.wait(), 30)
             await asyncio.gather(*waiting)
-        finally:
-            await servers.close()
 
     asyncio.run(sampled())
     ids = [body.get("request_id") for one in behind for body in one.requests]
@@ -339,16 +336,14 @@ def test_a_list_of_servers_that_are_not_there_is_an_outage(
     listed.write_text(a.url)
 
     async def sampled() -> None:
-        servers = Servers(Endpoints([f"@{listed}"]), lambda url: ServerSampler(url, "fake", max_retries=0))
-        await servers.start()
         unlisted, wrong = asyncio.Event(), asyncio.Event()
 
         def hear(text: str) -> None:
             said.append(text)
             (wrong if "stays as it was" in text else unlisted).set()
 
-        servers.wait_for_server(1.0, hear)
-        try:
+        async with begun([f"@{listed}"]) as servers:
+            servers.wait_for_server(1.0, hear)
             for garbage in ("no url", "ftp://x"):
                 listed.write_text(garbage)
                 await asyncio.wait_for(wrong.wait(), 30)
@@ -358,8 +353,6 @@ def test_a_list_of_servers_that_are_not_there_is_an_outage(
             await asyncio.wait_for(unlisted.wait(), 30)
             with pytest.raises(OutsideError, match=r"none of 2 servers can be reached.*127\.0\.0\.1:9"):
                 await asyncio.wait_for(servers.sample(request("r", 1)), 30)
-        finally:
-            await servers.close()
 
     asyncio.run(sampled())
     assert said == [
@@ -390,10 +383,8 @@ def test_a_server_that_leaves_the_list_while_it_is_checked_is_not_used(
             return await super().fingerprint()
 
     async def sampled() -> list[dict[str, Any]]:
-        servers = Servers(Endpoints([f"@{listed}"]), lambda url: Slow(url, "fake", max_retries=0))
-        await servers.start()
-        servers.wait_for_server(1.0, lambda text: left.set() if "no longer listed" in text else None)
-        try:
+        async with begun([f"@{listed}"], Slow) as servers:
+            servers.wait_for_server(1.0, lambda text: left.set() if "no longer listed" in text else None)
             listed.write_text(f"{a.url} {b.url}")
             await asyncio.wait_for(checked.wait(), 30)
             listed.write_text(a.url)
@@ -401,8 +392,6 @@ def test_a_server_that_leaves_the_list_while_it_is_checked_is_not_used(
             go.set()
             await asyncio.wait_for(asyncio.gather(*(s.reviving for s in servers.servers if s.reviving)), 30)
             return servers.account()
-        finally:
-            await servers.close()
 
     assert [(one["url"], one["state"]) for one in asyncio.run(sampled())] == [(a.url, "up"), (b.url, "removed")]
 
@@ -427,14 +416,10 @@ def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Ca
     """The prefix is in that server's cache; a group's later members follow its first request."""
 
     async def sampled() -> list[list[Generation]]:
-        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
-        await servers.start()
-        try:
+        async with begun([a.url, b.url]) as servers:
             firsts = await asyncio.gather(*(servers.sample(request(f"r{k}", 0, f"g{k}", 2)) for k in range(8)))
             later = await asyncio.gather(*(servers.sample(request(f"r{k}", 1, f"g{k}")) for k in range(8)))
             members = await asyncio.gather(*(servers.sample(request(f"m{k}", 1, f"g{k}")) for k in range(8)))
-        finally:
-            await servers.close()
         return [*firsts, *later, *members]
 
     a, b = up("--latency", "0.02"), up("--latency", "0.02")
@@ -448,13 +433,9 @@ def test_servers_without_a_request_take_turns(up: Callable[..., ServerProcess]) 
     """One request at a time is no reason to use one server only: the one that has answered least is next."""
 
     async def sampled() -> list[int]:
-        servers = Servers(Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0))
-        await servers.start()
-        try:
+        async with begun([a.url, b.url]) as servers:
             for k in range(6):
                 await servers.sample(request(f"r{k}", 0, f"g{k}", 2))
-        finally:
-            await servers.close()
         return [one.generations for one in servers.servers]
 
     a, b = up(), up()
@@ -465,14 +446,8 @@ def test_requests_that_a_busy_server_refuses_are_answered_by_the_other(up: Calla
     """429 says that it has enough: it stays in use, and no request is lost."""
 
     async def sampled() -> list[tuple[int, bool]]:
-        servers = Servers(
-            Endpoints([a.url, b.url]), lambda url: ServerSampler(url, "fake", max_retries=0), pause_s=0.01
-        )
-        await servers.start()
-        try:
+        async with begun([a.url, b.url], pause_s=0.01) as servers:
             made = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(200)))
-        finally:
-            await servers.close()
         assert len(made) == 200
         return [(server.generations, server.up) for server in servers.servers]
 
@@ -487,14 +462,8 @@ def test_a_longer_answer_than_was_requested_is_its_servers_fault(
     """Too many tokens or bytes: the request goes to the other server, and fails where there is no other."""
 
     async def sampled(*urls: str) -> list[tuple[str, int, bool]]:
-        servers = Servers(
-            Endpoints(urls), lambda url: ServerSampler(url, "fake", max_retries=0), retries=1, pause_s=0.01
-        )
-        await servers.start()
-        try:
+        async with begun(urls, retries=1, pause_s=0.01) as servers:
             await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(8)))
-        finally:
-            await servers.close()
         return [(one.url, one.generations, one.faults > 0) for one in servers.servers]
 
     a, b = up(), up("--mode", mode, "--skip", "6")

@@ -140,13 +140,6 @@ def test_a_time_limit_during_an_outage_is_no_truncated_rollout(server: ServerPro
     assert any("unreachable when the 1 s limit passed" in f["message"] for f in failures_of(settings["output"]))
 
 
-def test_a_server_that_was_never_there_is_not_waited_for(settings: dict[str, Any]) -> None:
-    """A wrong port is named at once."""
-    with pytest.raises(OutsideError, match="cannot be reached") as caught:
-        gymdata.collect(endpoint="http://127.0.0.1:9", retries=0, **settings)
-    assert "start the server, or correct the URL" in str(caught.value.hint)
-
-
 def test_a_server_that_is_away_is_named_and_not_the_tokenizer(
     tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

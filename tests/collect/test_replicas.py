@@ -214,13 +214,9 @@ def test_replicas_that_can_never_be_placed_are_refused_with_numbers(
 ) -> None:
     """More than there are CPUs, a GPU where none is: an error at once, with what each node has."""
     for count, needs, room in ((3, {}, 2), (1, {"num_gpus": 1.0}, 0), (1, {"resources": {"tpu": 1.0}}, 0)):
+        too_many = parts_of(nodes, tmp_path, count, Needs.of(needs, {}))
         with pytest.raises(UsageError, match=f"can never be placed: 3 nodes have room for {room}"):
-            gymdata.collect(
-                parts=parts_of(nodes, tmp_path, count, Needs.of(needs, {})),
-                output=tmp_path / "run",
-                tasks=str(tasks(1)),
-                seed=1,
-            )
+            gymdata.collect(parts=too_many, output=tmp_path / "run", tasks=str(tasks(1)), seed=1)
 
 
 def test_a_dry_run_says_where_replicas_have_room(
@@ -275,18 +271,8 @@ def test_a_cluster_that_is_away_is_said_at_once(
     tasks: Callable[..., Path], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit 3 with the address, and not after minutes."""
-    words = [
-        "collect",
-        str(tasks(1)),
-        "-m",
-        policy,
-        "--replicas",
-        "2",
-        "--ray",
-        "127.0.0.1:9",
-        "-o",
-        str(tmp_path / "run"),
-    ]
+    words = ["collect", str(tasks(1)), "-m", policy, "-o", str(tmp_path / "run")]
+    words += ["--replicas", "2", "--ray", "127.0.0.1:9"]
     assert main(words) == 3
     assert "no Ray cluster answers at 127.0.0.1:9" in capsys.readouterr().err
 

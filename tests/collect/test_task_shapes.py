@@ -304,12 +304,8 @@ def test_a_hub_dataset_is_read_from_the_cache_without_a_network(tmp_path: Path) 
         writer.write_table(table)
     column = {"dtype": "string", "_type": "Value"}
     split = {"name": "test", "num_bytes": 100, "num_examples": 3, "dataset_name": "sums"}
-    info = {
-        "builder_name": "parquet",
-        "dataset_name": "sums",
-        "config_name": "default",
-        "version": {"version_str": "0.0.0"},
-    }
+    info: dict[str, Any] = {"builder_name": "parquet", "dataset_name": "sums", "config_name": "default"}
+    info |= {"version": {"version_str": "0.0.0"}}
     info |= {"features": {"question": column, "answer": column}, "splits": {"test": split}}
     (inside / "dataset_info.json").write_text(json.dumps(info))
     code = """

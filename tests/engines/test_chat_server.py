@@ -104,11 +104,8 @@ def test_tools_reach_the_prompt(shows: str, choice: str) -> None:
     settings = Settings(way="messages", shows_tools=shows)
     call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     text = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    said = [
-        TALK[0],
-        {"role": "assistant", "content": None, "tool_calls": [call, text]},
-        {"role": "tool", "content": "5"},
-    ]
+    called = {"role": "assistant", "content": None, "tool_calls": [call, text]}
+    said = [TALK[0], called, {"role": "tool", "content": "5"}]
     request = SampleRequest("r", WANTED, max_tokens=2, conversation=Conversation(said, [{"type": "function"}], HELD))
     (out,) = against(settings, lambda sampler: sampler.sample(request))
     assert settings.requests[-1]["tool_choice"] == choice

@@ -93,21 +93,18 @@ def test_a_hanging_server_times_out():
     assert len(settings.requests) == 2 + 2
 
 
-def test_nobody_there_is_fatal():
-    """A port where nobody listens is an outside fault that no other request will survive."""
-    with pytest.raises(OutsideError, match="cannot be reached") as caught:
-        asyncio.run(ServerSampler("http://127.0.0.1:1", max_retries=1, pause_s=0.0).start())
-    assert caught.value.fatal
-    assert "http://127.0.0.1:1 cannot be reached: nothing answers at 127.0.0.1:1" in str(caught.value)
-    assert "start the server, or correct the URL" in str(caught.value)
-
-
-def test_a_host_that_is_not_there_is_named():
-    """A name that leads to no machine is said to, in plain words: no text of the HTTP library's."""
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1", "nothing answers at 127.0.0.1:1"), ("nobody.invalid", "no host is named nobody.invalid")],
+)
+def test_nobody_there_is_fatal(host, why):
+    """A port where nobody listens, or a name that leads to no machine, in plain words: no other request will survive it."""
     with pytest.raises(OutsideError) as caught:
-        asyncio.run(ServerSampler("http://no-such-host.invalid:1", max_retries=0).start())
-    assert "http://no-such-host.invalid:1 cannot be reached: no host is named no-such-host.invalid" in str(caught.value)
+        asyncio.run(ServerSampler(f"http://{host}:1", max_retries=1, pause_s=0.0).start())
+    assert caught.value.fatal
+    assert f"http://{host}:1 cannot be reached: {why}" in str(caught.value)
     assert "ssl:default" not in str(caught.value)
+    assert "start the server, or correct the URL" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +135,6 @@ def test_facts_name_the_server():
     assert facts["max_model_len"] == 4096
     assert facts["logprobs_mode"] == "processed_logprobs"
     assert facts["engine_version"] == "0.0.faulty"
-
-
-def test_an_unknown_model_names_what_is_served():
-    """A wrong -m lists the served names."""
-    with pytest.raises(UsageError, match="fake"):
-        against(Settings(), lambda sampler: sampler.start(), model="fakes")
 
 
 def test_the_context_limit_is_kept_here():

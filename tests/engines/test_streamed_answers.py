@@ -82,15 +82,10 @@ async def server(answer: Callable[[web.StreamResponse, int], Awaitable[None]]) -
         body = await request.json()
         if not body.get("stream"):
             size = body["max_tokens"]
-            choice = {
-                "index": 0,
-                "token_ids": [1] * size,
-                "prompt_token_ids": body["prompt"],
-                "finish_reason": "length",
-            }
-            return web.json_response(
-                {"model": "m", "choices": [{**choice, "logprobs": {"token_logprobs": [0.0] * size}}]}
-            )
+            choice = {"index": 0, "token_ids": [1] * size, "prompt_token_ids": body["prompt"]}
+            choice["finish_reason"] = "length"
+            choice["logprobs"] = {"token_logprobs": [0.0] * size}
+            return web.json_response({"model": "m", "choices": [choice]})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await answer(response, next(n))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests import servers
 
 
 @dataclass
@@ -70,26 +71,7 @@ class Server:
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[Server]:
     """Up on a thread of its own, with ``url``."""
-    loop = asyncio.new_event_loop()
-    done, up = asyncio.Event(), threading.Event()
-
-    async def main() -> None:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        up.set()
-        await done.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    try:
-        assert up.wait(30)
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/{path:.*}", server.handle)
+    with servers.serving(app) as server.url:
         yield server
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join()
-        loop.close()

@@ -300,20 +300,8 @@ def test_schemas_come_from_signatures_and_docstrings(file: Path) -> None:
     """Names, types and descriptions are those of the function; reset and get_reward are no tools."""
     environment: Any = load_environment(f"{file}:Box")
     names = [s["function"]["name"] for s in environment.schemas]
-    assert names == [
-        "broken",
-        "data",
-        "dropped",
-        "echo",
-        "fail",
-        "flood",
-        "hang",
-        "late",
-        "later",
-        "leave",
-        "quit",
-        "quits",
-    ]
+    assert names[:6] == ["broken", "data", "dropped", "echo", "fail", "flood"]
+    assert names[6:] == ["hang", "late", "later", "leave", "quit", "quits"]
     echo = environment.schemas[names.index("echo")]["function"]
     assert echo["description"] == "Say it."
     assert echo["parameters"]["properties"] == {"text": {"type": "string", "description": "what to say"}}

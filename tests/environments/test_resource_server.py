@@ -19,12 +19,8 @@ from gymdata.errors import OutsideError, UsageError
 from tests.environments.env_server import Server, serving
 
 ADD = {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
-ROW = {
-    "task_id": "t0",
-    "responses_create_params": {"input": "1+2?", "tools": [ADD]},
-    "answer": "3",
-    "grading_mode": "x",
-}
+ROW: dict[str, Any] = {"task_id": "t0", "answer": "3", "grading_mode": "x"}
+ROW |= {"responses_create_params": {"input": "1+2?", "tools": [ADD]}}
 
 
 @pytest.fixture
@@ -78,11 +74,8 @@ def test_a_rollout_is_seeded_stepped_and_verified(server: Server) -> None:
     assert server.bodies("/add") == [{"a": 1, "b": 2}]
     (sent,) = server.bodies("/verify")
     assert {key: sent[key] for key in ROW} == ROW
-    assert [item.get("type") for item in sent["response"]["output"]] == [
-        "function_call",
-        "function_call_output",
-        "message",
-    ]
+    types = [item.get("type") for item in sent["response"]["output"]]
+    assert types == ["function_call", "function_call_output", "message"]
     assert json.loads(sent["response"]["output"][0]["arguments"]) == {"a": 1, "b": 2}
     assert sent["response"]["output"][0]["call_id"] == sent["response"]["output"][1]["call_id"] == "c1"
     assert sent["response"]["output"][2]["content"][0]["text"] == "It is 3"
@@ -91,11 +84,8 @@ def test_a_rollout_is_seeded_stepped_and_verified(server: Server) -> None:
 
 def test_calls_without_an_id_get_one(server: Server) -> None:
     """Two calls that the policy did not name are told apart in what is verified, each with its own output."""
-    two = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [call("add", {"a": 1, "b": 1}), call("add", {"a": 2, "b": 2})],
-    }
+    twice = [call("add", {"a": 1, "b": 1}), call("add", {"a": 2, "b": 2})]
+    two = {"role": "assistant", "content": "", "tool_calls": twice}
     play(server, two, END)
     items = server.bodies("/verify")[0]["response"]["output"]
     calls = [item["call_id"] for item in items if item["type"] == "function_call"]

@@ -55,15 +55,8 @@ def test_what_a_workflow_is_asked(server: Server) -> None:
     made = run(server, model="m")
     (sent,) = server.bodies("/run")
     asked = {k: sent[k] for k in ("task_id", "answer", "messages", "rollout_id", "rollout_index", "seed", "model")}
-    assert asked == {
-        "task_id": "t0",
-        "answer": "3",
-        "messages": [{"role": "user", "content": "1+2?"}],
-        "rollout_id": "r0",
-        "rollout_index": 4,
-        "seed": 7,
-        "model": "m",
-    }
+    task = {"task_id": "t0", "answer": "3", "messages": [{"role": "user", "content": "1+2?"}]}
+    assert asked == task | {"rollout_id": "r0", "rollout_index": 4, "seed": 7, "model": "m"}
     assert sent["sampling"] == SAMPLING
     params = sent["responses_create_params"]
     assert (params["temperature"], params["max_output_tokens"]) == (0.5, 16)

@@ -36,15 +36,8 @@ def knows(*right: str) -> Any:
 
 
 def evaluated(output: Path, policy: Any, **settings: Any) -> EvalReport:
-    report = evaluate(
-        None,
-        TASKS,
-        reward="numeric",
-        parts=parts(FakeSampler(policy), rewards=["numeric"]),
-        output=output,
-        seed=1,
-        **settings,
-    )
+    scored = parts(FakeSampler(policy), rewards=["numeric"])
+    report = evaluate(None, TASKS, reward="numeric", parts=scored, output=output, seed=1, **settings)
     assert isinstance(report, EvalReport)
     return report
 
@@ -165,15 +158,8 @@ def test_figures_of_a_part_are_written_nowhere(tmp_path: Path) -> None:
 
     async def none() -> None: ...
 
-    sampler = FakeSampler(knows("easy 0"), before=fails)
-    report = evaluate(
-        None,
-        TASKS,
-        reward="numeric",
-        parts=parts(sampler, rewards=["numeric"]),
-        output=tmp_path / "run",
-        max_attempts=2,
-    )
+    failing = parts(FakeSampler(knows("easy 0"), before=fails), rewards=["numeric"])
+    report = evaluate(None, TASKS, reward="numeric", parts=failing, output=tmp_path / "run", max_attempts=2)
     assert isinstance(report, EvalReport)
     assert (report.missing, report.rollouts, report.exit_code, report.files) == (1, 7, 1, [])
     assert not (tmp_path / "run" / "results.json").exists()

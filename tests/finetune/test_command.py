@@ -43,6 +43,13 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+def edited(config: Path, section: str, parts: dict[str, Any]) -> None:
+    """The file, with ``parts`` of a section in place of its own."""
+    values = yaml.safe_load(config.read_text())
+    values[section] = parts
+    config.write_text(yaml.safe_dump(values))
+
+
 def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The epoch's pairs are exported, the command is run, its folder is the next policy; the result is a file too."""
     result_file, heldout = tmp_path / "result.json", DATA / "tasks" / "heldout.jsonl"
@@ -145,13 +152,11 @@ def test_a_failed_job_is_exit_code_3(config: Path, tmp_path: Path, capsys: pytes
     assert [stages[name]["attempts"] for name in ("collect", "data", "train")] == [1, 1, 3]
 
 
-def test_mistakes_are_exit_code_2(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A configuration given twice or not at all, half an override, a key that does not exist."""
+def test_mistakes_are_exit_code_2(config: Path) -> None:
+    """A configuration given twice or not at all, half an override."""
     assert main(["finetune", str(config), "--config_file", str(config)]) == 2
     assert main(["finetune"]) == 2
     assert main(["finetune", str(config), "-o", "num_epochs"]) == 2
-    assert main(["finetune", str(config), "-o", "num_epoch", "3"]) == 2
-    assert "did you mean 'num_epochs'" in capsys.readouterr().err
     assert main(["finetune", str(config), "-o", "enabled", "false"]) == 2
 
 
@@ -162,6 +167,8 @@ def test_mistakes_are_exit_code_2(config: Path, capsys: pytest.CaptureFixture[st
         (["-o", "num_epochs", "many"], "-o num_epochs: got 'many', expected"),
         (["-o", "trainers.loop.measure_kl", "-3"], "-o trainers.loop.measure_kl: got -3, expected"),
         (["--validation-interval", "0"], "--validation-interval: got 0, expected"),
+        (["-o", "num_epochs", "1", "-o", "num_epochs", "2"], "-o num_epochs: given 2 times"),
+        (["-o", "seed", "-1"], "-o seed: got -1"),
     ],
 )
 def test_an_override_is_named_as_it_was_given(
@@ -188,9 +195,7 @@ def test_a_part_of_ones_own_is_checked(
 ) -> None:
     """A class that is not there, a key that it does not take, a missing argument, an unknown name: told before anything
     is started."""
-    values = yaml.safe_load(config.read_text())
-    values["trajectory_builders"]["b"] = part
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trajectory_builders", {"b": part})
     assert main(["finetune", str(config)]) == 2
     assert message in capsys.readouterr().err
 
@@ -227,9 +232,7 @@ def test_a_trainer_that_is_async_or_no_class_is_refused(
         + "    def __init__(self):\n"
         + "        1 / 0\n"
     )
-    values = yaml.safe_load(config.read_text())
-    values["trainer_adapters"]["t"] = {"_type": f"parts.py:{name}"}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trainer_adapters", {"t": {"_type": f"parts.py:{name}"}})
     assert main(["finetune", str(config)]) == 2
     shown = capsys.readouterr().err
     assert message in shown
@@ -245,9 +248,7 @@ def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.Capture
         "    def run(self, plan, builder, adapter, watch):\n"
         "        return {self.word: plan.loop.num_epochs, 'reads': adapter.data(plan.loop.algorithm)}\n"
     )
-    values = yaml.safe_load(config.read_text())
-    values["trainers"] = {"mine": {"_type": "loop.py:Peek", "word": "wanted"}}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trainers", {"mine": {"_type": "loop.py:Peek", "word": "wanted"}})
     assert main(["finetune", str(config), "-o", "num_epochs", "7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"wanted": 7, "reads": "export:trl-preference"}
     assert main(["finetune", str(config)]) == 0
@@ -261,9 +262,7 @@ def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatc
 
     point = EntryPoint("theirs", "tests.finetune.deterministic:Builder", "gymdata.trajectory_builders")
     monkeypatch.setattr(finetune_parts, "entry_points", lambda group: [point] if group == point.group else [])
-    values = yaml.safe_load(config.read_text())
-    values["trajectory_builders"] = {"b": {"_type": "theirs", "num_generations": 2}}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trajectory_builders", {"b": {"_type": "theirs", "num_generations": 2}})
     made = finetune_parts.builder_of(load(config), str(config), config.parent, CommandRunner(), {})
     assert type(made).__name__ == "Builder"
 
@@ -281,18 +280,6 @@ def test_a_folder_given_with_o_is_told_where_it_goes(
     assert "-o is KEY VALUE here; the folder is --output" in "".join(capsys.readouterr())
 
 
-def test_a_key_given_twice_with_o_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither value wins in silence."""
-    assert main(["finetune", str(config), "-o", "num_epochs", "1", "-o", "num_epochs", "2"]) == 2
-    assert "-o num_epochs: given 2 times" in capsys.readouterr().err
-
-
-def test_a_negative_number_is_a_value_of_o(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """-o seed -1 sets the key, whose own check answers."""
-    assert main(["finetune", str(config), "-o", "seed", "-1"]) == 2
-    assert "-o seed: got -1" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("section", "methods", "name"),
     [
@@ -307,9 +294,7 @@ def test_an_async_part_is_a_clear_error(
     """A class whose methods are coroutines, as other harnesses have them, is refused by the method's name."""
     lines = [f"    {'async ' if method == name else ''}def {method}(self, *args): ..." for method in methods]
     (tmp_path / "theirs.py").write_text("class Part:\n" + "\n".join(lines) + "\n")
-    values = yaml.safe_load(config.read_text())
-    values[section] = {"mine": {"_type": "theirs.py:Part"}}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, section, {"mine": {"_type": "theirs.py:Part"}})
     assert main(["finetune", str(config)]) == 2
     said = capsys.readouterr().err
     assert f"theirs.py:Part: {name} is async" in said
@@ -322,9 +307,7 @@ def test_a_part_that_raises_at_work_is_named(config: Path, tmp_path: Path, capsy
         "class Raises:\n    def data(self, algorithm):\n        raise LookupError('no such data')\n"
         "    submit = status = wait = cancel = lambda self, *a: None\n"
     )
-    values = yaml.safe_load(config.read_text())
-    values["trainer_adapters"]["t"] = {"_type": "parts.py:Raises"}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Raises"}})
     assert main(["finetune", str(config)]) == 1
     shown = capsys.readouterr().err
     assert "LookupError: no such data" in shown
@@ -343,9 +326,7 @@ def test_what_an_adapter_returns_is_checked(
     good = {"data": "'pairs'", "submit": "'job'", "status": "None", "wait": "None", "cancel": "None", method: value}
     methods = "\n".join(f"    def {name}(self, *a): return {one}" for name, one in good.items())
     (tmp_path / "parts.py").write_text(f"class Returns:\n{methods}\n")
-    values = yaml.safe_load(config.read_text())
-    values["trainer_adapters"]["t"] = {"_type": "parts.py:Returns"}
-    config.write_text(yaml.safe_dump(values))
+    edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Returns"}})
     assert main(["finetune", str(config)]) == 2
     shown = capsys.readouterr().err
     assert f"the adapter's {method} ({tmp_path}/parts.py:{2 + list(good).index(method)})" in shown

@@ -50,28 +50,6 @@ def servers_of(run: Path, name: str = "judge") -> dict[str, dict[str, Any]]:
     return {server["url"]: server for server in read_run_json(run / f"judge-{name}")["engine"]["servers"]}
 
 
-def same_tables(run: Path, one: str, other: str) -> bool:
-    """Whether both judgements say the same; scores have the name of theirs."""
-    found = [
-        [read_table(run / f"judge-{name}" / f"{file}.parquet", table) for file, table in TABLES]
-        for name in (one, other)
-    ]
-    (comparisons, scores), (others, other_scores) = found
-    return comparisons.equals(others) and scores["value"].equals(other_scores["value"])
-
-
-@pytest.mark.full
-def test_two_servers_share_the_work(up: Callable[..., ServerProcess], run: Path) -> None:
-    """Verdicts, rewards and the judge's name are those of one server; run.json counts the answers of each."""
-    a, b = up(*PACED), up(*PACED)
-    assert judged(run, [a.url, f"{b.url}/v1"], "two").exit_code == 0
-    assert judged(run, a.url, "one").exit_code == 0
-    assert same_tables(run, "two", "one")
-    counts = {url: server["answers"] for url, server in servers_of(run, "two").items()}
-    assert sum(counts.values()) == 120
-    assert min(counts.values()) >= 30
-
-
 @pytest.mark.full
 def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerProcess], run: Path) -> None:
     """By the name that it lists, also where no name was given; and by its logprobs, where both show them."""

@@ -19,20 +19,10 @@ from gymdata.collect.task_files import Shard
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lock import Lock
+from tests.collect.conftest import ADDER
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.rollout_files import rollout, two_turns, write_run
 
-ADDER = '''
-class Adder:
-    def add(self, a: int, b: int) -> int:
-        """Add two numbers.
-
-        Args:
-            a: one number
-            b: the other
-        """
-        return a + b
-'''
 TIMES = ("started_at", "duration_s")
 
 

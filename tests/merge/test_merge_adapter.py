@@ -23,11 +23,8 @@ def test_the_model_is_base_and_adapter_together(tmp_path: Path) -> None:
 
     adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "model"
     report = gymdata.merge_adapter(adapter, out)
-    assert (report.base, report.dtype, report.policy_hash) == (
-        str(POLICY),
-        "float32",
-        policy_facts(str(out))["policy_hash"],
-    )
+    policy_hash = policy_facts(str(out))["policy_hash"]
+    assert (report.base, report.dtype, report.policy_hash) == (str(POLICY), "float32", policy_hash)
     before, after = load_file(POLICY / "model.safetensors"), load_file(out / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
     assert before.keys() == after.keys()

@@ -281,20 +281,16 @@ def test_a_function_that_calls_no_model_is_a_failed_attempt(tmp_path: Path) -> N
     assert fault["message"] == "agent: returned without a model call: its client's base URL is the argument base_url"
 
 
-def test_a_python_file_is_refused_with_the_functions_that_it_has(tmp_path: Path) -> None:
-    """As they are named on the command line, without running the file."""
+def test_what_is_no_agent_of_a_file_is_refused_with_what_could_be(tmp_path: Path) -> None:
+    """A file without a function names those that it has, without running it; a function names what it may take."""
     solver = tmp_path / "solver.py"
     solver.write_text("raise SystemExit\nasync def solve(task): ...\ndef again(task): ...\ndef _helper(): ...\n")
     with pytest.raises(UsageError, match="is a Python file, expected a function of it: solve, again") as refused:
         load_agent(str(solver))
     assert f"--agent {solver}:solve" in str(refused.value.hint)
-
-
-def test_a_function_that_takes_something_else_is_refused(tmp_path: Path) -> None:
-    """With what it may take."""
-    (tmp_path / "agent.py").write_text("async def solve(question): ...")
+    solver.write_text("async def solve(question): ...")
     with pytest.raises(UsageError, match="the function takes question") as refused:
-        load_agent(f"{tmp_path}/agent.py:solve")
+        load_agent(f"{solver}:solve")
     assert "task, base_url, api_key, model, directory, rollout_index" in str(refused.value.hint)
 
 

@@ -18,7 +18,7 @@ from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
 from tests.kills import kill_at, start, wait_for_rows
 from tests.record.recorded_agent import ASK
-from tests.servers import FAULTY, ServerProcess, server_processes
+from tests.servers import ServerProcess, ending_as_the_policy
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -32,12 +32,8 @@ TWICE = (
 
 @pytest.fixture
 def engine() -> Iterator[ServerProcess]:
-    """A server whose answers depend on seed and prompt alone."""
-    from gymdata.chat.template import TransformersChat
-
-    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
-    with server_processes(FAULTY) as started:
-        yield started("--latency", "0.05", "--eos", str(end), "--vocab", "51")
+    with ending_as_the_policy("--latency", "0.05", "--vocab", "51") as started:
+        yield started
 
 
 def arguments(run: Path, engine: str) -> list[str]:

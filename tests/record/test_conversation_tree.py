@@ -64,12 +64,8 @@ def test_show_names_each_conversation(session: Path, capsys: pytest.CaptureFixtu
 
     assert main(["show", str(session)]) == 0
     out = capsys.readouterr().out
-    for heading in (
-        "main, begins at turn 0",
-        "main, branches after turn 0",
-        "main.2, begins at turn 4",
-        "begins at turn 1",
-    ):
+    branches = ("main, branches after turn 0", "main.2, begins at turn 4")
+    for heading in ("main, begins at turn 0", *branches, "begins at turn 1"):
         assert heading in out
     assert all(len(re.findall(rf"^assistant  turn {n}: ", out, re.M)) == 1 for n in range(5))
 

@@ -84,13 +84,7 @@ def test_a_call_that_no_row_could_hold_is_kept_as_its_text(tmp_path: Path) -> No
         ("THINK hm|a", {"content": "a"}),
         ("THINK hm|a", {"content": "a", "reasoning_content": "hm"}),
     ],
-    ids=[
-        "white space inside",
-        "white space at the ends",
-        "content as parts",
-        "missing reasoning",
-        "reasoning sent back",
-    ],
+    ids=["white space inside", "white space at the ends", "as parts", "missing reasoning", "reasoning sent back"],
 )
 def test_a_message_in_other_words_is_the_same(tmp_path: Path, said: str, sent: dict[str, Any]) -> None:
     """The held ids continue, and the second prompt has the sampled text as it was sampled."""

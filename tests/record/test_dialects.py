@@ -117,20 +117,10 @@ JSON = st.recursive(
 )
 
 
+FIELD_NAMES = ["response_format", "text", "output_config", "tool_choice", "tools"]
+FIELD_NAMES += ["metadata", "stream_options", "prompt", "stop"]
 FIELDS = st.dictionaries(
-    st.sampled_from(
-        [
-            "response_format",
-            "text",
-            "output_config",
-            "tool_choice",
-            "tools",
-            "metadata",
-            "stream_options",
-            "prompt",
-            "stop",
-        ]
-    ),
+    st.sampled_from(FIELD_NAMES),
     st.dictionaries(st.sampled_from(["type", "format", "json_schema", "function", "name", "schema", "user_id"]), JSON)
     | st.lists(JSON, max_size=2),
     max_size=1,

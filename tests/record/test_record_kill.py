@@ -22,7 +22,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.validate.run import validate
 from tests.kills import DEADLINE_S
-from tests.servers import FAULTY, ServerProcess, server_processes
+from tests.servers import ServerProcess, ending_as_the_policy
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -32,12 +32,8 @@ CLIENTS, TURNS = 8, 6
 
 @pytest.fixture
 def engine() -> Iterator[ServerProcess]:
-    """A server whose answers depend on seed and prompt alone."""
-    from gymdata.chat.template import TransformersChat
-
-    end = TransformersChat.load(str(POLICY)).end_of_turn_ids[0]
-    with server_processes(FAULTY) as start:
-        yield start("--latency", "0.05", "--eos", str(end), "--vocab", "51")
+    with ending_as_the_policy("--latency", "0.05", "--vocab", "51") as started:
+        yield started
 
 
 def start(run: Path, port: int, engine: str) -> subprocess.Popen[bytes]:

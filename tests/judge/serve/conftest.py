@@ -76,15 +76,8 @@ def judge() -> Iterator[tuple[Behaviour, str]]:
 
 
 #: What a server imports.
-_LOADED = [
-    "gymdata.cli.main",
-    "gymdata.judge.serve.run",
-    "gymdata.http",
-    "polars",
-    "pyarrow.dataset",
-    "fastapi",
-    "uvicorn",
-]
+_LOADED = ["gymdata.cli.main", "gymdata.judge.serve.run", "gymdata.http", "polars", "pyarrow.dataset"]
+_LOADED += ["fastapi", "uvicorn"]
 _LOADED += ["uvicorn.loops.uvloop", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "websockets.server"]
 
 
@@ -176,11 +169,8 @@ def say(one: float, two: float, ranking: float) -> str:
 
 
 def verify_body(text: str, prompt: str = "q", **ids: Any) -> dict[str, Any]:
-    return {
-        "responses_create_params": {"input": [{"role": "user", "content": prompt}]},
-        "response": response(text),
-        **ids,
-    }
+    params = {"input": [{"role": "user", "content": prompt}]}
+    return {"responses_create_params": params, "response": response(text), **ids}
 
 
 async def post_all(url: str, bodies: list[dict[str, Any]]) -> list[tuple[int, Any]]:

@@ -87,16 +87,7 @@ def test_a_seventeenth_of_sixteen_opens_another_cohort(judge, serve):
         assert status == 503 or body["reward"] == 1 + n % 5
 
 
-def test_prompts_and_principles_keep_cohorts_apart(judge, serve):
-    """Different prompts, principles or prompt ids never meet."""
-    server = serve("--num-rollouts-per-prompt", "2")
-    kinds = [{"prompt": "p1"}, {"prompt": "p2"}, {"prompt": "p1", "principle": "x"}, {"prompt": "p1", "prompt_id": 7}]
-    bodies = [verify_body(f"q={q} of {n}", **kind) for q in (1, 5) for n, kind in enumerate(kinds)]
-    answers = verify_all(server, bodies)
-    assert [b["reward"] for _, b in answers] == [1] * 4 + [5] * 4
-
-
-def test_the_task_and_the_prompt_keep_cohorts_apart(judge, serve):
+def test_prompts_tasks_and_principles_keep_cohorts_apart(judge, serve):
     """As published: task index and prompt, else prompt id and prompt, else prompt; so one id never joins two prompts."""
     server = serve("--num-rollouts-per-prompt", "2")
     kinds = [
@@ -105,12 +96,13 @@ def test_the_task_and_the_prompt_keep_cohorts_apart(judge, serve):
         {"prompt": "p1", "prompt_id": "a"},
         {"prompt": "p2", "prompt_id": "a"},
         {"prompt": "p2"},
+        {"prompt": "p2", "principle": "x"},
         {"prompt": "p1", "group_id": "g"},
         {"prompt": "p2", "group_id": "g"},
     ]
     bodies = [verify_body(f"q={q} of {n}", **kind) for q in (1, 5) for n, kind in enumerate(kinds)]
     answers = verify_all(server, bodies)
-    assert [b["reward"] for _, b in answers] == [1] * 7 + [5] * 7
+    assert [b["reward"] for _, b in answers] == [1] * 8 + [5] * 8
     assert answers[0][1] == {**bodies[0], "reward": 1.0, "judge_failed": False}
 
 
