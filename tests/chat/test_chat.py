@@ -140,13 +140,8 @@ ODD = st.one_of(
     st.lists(
         st.sampled_from(
             [
-                "<tool_call>",
-                "</tool_call>",
-                '{"name": "calc", "arguments": ',
-                '{"expression": 4}',
-                "}",
-                "<think>",
-                "</think>",
+                *("<tool_call>", "</tool_call>", "<think>", "</think>"),
+                *('{"name": "calc", "arguments": ', '{"expression": 4}', "}"),
             ]
         ),
         max_size=12,

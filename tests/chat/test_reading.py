@@ -18,30 +18,10 @@ pytestmark = pytest.mark.torch
 PARTS = st.lists(
     st.sampled_from(
         [
-            *(
-                "<think>",
-                "</think>",
-                "<tool_call>",
-                "</tool_call>",
-                "<|im_end|>",
-                "functools[",
-                "[",
-                "\n",
-                " ",
-                "é",
-                "😀",
-            ),
-            *(
-                '{"name": "calc", "arguments": ',
-                '{"expression": 4}',
-                "}",
-                "I will",
-                " call it.",
-                "a < b",
-                "<",
-                "f",
-                "<|im",
-            ),
+            *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "functools["),
+            *("[", "\n", " ", "é", "😀"),
+            *('{"name": "calc", "arguments": ', '{"expression": 4}', "}", "I will", " call it."),
+            *("a < b", "<", "f", "<|im"),
         ]
     ),
     max_size=14,
@@ -102,11 +82,8 @@ def test_a_call_that_does_not_parse_leaves_the_reasoning_alone() -> None:
     chat = chat_of("auto")
     ids = chat.encode('<think>Hm.</think>\n\nI try.\n<tool_call>{"name": broken</tool_call>')
     message = chat.parse(ids, [TOOL])
-    assert message == {
-        "role": "assistant",
-        "reasoning": "Hm.",
-        "content": 'I try.\n<tool_call>{"name": broken</tool_call>',
-    }
+    content = 'I try.\n<tool_call>{"name": broken</tool_call>'
+    assert message == {"role": "assistant", "reasoning": "Hm.", "content": content}
 
 
 def test_text_without_calls_is_read_as_it_comes() -> None:

@@ -26,11 +26,8 @@ def _said(n: int) -> dict[str, Any]:
 
 
 def openhands(n: int) -> dict[str, Any]:
-    message = {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [{"id": "c1", "type": "function", "function": _RUN}],
-    }
+    calls = [{"id": "c1", "type": "function", "function": _RUN}]
+    message = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     response = {"id": "r1", "model": "m", "choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}]}
     call = {"function_name": "bash", "tool_call_id": "c1", "model_response": response, "total_calls_in_response": 1}
     tools = [{"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": {}}}]

@@ -30,7 +30,6 @@ from tests.interop.trajectories import (
     value,
     write_lines,
 )
-from tests.rollout_files import rollout, two_turns, write_run
 
 _SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -184,15 +183,3 @@ def test_what_is_none_is_named(tmp_path: Path, wrong: dict[str, Any], code: str)
     file = write_lines(tmp_path / "a.jsonl", [good, good | wrong, good])
     done = import_rollouts(file, tmp_path / "run", source="atif")
     assert (done.rollouts, done.reasons) == (2, {code: 1})
-
-
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """export and import say what they did; the tokens are the same."""
-    from gymdata.cli.main import main
-
-    run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(1, 9 + k)) for k in range(3)])
-    assert main(["export", str(run), "--format", "atif", "-o", str(tmp_path / "a.jsonl"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["lost"] == {}
-    assert main(["import", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "back")]) == 0
-    assert "atif" in capsys.readouterr().out
-    assert read_table(tmp_path / "back").to_pylist() == read_table(run).to_pylist()

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import read_table
 from gymdata.store.lines import encode_any
 from gymdata.validate.run import validate
+from tests.interop.trajectories import copy_and_last, places
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, write_native
 
@@ -98,13 +97,6 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
-    for key, inner in inside:
-        yield (*path, key)
-        yield from _places(inner, (*path, key))
-
-
 @st.composite
 def mutated(draw: st.DrawFn, line: bytes) -> bytes:
     """One line with a value changed, taken out or nested deeply, or with its bytes cut, repeated or changed."""
@@ -114,15 +106,12 @@ def mutated(draw: st.DrawFn, line: bytes) -> bytes:
         new = draw(st.sampled_from([b"", line[at:to] * 2, b"\xff", b"\x00", b'"', b"[", b"}", b"NaN", b"\\ud800"]))
         return line[:at] + new + line[to:]
     value = json.loads(line)
-    path = draw(st.sampled_from(sorted(_places(value), key=str)))
-    made = copy.deepcopy(value)
-    at_: Any = made
-    for key in path[:-1]:
-        at_ = at_[key]
-    if draw(st.booleans()) and isinstance(at_, dict):
-        del at_[path[-1]]
+    path = draw(st.sampled_from(sorted(places(value), key=str)))
+    made, holder = copy_and_last(value, path)
+    if draw(st.booleans()) and isinstance(holder, dict):
+        del holder[path[-1]]
         return json.dumps(made).encode()
-    at_[path[-1]] = draw(st.sampled_from([*ODD, "@deep@"]))
+    holder[path[-1]] = draw(st.sampled_from([*ODD, "@deep@"]))
     depth = draw(st.sampled_from([100, 500, 1500]))
     return json.dumps(made).replace('"@deep@"', "[" * depth + "]" * depth).encode()
 

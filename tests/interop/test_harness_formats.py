@@ -18,7 +18,7 @@ from gymdata.interop.importing import BadItem
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
-from tests.interop.trajectories import ANSWER, QUESTION, RESULT, ROWS
+from tests.interop.trajectories import ANSWER, QUESTION, RESULT, ROWS, said, write
 
 CALLS = '[{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}]'
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
@@ -28,16 +28,6 @@ VERIFIERS, COMPLETIONS, VERL, SKYRL = (
     ROWS[name](5) for name in ("verifiers", "trl-completions", "verl-dump", "skyrl-dump")
 )
 SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def said(messages: Any) -> list[dict[str, Any]]:
-    """What messages say: their fields that are not null."""
-    return [{k: v for k, v in message.items() if v is not None} for message in messages]
 
 
 def imported(file: Path, tmp_path: Path, name: str) -> list[dict[str, Any]]:

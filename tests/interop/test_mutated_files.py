@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from gymdata.errors import GymdataError
 from gymdata.store.formats import format_of
 from gymdata.store.paths import resolve
 from tests.interop.published_rows import PUBLISHED, SESSIONS, oasst_messages
-from tests.interop.trajectories import ROWS
+from tests.interop.trajectories import ROWS, copy_and_last, places
 
 ODD: list[Any] = [
     None, True, 5, -1, 0.5, 2**31, 2**70, "x", "", "NaN", "\ud800", [], {}, [[]], [None], {"a": None}, float("nan"),
@@ -31,20 +30,10 @@ SEEDS = 25
 EACH = 20
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
-    for key, inner in inside:
-        yield (*path, key)
-        yield from places(inner, (*path, key))
-
-
 def mutated(row: dict[str, Any], source: random.Random) -> dict[str, Any]:
     """A row with a value in some place replaced or taken out."""
-    made = copy.deepcopy(row)
-    path = source.choice(list(places(made)))
-    inner: Any = made
-    for key in path[:-1]:
-        inner = inner[key]
+    path = source.choice(list(places(row)))
+    made, inner = copy_and_last(row, path)
     if source.random() < 0.1:
         del inner[path[-1]]
     else:

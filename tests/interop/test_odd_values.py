@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from tests.interop.published_rows import PUBLISHED, oasst
-from tests.interop.trajectories import ROWS, write_lines
+from tests.interop.trajectories import ROWS, copy_and_last, places, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Stands where the text of a number that no double can hold is to be; Python writes no such number.
@@ -96,19 +95,9 @@ def _without_ours(value: Any) -> Any:
     return [_without_ours(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
-    for key, inner in inside:
-        yield (*path, key)
-        yield from _paths(inner, (*path, key))
-
-
 def _changed(row: Any, path: tuple[Any, ...], value: Any) -> Any:
-    made = copy.deepcopy(row)
-    at = made
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
+    made, holder = copy_and_last(row, path)
+    holder[path[-1]] = value
     return made
 
 
@@ -119,8 +108,8 @@ def _changed(row: Any, path: tuple[Any, ...], value: Any) -> Any:
 def test_an_odd_value_costs_its_own_row_at_most(name: str, good: dict[str, list[Any]], data: st.DataObject) -> None:
     """Whatever stands in one place of some rows, all others are imported, and every row is imported or named."""
     rows = good[name]
-    places = sorted(_paths(rows[0]), key=str)
-    odd = data.draw(st.lists(st.tuples(st.sampled_from(places), st.sampled_from(ODD)), min_size=1, max_size=8))
+    anywhere = sorted(places(rows[0]), key=str)
+    odd = data.draw(st.lists(st.tuples(st.sampled_from(anywhere), st.sampled_from(ODD)), min_size=1, max_size=8))
     lines = [rows[0], *(_changed(rows[1], path, value) for path, value in odd), rows[2]]
     source = name.removeprefix("foreign ")
     with tempfile.TemporaryDirectory() as place:

@@ -238,11 +238,8 @@ def test_ids_and_mask_of_an_answer_are_those_of_trl(chat: TransformersChat, tmp_
 
 
 def test_ids_and_masks_of_a_preference_are_those_of_trl(chat: TransformersChat, tmp_path: Path) -> None:
-    row = {
-        "prompt": CONVERSATION[:1],
-        "chosen": CONVERSATION[1:],
-        "rejected": [{"role": "assistant", "content": "I think 6."}],
-    }
+    wrong = [{"role": "assistant", "content": "I think 6."}]
+    row = {"prompt": CONVERSATION[:1], "chosen": CONVERSATION[1:], "rejected": wrong}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row))
     gymdata.import_rollouts(file, tmp_path / "text")

@@ -20,22 +20,13 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
+from tests.interop.trajectories import said, write
 
 QUESTION = {"role": "user", "content": "How much is 2+3?"}
 ANSWER = {"role": "assistant", "content": "5"}
 WRONG = {"role": "assistant", "content": "6"}
 CALL = {"name": "add", "arguments": {"a": 2, "b": 3}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {}}
-
-
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def said(messages: Any) -> list[dict[str, Any]]:
-    """What messages say: their fields that are not null."""
-    return [{k: v for k, v in message.items() if v is not None} for message in messages]
 
 
 def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
@@ -306,20 +297,6 @@ def test_equal_sides_are_no_preference(tmp_path: Path) -> None:
     assert (summary.pairs, summary.reasons) == (1, {"P601": 1})
 
 
-@pytest.mark.parametrize("shape", ["array", "pretty", "gzip", "parquet"])
-def test_the_same_rows_are_read_in_every_kind_of_file(shape: str, tmp_path: Path) -> None:
-    rows = [{"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, WRONG]}]
-    if shape == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), file := tmp_path / "rows.parquet")
-    elif shape == "gzip":
-        file = tmp_path / "rows.jsonl.gz"
-        file.write_bytes(gzip.compress(write(tmp_path / "rows.jsonl", *rows).read_bytes()))
-    else:
-        file = tmp_path / "rows.json"
-        file.write_text(json.dumps(rows, indent=2 if shape == "pretty" else None))
-    assert [said(row["messages"]) for row in imported(file, tmp_path)] == [[QUESTION, ANSWER], [QUESTION, WRONG]]
-
-
 @pytest.mark.parametrize("format", ["trl-messages", "trl-prompt-completion", "openai"])
 def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
     """Roles, texts and calls come back; ids are lost, as the export says."""
@@ -433,28 +410,25 @@ def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "why"),
     [
-        {"prompt": "1+1?", "completions": ["Add.", "So 2."], "labels": [True, False]},
-        {"prompt": "q", "initial_reason_steps": "Step 1: ", "chosen": "a", "rejected": "b", "full_chosen": "c"},
+        ({"prompt": "1+1?", "completions": ["Add.", "So 2."], "labels": [True, False]}, "keys prompt"),
+        (
+            {"prompt": "q", "initial_reason_steps": "1", "chosen": "a", "rejected": "b", "full_chosen": "c"},
+            "keys prompt",
+        ),
+        ({"text": "How much is 2+3? 5"}, "text alone has no prompt and no answer to train"),
     ],
 )
-def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: dict[str, Any], tmp_path: Path) -> None:
-    """Steps of answers with a label each, and pairs that continue an answer, are not guessed: every command says so."""
+def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """Steps of answers with a label each, pairs that continue an answer, and text alone are not guessed: every command says
+    so."""
     file = write(tmp_path / "rows.jsonl", row)
     for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
         with pytest.raises(DataError, match="known format") as error:
             read(file)
-        assert "the keys prompt" in str(error.value.hint)
+        assert why in str(error.value.hint)
         assert "gymdata collect" not in str(error.value.hint)
-
-
-def test_plain_text_is_refused_with_the_reason(tmp_path: Path) -> None:
-    file = write(tmp_path / "text.jsonl", {"text": "How much is 2+3? 5"})
-    for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
-        with pytest.raises(DataError, match="known format") as error:
-            read(file)
-        assert "text alone has no prompt and no answer to train" in str(error.value.hint)
 
 
 def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,34 @@ calls = st.sampled_from(
         "[]",
     ]
 )
+
+
+def write(path: Path, *rows: Any) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(messages: Any) -> list[dict[str, Any]]:
+    """What messages say: their fields that are not null."""
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values in a row; of a long list, of its first four."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def copy_and_last(row: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A copy of the row, and what in it holds the value at ``path``."""
+    made = copy.deepcopy(row)
+    holder = made
+    for key in path[:-1]:
+        holder = holder[key]
+    return made, holder
 
 
 def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
