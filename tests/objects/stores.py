@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from xml.sax.saxutils import escape
 from aiohttp import ClientSession, DummyCookieJar, web
 from multidict import CIMultiDict
 
+from tests.forks import Fork
 from tests.servers import serving
 
 
@@ -52,6 +54,19 @@ class FaultyStore:
     def fail(self, kind: str, method: str, key: str, count: int = 1, act: Callable[[], object] = lambda: None) -> None:
         """From now on the next ``count`` requests of ``method`` whose path matches ``key`` (a regular expression) fail."""
         self.faults.append(Fault(kind, method, key, count, act))
+
+    def stop_at(self, kind: str, key: str, number: int, writer: list[Fork]) -> None:
+        """As the ``number``-th change of ``key`` arrives, ``writer`` is killed; no change from there on is answered."""
+        changes = itertools.count(1)
+
+        def kill() -> bool:
+            at = next(changes)
+            if at == number:
+                writer[0].kill()
+            return at >= number
+
+        self.faults.clear()
+        self.fail(kind, "PUT", key, 99, kill)
 
     def count(self, method: str, key: str = "") -> int:
         return sum(m == method and re.search(key, path) is not None for m, path in self.asked)

@@ -170,6 +170,10 @@ def test_a_store_that_stays_away_is_an_outside_error(
         ("s3://bucket/a/../b", 2, "without empty or dotted parts"),
         ("ftp://bucket/x", 2, "a URL that begins with s3://, gs://, az://, hf://"),
         ("s3://bucket/*/none", 2, "s3://bucket/*/none: no such file"),
+        ("s3://bucket/g?m", 2, "s3://bucket/g?***: '?' in a key is not supported"),
+        ("s3://bucket/x#hidden-secret", 2, "s3://bucket/x#***: '#' in a key is not supported"),
+        ("s3:bucket/runs", 2, "got 's3:bucket/runs', expected s3://BUCKET/KEY"),
+        ("gs:", 2, "got 'gs:', expected gs://BUCKET/KEY"),
     ],
 )
 def test_a_url_that_leads_nowhere_is_named(
@@ -180,6 +184,7 @@ def test_a_url_that_leads_nowhere_is_named(
     err = capsys.readouterr().err
     assert said in err
     assert "hidden-secret" not in err
+    assert "credentials" not in err or "credentials" in said or code == 3
 
 
 @pytest.mark.parametrize(
@@ -293,24 +298,6 @@ def test_a_key_that_is_refused_is_an_outside_error(
     with pytest.raises(OutsideError) as caught:
         located(stored)
     assert "AWS_ACCESS_KEY_ID" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("s3://bucket/g?m", "s3://bucket/g?***: '?' in a key is not supported"),
-        ("s3://bucket/x#hidden-secret", "s3://bucket/x#***: '#' in a key is not supported"),
-        ("s3:bucket/runs", "got 's3:bucket/runs', expected s3://BUCKET/KEY"),
-        ("gs:", "got 'gs:', expected gs://BUCKET/KEY"),
-    ],
-)
-def test_what_is_nearly_a_url_is_a_usage_error(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says what cannot be in a URL, or what one looks like, and shows nothing that may be a secret."""
-    assert main(["validate", url]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert "hidden-secret" not in err
-    assert "credentials" not in err
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["nothing listens", "another provider's server"])

@@ -84,16 +84,7 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
             store.delete(f"bucket/{key}")
         spool = tmp_path / f"a{number}"
         writer: list[Fork] = []
-        seen: list[str] = []
-
-        def kill(number: int = number, seen: list[str] = seen, writer: list[Fork] = writer) -> bool:
-            seen.append("a change")
-            if len(seen) == number:
-                writer[0].kill()
-            return len(seen) >= number
-
-        store.faults.clear()
-        store.fail("stop after" if done else "stop", "PUT", "runs/new", 99, kill)
+        store.stop_at("stop after" if done else "stop", "runs/new", number, writer)
         said, typed = tmp_path / "said", [URL, str(spool), "0", "5", "each"]
         writer.append(processes.start(forked, dict(os.environ), str(said), "append", typed))
         code = writer[0].wait()

@@ -95,19 +95,15 @@ def test_a_fault_that_passes_costs_nothing(kind: str, key: str, run: Path, store
     assert rows_at(OUT) == 3
 
 
-@pytest.mark.parametrize(
-    ("method", "key"),
-    [("PUT", "parquet$"), ("PUT", "out/run.json$")],
-    ids=["data", "run.json"],
-)
+@pytest.mark.parametrize("key", ["parquet$", "out/run.json$"], ids=["data", "run.json"])
 def test_a_store_that_stays_away_leaves_the_rest_for_the_same_command(
-    method: str, key: str, run: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch,
+    key: str, run: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], other_spool: Callable[[], None],
 ) -> None:  # fmt: skip
     """Exit code 3; another machine reads nothing that is half there; the same command then sends what is left."""
     spool = os.environ["GYMDATA_SPOOL"]
     monkeypatch.setenv("GYMDATA_OBJECT_RETRY_S", "0.3")
-    store.fail("503", method, key, 99)
+    store.fail("503", "PUT", key, 99)
     assert main(["pairs", str(run), "-o", OUT]) == 3
     assert "the same command sends the rest" in capsys.readouterr().err
     other_spool()
@@ -142,16 +138,7 @@ def test_a_kill_at_any_request_leaves_nothing_half(
         if replaces:
             assert main(["pairs", str(run), "-o", OUT]) == 0
         writer: list[Fork] = []
-        seen: list[str] = []
-
-        def kill(number: int = number, seen: list[str] = seen, writer: list[Fork] = writer) -> bool:
-            seen.append("a change")
-            if len(seen) == number:
-                writer[0].kill()
-            return len(seen) >= number
-
-        store.faults.clear()
-        store.fail("stop after" if done else "stop", "PUT", "made/out", 99, kill)
+        store.stop_at("stop after" if done else "stop", "made/out", number, writer)
         said = tmp_path / "said"
         writer.append(processes.start(forked, dict(os.environ), str(said), "gymdata", shlex.split(words)))
         code = writer[0].wait()
@@ -198,11 +185,8 @@ def test_runs_on_stores_are_merged_on_one(
     stored: str, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """merge reads and writes URLs; a run that another machine writes is refused, as a run that is written here is."""
-    upload(
-        store,
-        write_run(tmp_path / "other", [rollout("t9", n, 1.0, [([1, 5], [40 + n, 2])]) for n in range(2)]),
-        "runs/b",
-    )
+    other = [rollout("t9", n, 1.0, [([1, 5], [40 + n, 2])]) for n in range(2)]
+    upload(store, write_run(tmp_path / "other", other), "runs/b")
     assert main(["merge", stored, "s3://bucket/runs/b", "-o", "s3://bucket/all"]) == 0, capsys.readouterr().err
     assert gymdata.load_rollouts("s3://bucket/all").num_rows == 8
     facts = json.loads(store.get("bucket/runs/b/run.json"))

@@ -184,13 +184,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         files["adapter"] = str(write_adapter(folder / "adapter"))
         files["text"], files["turns"] = text_of(CLEAN, folder), str(folder / "turns.py")
         Path(files["turns"]).write_text(TURNS)
-        yield {
-            "run": str(run_folder),
-            "pairs": str(folder / "pairs"),
-            "experiences": str(experiences),
-            "judge": url,
-            **files,
-        }
+        files |= {"run": str(run_folder), "pairs": str(folder / "pairs"), "experiences": str(experiences)}
+        yield files | {"judge": url}
 
 
 @pytest.mark.parametrize(

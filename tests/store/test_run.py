@@ -243,13 +243,8 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
         assert (run.resumed, run.sealed_rows, run.failures()) == (False, 0, [])
         assert run.run_id != first
     left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    assert left == [
-        "lock",
-        "pairs-best/thoughts.md",
-        "rollouts/part-of-my-notes.txt",
-        "run.json",
-        "train-dpo/model.safetensors",
-    ]
+    assert left[:3] == ["lock", "pairs-best/thoughts.md", "rollouts/part-of-my-notes.txt"]
+    assert left[3:] == ["run.json", "train-dpo/model.safetensors"]
 
 
 def test_failures_are_kept_and_read_back(tmp_path: Path, open_run, row):

@@ -207,13 +207,7 @@ def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
     """Links planted at the lock, the temporary names and the output's own names are named, and what they lead to is not
     touched."""
     victim = tmp_path / "victim"
-    for name in (
-        "lock",
-        ".run.json.new",
-        "scores.parquet",
-        "run.json",
-        ".run.json.tmp",
-    ):
+    for name in ("lock", ".run.json.new", "scores.parquet", "run.json", ".run.json.tmp"):
         victim.write_text("untouched")
         folder = tmp_path / name.strip(".")
         folder.mkdir()

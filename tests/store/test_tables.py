@@ -252,33 +252,6 @@ def test_pairs_of_text_are_named_with_what_reads_them(tmp_path: Path) -> None:
         read_table(file, PAIRS)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.001, 0.3, 0.9, 0.999])
-def test_a_parquet_file_that_was_cut_off_is_named(tmp_path: Path, rollouts: pa.Table, keep: float):
-    """Wherever it was cut, reading fails with the file's name, and no row is invented."""
-    file = write_table(rollouts, tmp_path / "x.parquet", ROLLOUTS)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * keep)])
-    for read in (lambda: read_table(file), lambda: list(scan_batches(file))):
-        with pytest.raises(DataError, match=r"x\.parquet"):
-            read()
-
-
-def test_a_flipped_byte_in_a_page_is_noticed(tmp_path: Path, rollouts: pa.Table):
-    """Page checksums catch damage that would decode to other tokens."""
-    file = write_table(rollouts, tmp_path / "x.parquet", ROLLOUTS)
-    column = next(
-        c
-        for c in (pq.read_metadata(file).row_group(0).column(i) for i in range(40))
-        if c.path_in_schema.endswith("generation_token_ids.list.element")
-    )
-    damaged = bytearray(file.read_bytes())
-    damaged[column.data_page_offset + column.total_compressed_size - 3] ^= 0x10
-    file.write_bytes(damaged)
-    for read in (lambda: read_table(file), lambda: list(scan_batches(file))):
-        with pytest.raises(DataError, match=r"x\.parquet: is damaged"):
-            read()
-
-
 def test_a_line_nested_too_deeply_is_a_bad_row(tmp_path: Path):
     """Refused with its line, as any other line that cannot be read."""
     file = tmp_path / "x.jsonl"
