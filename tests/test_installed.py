@@ -117,11 +117,7 @@ def test_every_library_that_an_extra_brings_is_declared_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     declared = {module: extra for module, extra in BROUGHT_BY.items() if extra != "engine"}
-    below = {
-        "huggingface_hub": "transformers",
-        "tokenizers": "transformers",
-        "safetensors": "peft",
-    }
+    below = {"huggingface_hub": "transformers", "tokenizers": "transformers", "safetensors": "peft"}
     for module, extra in declared.items():
         name = below.get(module, module).replace("_", "-")
         assert any(line.startswith(name) for line in extras[extra]), module

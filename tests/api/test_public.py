@@ -13,6 +13,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -215,17 +216,8 @@ def test_results_have_a_short_repr_and_a_dict(name: str, run: Path, tmp_path: Pa
 
 
 #: Those that do something else than to report: they hand over rows, or serve until they are stopped.
-NO_REPORT = {
-    "expand_turns",
-    "load_experiences",
-    "load_rollouts",
-    "open",
-    "query",
-    "reading",
-    "serve",
-    "serve_genrm",
-    "view",
-}
+NO_REPORT = {"expand_turns", "load_experiences", "load_rollouts", "open", "query", "reading"}
+NO_REPORT |= {"serve", "serve_genrm", "view"}
 
 
 def test_every_command_returns_a_report() -> None:
@@ -255,27 +247,31 @@ def test_a_training_is_summed_up_from_its_run_json() -> None:
     assert repr(report) == "TrainReport(algorithm='dpo', status='completed', output='out', steps=4)"
 
 
-@pytest.mark.parametrize("bounds", [[None, None], [math.nan, math.nan]])
-def test_a_rate_of_one_task_has_no_interval(bounds: list[float | None]) -> None:
-    """Held-out pairs of a single task are summed up by their rate alone, as run.json (null) and as a result (NaN) has it."""
+@pytest.mark.parametrize(
+    ("stage", "heldout", "row"),
+    [
+        ("reward", {"accuracy": 0.5, "ci95": [None, None], "pairs": 2, "tasks": 1}, ("preference accuracy", "50.0 %")),
+        (
+            "reward",
+            {"accuracy": 0.5, "ci95": [math.nan] * 2, "pairs": 2, "tasks": 1},
+            ("preference accuracy", "50.0 %"),
+        ),
+        (
+            "value",
+            {"explained_variance": None, "mse": 0.5, "before": {"explained_variance": None, "mse": 1.0}},
+            ("explained variance", "– → –"),
+        ),
+    ],
+)
+def test_what_one_task_cannot_show_is_left_out(stage: str, heldout: dict[str, Any], row: tuple[str, str]) -> None:
+    """Held-out pairs of a single task have a rate alone, as run.json (null) and as a result (NaN) has it; equal returns of
+    a critic have a dash."""
     tokens = {"count": 7, "checksum": "a"}
     facts = {
-        "stage": "train-reward", "status": "completed", "config": {"output": "out"}, "counts": {"pairs": 2}, "steps": 4,
-        "trained_tokens": {"file": tokens, "equal": True, "epochs": [{**tokens, "equal": True}]},
-        "heldout": {"accuracy": 0.5, "ci95": bounds, "pairs": 2, "tasks": 1},
+        "stage": f"train-{stage}", "status": "completed", "config": {"output": "out"}, "counts": {"pairs": 2}, "steps": 4,
+        "trained_tokens": {"file": tokens, "equal": True, "epochs": [{**tokens, "equal": True}]}, "heldout": heldout,
     }  # fmt: skip
-    assert TrainReport.of(facts).rows()[-1] == ("held-out preference accuracy", "50.0 %")
-
-
-def test_equal_returns_have_no_explained_variance() -> None:
-    """A critic's held-out returns that are all equal are summed up with a dash."""
-    tokens = {"count": 7, "checksum": "a"}
-    facts = {
-        "stage": "train-value", "status": "completed", "config": {"output": "out"}, "counts": {}, "steps": 4,
-        "trained_tokens": {"file": tokens, "equal": True, "epochs": [{**tokens, "equal": True}]},
-        "heldout": {"explained_variance": None, "mse": 0.5, "before": {"explained_variance": None, "mse": 1.0}},
-    }  # fmt: skip
-    assert TrainReport.of(facts).rows()[-1] == ("held-out explained variance", "– → –")
+    assert TrainReport.of(facts).rows()[-1] == (f"held-out {row[0]}", row[1])
 
 
 def test_a_finetuning_is_summed_up_whatever_loop_it_ran() -> None:

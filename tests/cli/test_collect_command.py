@@ -65,14 +65,6 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     assert not run.exists()
 
 
-def test_tasks_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing task file, and no task file at all, are usage errors."""
-    assert main(["collect", str(tmp_path / "no.jsonl"), "-m", POLICY]) == 2
-    assert "no such file" in capsys.readouterr().err
-    assert main(["collect", "-m", POLICY]) == 2
-    assert "tasks" in capsys.readouterr().err
-
-
 def test_a_config_file_is_beaten_by_flags(tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--config gives the settings, flags win."""
     (tmp_path / "c.yaml").write_text(f"model: {POLICY}\nnum_rollouts: 4\nreward: [numeric]\nmax_tokens: 9\n")
@@ -80,17 +72,6 @@ def test_a_config_file_is_beaten_by_flags(tasks: str, tmp_path: Path, capsys: py
     assert main(argv) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["rollouts_wanted"], plan["identity"]["max_tokens"]) == (4, 9)
-
-
-def test_scoring_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """score on a folder that is not a run says so."""
-    (tmp_path / "x.txt").write_text("")
-    assert main(["score", str(tmp_path), "--reward", "numeric"]) == 2
-    assert "run" in capsys.readouterr().err
-    assert main(["score", str(tmp_path)]) == 2
-    assert "reward" in capsys.readouterr().err
-    assert main(["score", str(tmp_path / "nosuch"), "--reward", "numeric"]) == 2
-    assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_names_of_an_environments_file_are_its_own(

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,16 +102,6 @@ def test_no_rows_of_many_columns_are_told(run: Path, capsys: pytest.CaptureFixtu
     assert said.err.startswith("no rows of rollout_id, run_id")
 
 
-def test_what_came_at_once_is_no_rate(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """Counts that all come with the first update have no rate and no tokens a second."""
-    with Watch("judge") as watch:
-        clock[0] += 40
-        watch.update(done=240, total=240, tokens=9_000)
-        clock[0] += 1
-        watch.update(done=240, total=240, tokens=9_000)
-    assert capsys.readouterr().err.splitlines()[-1] == "judge 240/240"
-
-
 def test_the_first_of_many_give_no_time_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     """One rollout of 800 after six seconds, with many in flight, is not 1:19:54 left."""
     with Watch("collect") as watch:
@@ -123,13 +114,29 @@ def test_the_first_of_many_give_no_time_left(capsys: pytest.CaptureFixture[str],
     assert [line.split("  ")[2:] for line in lines] == [[], ["3:48 left"]]
 
 
-def test_a_rate_counts_from_the_first_update(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """After two seconds the rate is that of what came since the clock began."""
+@pytest.mark.parametrize(
+    ("first", "seconds", "then", "shown"),
+    [
+        (
+            {"done": 100, "total": 240, "tokens": 0},
+            4,
+            {"done": 140, "total": 240, "tokens": 800},
+            "score 140/240  600/min  200 tok/s  0:10 left",
+        ),
+        ({"done": 240, "total": 240, "tokens": 9}, 1, {"done": 240, "total": 240, "tokens": 9}, "score 240/240"),
+        ({"done": 0, "total": 2}, 3723, {"done": 2, "total": 2}, "score 2/2  0/min  took 1:02:03"),
+    ],
+)
+def test_a_rate_counts_from_the_first_update(
+    capsys: pytest.CaptureFixture[str], clock: list[float], first: Any, seconds: int, then: Any, shown: str
+) -> None:
+    """The rate is that of what came since; what came at once has none; the last line says how long it took."""
     with Watch("score") as watch:
-        watch.update(done=100, total=240, tokens=0)
-        clock[0] += 4
-        watch.update(done=140, total=240, tokens=800)
-    assert capsys.readouterr().err.splitlines()[-1] == "score 140/240  600/min  200 tok/s  0:10 left"
+        clock[0] += 40
+        watch.update(**first)
+        clock[0] += seconds
+        watch.update(**then)
+    assert capsys.readouterr().err.splitlines()[-1] == shown
 
 
 def test_a_training_shows_its_figures_and_the_time_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
@@ -165,15 +172,6 @@ def test_what_a_training_scores_first_has_a_rate_of_its_own(
         "training 0/40",
         "training 10/40  loss 0.5  2,000 tok/s  0:18 left",
     ]
-
-
-def test_the_last_line_says_how_long_it_took(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """Hours, minutes and seconds since the first update."""
-    with Watch("training") as watch:
-        watch.update(done=0, total=2)
-        clock[0] += 3723
-        watch.update(done=2, total=2)
-    assert capsys.readouterr().err.splitlines()[-1] == "training 2/2  0/min  took 1:02:03"
 
 
 @pytest.mark.usefixtures("terminal")

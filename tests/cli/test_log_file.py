@@ -52,14 +52,21 @@ def test_the_level_chooses_what_is_written(capsys: pytest.CaptureFixture[str]) -
     assert "expected one of debug, info, warning, error" in capsys.readouterr().err
 
 
-def test_what_is_printed_as_a_warning_is_one_in_the_log(tmp_path: Path) -> None:
-    """Its level is the log's, and it is not printed twice."""
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("warning: a disk is nearly full", " WARNING a disk is nearly full"),
+        ("asking http://host/v1?api_key=SECRET \x1b[2J", "asking http://host/v1?api_key=*** \\x1b[2J"),
+    ],
+)
+def test_what_is_printed_is_in_the_log(tmp_path: Path, text: str, line: str) -> None:
+    """A warning with the log's level, the key of a URL as everywhere else, and an escape as its text."""
     (tmp_path / "run.json").write_text("{}")
-    start_logging(None)
+    start_logging("info")
+    printed(text)
     log_to(tmp_path)
-    printed("warning: a disk is nearly full")
     stop_logging()
-    assert log(str(tmp_path)).splitlines()[1].endswith(" WARNING a disk is nearly full")
+    assert log(str(tmp_path)).splitlines()[1].endswith(line)
 
 
 def test_the_log_survives_a_library_that_configures_logging(tmp_path: Path) -> None:
@@ -81,16 +88,6 @@ def test_stages_that_take_seconds_have_no_log() -> None:
     assert main(["pairs", "runs/x"]) == 0
     assert log() == before
     assert not Path("runs/x/pairs-reward/gymdata.log").exists()
-
-
-def test_secrets_of_urls_and_escapes_are_not_in_the_log(tmp_path: Path) -> None:
-    """A key of a URL is written as everywhere else, ``***``, and what a terminal would act on as its escape."""
-    (tmp_path / "run.json").write_text("{}")
-    start_logging("info")
-    printed("asking http://host/v1?api_key=SECRET \x1b[2J")
-    log_to(tmp_path)
-    stop_logging()
-    assert log(str(tmp_path)).splitlines()[1].endswith("asking http://host/v1?api_key=*** \\x1b[2J")
 
 
 def test_the_log_is_no_part_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

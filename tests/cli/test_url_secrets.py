@@ -93,20 +93,8 @@ def test_collect_from_a_server(
 ) -> None:
     """The token goes along with every request, on every path."""
     out = tmp_path / "out"
-    words = [
-        "collect",
-        tasks,
-        flag,
-        engine[0],
-        "-m",
-        "fake",
-        "--tokenizer",
-        policy,
-        "-o",
-        str(out),
-        "--max-tokens",
-        "8",
-    ]
+    words = ["collect", tasks, flag, engine[0], "-m", "fake", "--tokenizer", policy, "-o", str(out)]
+    words += ["--max-tokens", "8"]
     run([*words, *more], out, capsys)
     assert all(
         path.startswith(("/v1/", "/version", "/inference/v1/")) and path.endswith(f"?token={SECRET}")

@@ -17,7 +17,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
+from gymdata.errors import GymdataError, RefusedError, UsageError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
@@ -322,15 +322,6 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
         assert not list(run.glob("experiences-*/*"))
     with pytest.raises(RefusedError, match="D701"):
         gymdata.experience([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x.parquet")
-
-
-def test_other_settings_do_not_replace_a_file(run: Path) -> None:
-    """The same settings write it again; others are refused, or go over it with --overwrite."""
-    gymdata.experience(run, estimator="rloo")
-    gymdata.experience(run, estimator="rloo")
-    with pytest.raises(StoreError, match="gamma"):
-        gymdata.experience(run, estimator="rloo", gamma=0.5)
-    gymdata.experience(run, estimator="rloo", gamma=0.5, overwrite=True)
 
 
 def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:

@@ -178,14 +178,8 @@ def test_the_bias_report_counts_what_it_says() -> None:
     )
     report = genrm.bias_report(rows, np.array([3, 5, 5]))
     flat = {name: (r["count"], r["n"]) for name, r in report.items()}
-    assert flat == {
-        "position_bias": (3, 4),
-        "position_inconsistency": (1, 2),
-        "ties": (1, 5),
-        "failures": (1, 6),
-        "judge_agreement": (0, 1),
-        "longer_wins": (1, 2),
-    }
+    positions = {"position_bias": (3, 4), "position_inconsistency": (1, 2)}
+    assert flat == positions | {"ties": (1, 5), "failures": (1, 6), "judge_agreement": (0, 1), "longer_wins": (1, 2)}
     assert report["position_inconsistency"]["ci95"][0] == pytest.approx(0.0945, abs=1e-4)
     empty = genrm.bias_report(Matches.of([]))
     assert empty["ties"] == {"rate": None, "count": 0, "n": 0, "ci95": [None, None]}

@@ -13,7 +13,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -202,15 +202,6 @@ def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
     assert not report.files["heldout"].exists()
 
 
-def test_pairs_of_other_settings_are_not_replaced_unasked(run: Path) -> None:
-    """The same settings write the same file again; other ones need --overwrite."""
-    first = gymdata.pairs(run).files["train"].read_bytes()
-    assert gymdata.pairs(run).files["train"].read_bytes() == first
-    with pytest.raises(StoreError, match="strategy"):
-        gymdata.pairs(run, strategy="all")
-    gymdata.pairs(run, strategy="all", overwrite=True)
-
-
 def test_a_run_without_variance_writes_nothing(tmp_path: Path) -> None:
     """No pairs is a result, not an error; the table has the schema, and the run folder holds what it held."""
     run = write_run(tmp_path / "run", group("a", 5, [1.0, 1.0]))
@@ -243,19 +234,6 @@ def test_files_and_globs_need_an_output(run: Path, tmp_path: Path) -> None:
     gymdata.pairs(part, output=out)
     assert json.loads(out.read_text())["chosen_ids"] == [10, 11, 2, 30, 31, 51, 2]
     assert read_run_json(out)["stage"] == "pairs"
-
-
-def test_the_command_prints_and_refuses(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--json prints one object; a bad choice and an unknown file end with exit code 2."""
-    assert main(["pairs", str(run), "--json", "--strategy", "all"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["pairs"], shown["sides"]) == (1, {"train": 1})
-    assert main(["pairs", str(run), "--strategy", "all"]) == 0
-    assert "without variance" in capsys.readouterr().out
-    assert main(["pairs", str(run), "--strategy", "alll"]) == 2
-    assert "best-worst" in capsys.readouterr().err
-    assert main(["pairs", str(run) + "x"]) == 2
-    assert "did you mean 'run'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl.gz", "x.TXT"])

@@ -42,23 +42,23 @@ def adds_up(counts: pairs.PairCounts) -> bool:
     return counts.candidates == counts.pairs + sum(counts.dropped.values()) and counts.groups == groups
 
 
-def test_best_worst_takes_one_pair_a_group() -> None:
-    """The highest score (lowest index) is chosen over the lowest score (highest index)."""
-    f = frame(("a", [0.5, 1.0, 1.0, 0.0, 0.0]), ("b", [0.0, 1.0]))
-    assert names(f, pairs.select_pairs(f)) == [("a1", "a4"), ("b1", "b0")]
-
-
-def test_all_pairs_are_sorted_by_margin_then_indices() -> None:
-    """Every two different scores pair up, widest first, ties by rollout index."""
-    f = frame(("a", [1.0, 0.0, 0.5, 0.0]))
-    got = names(f, pairs.select_pairs(f, "all"))
-    assert got == [("a0", "a1"), ("a0", "a3"), ("a0", "a2"), ("a2", "a1"), ("a2", "a3")]
-
-
-def test_adjacent_pairs_neighbours_in_rank() -> None:
-    """Each rollout is paired with the next lower one."""
-    f = frame(("a", [0.0, 0.6, 1.0]))
-    assert names(f, pairs.select_pairs(f, "adjacent")) == [("a1", "a0"), ("a2", "a1")]
+@pytest.mark.parametrize(
+    ("strategy", "scores", "chosen"),
+    [
+        ("best-worst", [0.5, 1.0, 1.0, 0.0, 0.0], [("a1", "a4"), ("b1", "b0")]),
+        (
+            "all",
+            [1.0, 0.0, 0.5, 0.0],
+            [("a0", "a1"), ("a0", "a3"), ("a0", "a2"), ("a2", "a1"), ("a2", "a3"), ("b1", "b0")],
+        ),
+        ("adjacent", [0.0, 0.6, 1.0], [("a1", "a0"), ("a2", "a1"), ("b1", "b0")]),
+    ],
+)
+def test_a_strategy_pairs_by_rank(strategy: Any, scores: list[float], chosen: list[tuple[str, str]]) -> None:
+    """best-worst: the highest score (lowest index) over the lowest (highest index); all: every two different scores, widest
+    first, ties by index; adjacent: each with the next lower one."""
+    f = frame(("a", scores), ("b", [0.0, 1.0]))
+    assert names(f, pairs.select_pairs(f, strategy)) == chosen
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.names())

@@ -29,12 +29,8 @@ class Played:
             right = self.after if out.name in ("heldout-sft", "heldout-rl") else 0.0
             make(out, {f"t{i}": [float(i % 3 == 0) or right] for i in range(12)})
         elif command[0].startswith("train-"):
-            facts = {
-                "stage": command[0],
-                "steps": 3,
-                "counts": {},
-                "trained_tokens": {"batches": {"count": 99}, "equal": True},
-            }
+            tokens = {"batches": {"count": 99}, "equal": True}
+            facts = {"stage": command[0], "steps": 3, "counts": {}, "trained_tokens": tokens}
             heldout = {"accuracy": 0.8, "pairs": 10, "tasks": 5, "ci95": [0.6, 0.9]}
             write_run_json(out, facts | ({"heldout": heldout} if command[0] == "train-reward" else {}))
 

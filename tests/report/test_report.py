@@ -46,22 +46,16 @@ def test_validation_equals_validate(run: Path) -> None:
     checked = gymdata.validate(run)
     found = gymdata.report(run, write=False).to_dict()["validation"]
     assert found["by_code"] == checked.by_code
-    assert (found["errors"], found["warnings"], found["trainable"]) == (
-        checked.errors,
-        checked.warnings,
-        checked.trainable,
-    )
+    for name in ("errors", "warnings", "trainable"):
+        assert found[name] == getattr(checked, name)
 
 
 def test_examples_are_the_best_the_worst_and_a_typical_rollout(tmp_path: Path) -> None:
     """By reward; the typical one has the median reward."""
     run = make(tmp_path / "run", {"a1": [0.25, 0.5, 0.75]})
     examples = gymdata.report(run, write=False).to_dict()["examples"]
-    assert {name: row["rollout_id"] for name, row in examples.items()} == {
-        "best": "a1-2",
-        "worst": "a1-0",
-        "typical": "a1-1",
-    }
+    chosen = {name: row["rollout_id"] for name, row in examples.items()}
+    assert chosen == {"best": "a1-2", "worst": "a1-0", "typical": "a1-1"}
     assert [message["role"] for message in examples["best"]["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 

@@ -25,13 +25,8 @@ from gymdata.rollouts.turns import (
 
 
 def call(prompt: list[int], generation: list[int], agent: str | None = None) -> Call:
-    return Call(
-        np.array(prompt, np.int32),
-        np.array(generation, np.int32),
-        np.full(len(generation), -0.5, np.float32),
-        "stop",
-        agent,
-    )
+    log_probs = np.full(len(generation), -0.5, np.float32)
+    return Call(np.array(prompt, np.int32), np.array(generation, np.int32), log_probs, "stop", agent)
 
 
 def calls_of(*pairs: tuple[list[int], list[int]]) -> list[dict]:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gymdata.errors import DataError, RefusedError
-from gymdata.rollouts.schema import SCORES
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.score.run import score
-from gymdata.store import read_run_json, read_table, write_run_json
-from tests.rollout_files import rollout, two_turns, write_run
+from gymdata.store import read_run_json, read_table, write_run_json, write_table
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 from tests.train.trainers.conftest import (
     policy,  # noqa: F401 - fixture
     save_classifier,
@@ -101,15 +101,8 @@ def test_a_model_without_a_scoring_head_is_refused(
 
 def test_a_changed_rollout_is_not_scored(run: Path, reward_model: Path) -> None:
     """Turns whose digest does not hold are refused."""
-    part = next((run / "rollouts").glob("part-*"))
-    table = read_table(run)
-    rows = table.to_pylist()
+    rows = read_table(run).to_pylist()
     rows[0]["turns"][0]["generation_token_ids"][0] += 1
-    import pyarrow as pa
-
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.store import write_table
-
-    write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS.arrow), part, ROLLOUTS)
+    write_table(rollouts_table(rows), next((run / "rollouts").glob("part-*")), ROLLOUTS)
     with pytest.raises(DataError, match="T209"):
         score(path=str(run), reward_model=str(reward_model))

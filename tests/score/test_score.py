@@ -19,7 +19,7 @@ from gymdata.collect.run import collect
 from gymdata.errors import RefusedError, RewardError, StoreError, UsageError
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, score_batch, total
+from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, total
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.score.run import score
 from gymdata.store import StageOutput, read_run_json, read_table, write_table
@@ -264,15 +264,6 @@ def test_the_total_leaves_out_what_does_not_apply() -> None:
     assert total([RewardPart("a", 1.0, 2.0), RewardPart("b", None), RewardPart("c", 3.0, -1.0)]) == -1.0
     assert total([RewardPart("a", None)]) is None
     assert total([]) is None
-
-
-def test_one_bad_rollout_does_not_spoil_its_batch(tmp_path: Path) -> None:
-    """When a batch fails, each rollout is scored alone, and only the bad one has no value."""
-    (tmp_path / "f.py").write_text("def f(level, **_):\n    return [1.0 / x for x in level]\n")
-    ((function, weight),) = load_rewards([f"{tmp_path / 'f.py'}:f"])
-    scored = score_batch([Weighted(function, weight)], [rollout("a", level=n) for n in (1, 0, 2)])
-    assert [s.parts[0].value for s in scored] == [1.0, None, 0.5]
-    assert [list(s.faults) for s in scored] == [[], ["f"], []]
 
 
 def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:

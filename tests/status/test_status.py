@@ -107,11 +107,8 @@ def test_a_training_shows_steps_and_its_newest_figures(tmp_path: Path) -> None:
 
 def test_a_run_of_another_machine_is_not_called_interrupted(tmp_path: Path) -> None:
     """Its lock cannot be seen from here, but names the machine that holds it."""
-    facts = {
-        "stage": "collect",
-        "attempts": [{"started_at": "2026-11-01T00:00:00+00:00", "ended_at": None}],
-        "files": [],
-    }
+    attempts = [{"started_at": "2026-11-01T00:00:00+00:00", "ended_at": None}]
+    facts = {"stage": "collect", "attempts": attempts, "files": []}
     (tmp_path / "run.json").write_text(json.dumps({**facts, "schemas": {"rollouts": 1}}))
     (tmp_path / "lock").write_text(json.dumps({"pid": 7, "host": "elsewhere", "since": "2026-11-01T00:00:00+00:00"}))
     assert (only(tmp_path).state, only(tmp_path).is_running) == ("on elsewhere", True)

@@ -171,12 +171,8 @@ TOOLS = '[{"type": "function", "function": {"name": "add"}}]'
 
 def test_calls_that_nobody_parsed_are_found(tmp_path: Path, suffix: str) -> None:
     """B805: two messages spell calls, none is parsed, and there were tools."""
-    for text in (
-        CALL,
-        'I call {"name": "add", "arguments": {"a": 1}}.',
-        "[TOOL_CALLS][{}]",
-        "<function=add></function>",
-    ):
+    spoken = 'I call {"name": "add", "arguments": {"a": 1}}.'
+    for text in (CALL, spoken, "[TOOL_CALLS][{}]", "<function=add></function>"):
         rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
         assert found(tmp_path / text[:3], rows, suffix) == [
             ("B805", 0, 0, None, "2 messages spell a tool call, and none was parsed")
@@ -185,13 +181,8 @@ def test_calls_that_nobody_parsed_are_found(tmp_path: Path, suffix: str) -> None
 
 def test_malformed_calls_are_not_blamed_on_the_parser(tmp_path: Path, suffix: str) -> None:
     """B805 shows one; a whole call among them is counted apart."""
-    texts = (
-        "<tool_call>55",
-        '<tool_call>{"12',
-        "<tool_call>55</tool_call>",
-        "<function=add>",
-        '{"name": "add", "arguments": {',
-    )
+    begun = '{"name": "add", "arguments": {'
+    texts = ("<tool_call>55", '<tool_call>{"12', "<tool_call>55</tool_call>", "<function=add>", begun)
     for number, text in enumerate(texts):
         rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
         assert found(tmp_path / str(number), rows, suffix) == [

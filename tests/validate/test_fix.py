@@ -44,11 +44,8 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
     """Split keeps every generation in one of three rollouts, truncate the first turn, drop nothing."""
     source = write_native(tmp_path, [rollout("t", 0, 1.0, BROKEN, messages=chat(4)), *native_rows(n=2)], suffix)
     clean = generations(source)[1:]
-    expected = {
-        "split": [[[3, 4]], [[6, 7], [10, 11]], [[13]], *clean],
-        "truncate": [[[3, 4]], *clean],
-        "drop": clean,
-    }
+    split = [[[3, 4]], [[6, 7], [10, 11]], [[13]], *clean]
+    expected = {"split": split, "truncate": [[[3, 4]], *clean], "drop": clean}
     for choice in CHOICES:
         target = tmp_path / f"{choice}.parquet"
         account = fix(source, choice, target)  # type: ignore[arg-type]  # a text, not a literal

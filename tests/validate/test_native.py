@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,29 +63,32 @@ def test_one_changed_number_is_found_at_exactly_its_turn(tmp_path: Path, suffix:
     assert [(v.code, v.row, v.turn) for v in report.violations] == [("T209", row, k)]
 
 
+#: Calls, and what they are told as: code, turn, position and severity.
+CALLS = {
+    "a rewritten token; the turns after it are fine": (
+        [([1, 2], [3, 4]), ([1, 2, 3, 9, 5], [6, 7]), ([1, 2, 3, 9, 5, 6, 7, 8], [9])],
+        [("T200", 1, 3, "error")],
+    ),
+    "the same prompt again, and another tool answer to an earlier call": (
+        [([1, 2], [3, 4]), ([1, 2], [3, 5]), ([1, 2, 3, 5, 10, 11], [6]), ([1, 2, 3, 5, 20, 21], [7])],
+        [("T211", 1, None, "info"), ("T211", 3, None, "info")],
+    ),
+    "a prompt and generation that begin the prompt of an earlier turn": (
+        [([1, 2], [3, 4]), ([1, 2, 3, 4, 5, 6, 7, 8], [9]), ([1, 2, 3, 4, 5], [6, 7])],
+        [("T208", 2, None, "error")],
+    ),
+    "a call that generated nothing": ([([1, 2], []), ([1, 2, 3], [4])], [("T212", 0, None, "info")]),
+}
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_break_has_the_position_where_it_begins(tmp_path: Path, suffix: str) -> None:
-    """A prompt that rewrites a generated token is T200 at that token; the turns after it are fine."""
-    calls = [([1, 2], [3, 4]), ([1, 2, 3, 9, 5], [6, 7]), ([1, 2, 3, 9, 5, 6, 7, 8], [9])]
-    report = validate(write_native(tmp_path, [rollout("t", 0, 1.0, calls)], suffix), select=["T"])
-    assert [(v.code, v.turn, v.position) for v in report.violations] == [("T200", 1, 3)]
-
-
-def test_a_retry_and_a_branch_are_information(tmp_path: Path) -> None:
-    """The same prompt again is T211, and so is another tool answer to an earlier call; neither is an error."""
-    calls = [([1, 2], [3, 4]), ([1, 2], [3, 5]), ([1, 2, 3, 5, 10, 11], [6]), ([1, 2, 3, 5, 20, 21], [7])]
-    report = validate(write_native(tmp_path, [rollout("t", 0, 1.0, calls)], "parquet"), select=["T"])
-    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T211", 1, "info"), ("T211", 3, "info")]
-    assert report.ok
-
-
-def test_swapped_turns_are_out_of_order(tmp_path: Path) -> None:
-    """A turn whose prompt ++ generation begins an earlier turn's prompt is T208."""
-    calls = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6, 7]), ([1, 2, 3, 4, 5, 6, 7, 8], [9])]
-    report = validate(
-        write_native(tmp_path, [rollout("t", 0, 1.0, [calls[0], calls[2], calls[1]])], "parquet"), select=["T2"]
-    )
-    assert [(v.code, v.turn) for v in report.violations] == [("T208", 2)]
+@pytest.mark.parametrize("case", CALLS)
+def test_calls_are_told_where_they_are(tmp_path: Path, suffix: str, case: str) -> None:
+    """A break has the position where it begins; a retry, a branch and an empty generation are information."""
+    calls, expected = CALLS[case]
+    report = validate(write_native(tmp_path, [rollout("t", 0, 1.0, calls)], suffix), select=["T2"])
+    told = [(v.code, v.turn, v.position if v.code == "T200" else None, v.severity) for v in report.violations]
+    assert told == expected
 
 
 def test_a_prefix_that_is_not_the_longest_is_found(tmp_path: Path) -> None:
@@ -107,13 +111,6 @@ def test_missing_ids_are_an_error_unless_the_whole_file_has_none(tmp_path: Path)
     assert [(v.row, v.severity) for v in report.violations] == [(0, "warning"), (1, "warning")]
     mixed = validate(write_native(tmp_path, [*native_rows(n=1), *texts], "jsonl"), select=["T205"])
     assert [(v.row, v.severity) for v in mixed.violations] == [(1, "error"), (2, "error")]
-
-
-def test_an_empty_generation_is_information(tmp_path: Path) -> None:
-    """A call that generated nothing is T212, not missing data."""
-    rows = [rollout("t", 0, 1.0, [([1, 2], []), ([1, 2, 3], [4])])]
-    report = validate(write_native(tmp_path, rows, "parquet"), select=["T"])
-    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T212", 0, "info")]
 
 
 def test_a_rollout_cut_before_its_first_token_is_no_fault(tmp_path: Path) -> None:
@@ -220,11 +217,6 @@ def _evidence(rows: list[tuple[str, str | None, tuple[int, ...], float | None]])
     ids, groups, generated, rewards = zip(*rows, strict=True)
     turns = [{"parent": -1, "prefix_length": 0, "prompt_delta_ids": [7], "generation_token_ids": list(one),
               "generation_log_probs": [-1.0] * len(one), "digest": 0} for one in generated]  # fmt: skip
-    columns = {
-        "rollout_id": list(ids),
-        "group_id": list(groups),
-        "reward": list(rewards),
-        "turns": [[t] for t in turns],
-    }
+    columns: dict[str, Any] = {"rollout_id": ids, "group_id": groups, "reward": rewards, "turns": [[t] for t in turns]}
     kinds = {name: ROLLOUTS.schema.field(name).type for name in columns}
     return from_arrow(pa.record_batch({n: pa.array(v, kinds[n]) for n, v in columns.items()}), 0)

@@ -111,16 +111,6 @@ def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
 
 
 @pytest.mark.full
-def test_groups_open(page: Any, serve: Serve):
-    """By group: one line for each, its rollouts inside."""
-    page.goto(serve(SAMPLES / "clean.jsonl") + "/?by=group")
-    group = page.locator("details.group").first
-    assert not group.locator("table").is_visible()
-    group.locator("summary .name").click()
-    assert group.locator("table").is_visible()
-
-
-@pytest.mark.full
 def test_from_break_to_diff(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """The filter for breaks leads to the broken rollout, and that to both sides of its break."""
     monkeypatch.chdir(SAMPLES.parents[1])

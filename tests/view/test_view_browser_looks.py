@@ -128,15 +128,8 @@ def run(tmp_path: Path) -> Path:
     rows = [rollout("a", k, float(k % 2 == 0), two_turns(20, 40 + k), text=f"{k} {long}{MARKDOWN}") for k in range(4)]
     rows += [rollout("b" * 60, k, 0.5, two_turns(21, 50), status="truncated", stop_reason="length") for k in range(2)]
     folder = write_run(tmp_path / "run", rows)
-    scores = {
-        (0, 1): (5, 1),
-        (1, 0): (1, 5),
-        (0, 3): (5, 1),
-        (3, 0): (5, 1),
-        (0, 2): (4, 2),
-        (2, 0): (3, 3),
-        (1, 3): (None, None),
-    }
+    scores = {(0, 1): (5, 1), (1, 0): (1, 5), (0, 3): (5, 1), (3, 0): (5, 1), (0, 2): (4, 2), (2, 0): (3, 3)}
+    scores |= {(1, 3): (None, None)}
     said = [
         {
             "comparison_id": f"{i}-{j}", "group_id": "group-a", "task_id": "a", "rollout_i": f"a-{i}", "rollout_j": f"a-{j}",

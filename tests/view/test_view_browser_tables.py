@@ -80,16 +80,6 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
     assert "flipped" in page.locator("main").inner_text()
 
 
-@pytest.mark.full
-def test_what_the_judge_got_wrong(page: Any, serve: Serve, run: Path):
-    """The tab of verdicts against the rewards has exactly those."""
-    page.goto(serve(run) + "/comparisons")
-    page.get_by_role("link", name="Worse one won 1").click()
-    rows = page.locator("tr[data-href]")
-    assert rows.count() == 1
-    assert "worse one won" in rows.inner_text()
-
-
 def test_sql_runs_is_kept_and_becomes_a_selection(page: Any, serve: Serve, run: Path):
     """Ctrl-Enter runs a statement, its rollouts open as a selection, it can be kept by name, and a write is refused."""
     page.goto(serve(run) + "/sql")

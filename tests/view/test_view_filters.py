@@ -288,12 +288,8 @@ def test_errors_of_statements_are_about_the_statement(serve: Serve, tmp_path: Pa
         assert found is not None
         return unescape(found[1])
 
-    for text in (
-        "DROP TABLE rollouts",
-        "SELECT 1; SELECT 2",
-        "SELECT * FROM read_text('/etc/passwd')",
-        "SELECT rewrd FROM rollouts",
-    ):
+    beyond = "SELECT * FROM read_text('/etc/passwd')"
+    for text in ("DROP TABLE rollouts", "SELECT 1; SELECT 2", beyond, "SELECT rewrd FROM rollouts"):
         assert not re.search(r"-o |query only|query takes|given after|available views", problem(text)), text
     assert "did you mean 'reward'" in problem("SELECT rewrd FROM rollouts")
     assert "got '2 statements', expected one SELECT" in problem("SELECT 1; SELECT 2")
