@@ -1,8 +1,8 @@
 """Names of things that are added one file at a time: pair strategies, rewards, losses, formats.
 
-A file in the registry's folder decorates a function or class with ``@REGISTRY.register("name")``; its docstring's first
-line is the help text. Another package adds one through an entry point of the group, which names the decorated object.
-Files are imported when names are listed, so they import heavy libraries inside their functions.
+A file in the registry's folder, or in a folder of it, decorates a function or class with ``@REGISTRY.register("name")``;
+its docstring's first line is the help text. Another package adds one through an entry point of the group, which names the
+decorated object. Files are imported when names are listed, so they import heavy libraries inside their functions.
 
 A function's keyword-only parameters may be settings, as ``name: Annotated[type, pydantic.Field(…)] = default``: fields of a
 settings class with their texts and limits are made of them.
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         """All entries, sorted by name."""
         if not self._loaded:
             self._loaded = True
-            for module in pkgutil.iter_modules(import_module(self.package).__path__, f"{self.package}."):
+            for module in pkgutil.walk_packages(import_module(self.package).__path__, f"{self.package}."):
                 import_module(module.name)
             for point in entry_points(group=self.group):
                 try:
