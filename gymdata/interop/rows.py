@@ -7,19 +7,25 @@ import json
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
-from gymdata.rollouts.messages import STRICT, Message, TableRow, meant_role
-from gymdata.rollouts.schema import MESSAGE, ROLES
+from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow, meant_role
 from gymdata.rollouts.turns import TurnEncoder
 
-MESSAGE_FIELDS = [f.name for f in MESSAGE]
+
+@cache
+def message_fields() -> list[str]:
+    """The fields of a message of the table."""
+    from gymdata.rollouts.schema import MESSAGE  # loads pyarrow
+
+    return [f.name for f in MESSAGE]
 
 
 def message_of(role: Any, content: Any, **more: Any) -> Message:
     """A message with every field of the table. An unknown role is ``other``."""
-    message = dict.fromkeys(MESSAGE_FIELDS)
+    message = dict.fromkeys(message_fields())
     return message | {"role": role if role in ROLES else "other", "content": content} | more
 
 

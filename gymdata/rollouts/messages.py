@@ -156,6 +156,8 @@ def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
 
 
 PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+#: Roles of the table of messages.
+ROLES = ("system", "user", "assistant", "tool", "function", "environment", "other")
 #: Synonyms of roles: a row that uses one is refused, because its messages would have no known role.
 _OTHER_NAMES = dict.fromkeys(("human",), "user") | dict.fromkeys(("gpt", "ai", "bot", "chatbot", "model"), "assistant")
 #: Items, each with the number of its call.

@@ -62,7 +62,6 @@ MESSAGE = pa.struct(
         _f("extra", pa.string(), null=True),
     ]
 )
-ROLES = ("system", "user", "assistant", "tool", "function", "environment", "other")
 
 #: A named part of a reward. JSONL writes the list as an object.
 NAMED_VALUE = pa.struct([_f("name", pa.string()), _f("value", pa.float64(), null=True)])

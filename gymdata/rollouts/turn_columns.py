@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import SPELLED_CALL, TOOL_ERROR
+from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
 from gymdata.rollouts.turns import Turn
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Texts = Sequence[str | None]
 
-ROLES = ("system", "user", "assistant", "tool", "function", "environment", "other")
+#: Positions in ROLES.
 SYSTEM, USER, ASSISTANT, TOOL, FUNCTION = range(5)
 #: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
 CHUNK_TOKENS = 1 << 30

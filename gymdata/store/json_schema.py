@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymdata.rollouts.schema import NAMED_VALUE, ROLES, TABLES, Table
+from gymdata.rollouts.messages import ROLES
+from gymdata.rollouts.schema import NAMED_VALUE, TABLES, Table
 from gymdata.store.lines import NON_FINITE
 from gymdata.store.paths import Identity
 

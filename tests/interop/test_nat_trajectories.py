@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat import NO_REWARD, trajectory_of
-from gymdata.rollouts.schema import ROLES
+from gymdata.rollouts.messages import ROLES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
 from tests.interop.trajectories import (

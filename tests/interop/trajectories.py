@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from gymdata.interop.formats import format_named
 from gymdata.interop.importing import Importing, Numbering
-from gymdata.rollouts.schema import ROLES, ROLLOUTS
+from gymdata.rollouts.messages import ROLES
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store.columns import build, content_hashes, to_rows
 from gymdata.store.paths import Source

@@ -103,7 +103,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A message: an item, or all items of a model call. ``role``: as in ``turn_columns.ROLES``, -1 for others; ``item``: the
+    """A message: an item, or all items of a model call. ``role``: its position in ``ROLES``, -1 for others; ``item``: the
     number of its first item; ``turn``: of its model call in the output, else -1."""
 
     role: int

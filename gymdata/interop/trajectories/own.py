@@ -15,7 +15,7 @@ import numpy as np
 
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
-from gymdata.interop.rows import MESSAGE_FIELDS, as_float
+from gymdata.interop.rows import as_float, message_fields
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, RolloutRow
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.rollouts.turns import Turn, TurnEncoder
@@ -80,14 +80,14 @@ def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder
 
 def facts_beyond(message: Message, read: JsonObject) -> JsonObject:
     """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
-    return {name: message.get(name) for name in MESSAGE_FIELDS if message.get(name) != read.get(name)}
+    return {name: message.get(name) for name in message_fields() if message.get(name) != read.get(name)}
 
 
 def with_facts(read: JsonObject, facts: Any) -> JsonObject:
     """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
     if not isinstance(facts, dict):
         return read
-    made = read | {name: facts[name] for name in MESSAGE_FIELDS if name in facts}
+    made = read | {name: facts[name] for name in message_fields() if name in facts}
     for name, value in made.items():
         wanted = "number" if name == "turn" else "text"
         if type(value) is not (int if name == "turn" else str) and not (value is None and name != "role"):
