@@ -1,7 +1,7 @@
 """Formats of other projects, one file each: ``@FORMATS.register("name")`` makes one known to import, export, validate,
 query, help and completion. Another package adds one through an entry point of the group ``gymdata.formats``.
 
-Files here are loaded when a file of unknown format is looked at, so they import heavy modules inside their functions.
+Files here are loaded when a file of unknown format is looked at, so they import what loads pyarrow inside their functions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, json_kind, json_value
+from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
+from gymdata.interop.text_rows import first_row
 from gymdata.rollouts.messages import TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.exporting import Export
-    from gymdata.interop.importing import BadItem, Importing, Shape
     from gymdata.store.paths import Source
     from gymdata.store.stage_output import Part
 
@@ -57,11 +58,14 @@ class Format(ForeignFormat):
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
     columns: ClassVar[Sequence[str] | None] = None
     unread: ClassVar[tuple[str, ...]] = ()
+    #: Columns by which its rows are recognised, any of these sets; none where they are recognised in another way.
+    keys: ClassVar[Sequence[set[str]]] = ()
+
+    def recognise(self, value: Any) -> bool:
+        return any(keys <= first_row(value).keys() for keys in self.keys)
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """(source, line, value, text) of each document of files."""
-        from gymdata.interop.importing import documents
-
         return ((source, *document) for source in sources for document in documents(source))
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
@@ -80,8 +84,6 @@ class Format(ForeignFormat):
 
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         """(line, row) of files."""
-        from gymdata.interop.importing import ODD, BadItem, add_shape, take_out, turn_down
-
         for source, line, value, text in self.documents(sources):
             if (shape := self.shape(value)) is not None:
                 add_shape(importing.shapes, shape)
@@ -103,8 +105,6 @@ class Format(ForeignFormat):
 
     def _named_items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         """``items``, and a fault for a document that cannot be divided."""
-        from gymdata.interop.importing import ODD, BadItem
-
         try:
             yield from self.items(value)
         except ODD as error:
@@ -180,10 +180,7 @@ def detect(sources: Sequence[Source]) -> Format:
 
 def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
-    from gymdata.interop.importing import BadItem, documents
-
-    documents_there = documents(source) if source.kind != "journal" else ()
-    values = [value for _, value, _ in islice(documents_there, 20)]
+    values = [value for _, value, _ in islice(documents(source) if source.kind != "journal" else (), 20)]
     row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
     if row is None and values:
         return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.interop.formats import Format
+from gymdata.interop.importing import ODD
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +46,6 @@ class TextFormat(Format):
 
     def _converted(self, batch: pa.RecordBatch, export: Export) -> Iterator[Any]:
         """When a row cannot be converted, each row is converted alone, to name that row."""
-        from gymdata.interop.importing import ODD
-
         lost: Counter[str] = Counter()
         try:
             converted = self.batch(batch, lost)

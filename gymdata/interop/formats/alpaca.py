@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.trl import BESIDE
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
-    from gymdata.rollouts.messages import JsonObject
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import answer, column, conversation, first_row, in_context, instruction, rollout_row
+from gymdata.rollouts.messages import JsonObject
 
 _ANSWERS = ("output", "response")
 
@@ -26,8 +25,6 @@ class Alpaca(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         answers = any(isinstance(row.get(name), str) for name in _ANSWERS) or _instances(row)
         others = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
@@ -42,8 +39,6 @@ class Alpaca(Format):
                 yield (0, number), item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
-
         name = column(item, *_ANSWERS)
         prompt = in_context(item, conversation(instruction(item), "instruction"))
         texts = (name, "instruction", "input", "context", *BESIDE)

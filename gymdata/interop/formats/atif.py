@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.rollouts.messages import RolloutRow, TableRow
+from gymdata.interop.importing import Importing
+from gymdata.rollouts.messages import RolloutRow, TableRow, json_text
 
 if TYPE_CHECKING:
     from gymdata.interop.exporting import Export
-    from gymdata.interop.importing import Importing
     from gymdata.store.stage_output import Part
 
 
@@ -37,7 +37,6 @@ class Atif(Format):
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         from gymdata.interop.trajectories.atif import trajectory_of
-        from gymdata.rollouts.messages import json_text
 
         trajectory = trajectory_of(row, lost)
         return None if trajectory is None else json_text(trajectory).encode() + b"\n"

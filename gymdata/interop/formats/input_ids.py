@@ -9,6 +9,7 @@ import numpy as np
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.rollouts.messages import JsonObject
+from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,6 @@ class Tokenized(Format):
         from gymdata.interop.text_export import LOG_PROBS, REWARDS
         from gymdata.rollouts.sequences import stitch
         from gymdata.rollouts.turn_columns import TurnColumns
-        from gymdata.store.lines import encode
 
         for batch in batches:
             turns = batch.column("turns")

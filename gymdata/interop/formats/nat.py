@@ -8,13 +8,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.importing import Importing, Shape
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
+from gymdata.store.lines import encode_any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.exporting import Export
-    from gymdata.interop.importing import Importing, Shape
     from gymdata.store.stage_output import Part
 
 
@@ -142,7 +143,6 @@ class NatDpo(_Pairs):
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         from gymdata.interop.trajectories.nat_pairs import dpo_line
-        from gymdata.store.lines import encode_any
 
         line = dpo_line(row, lost)
         return None if line is None else encode_any(line) + b"\n"

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import Importing
 from gymdata.rollouts.messages import RolloutRow, TableRow
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from gymdata.chat.template import TransformersChat
     from gymdata.interop.exporting import Export
-    from gymdata.interop.importing import Importing
     from gymdata.store.paths import Source
 
 _REQUEST = "responses_create_params"

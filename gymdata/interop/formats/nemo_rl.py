@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import TextFormat
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("nemo-rl-preference")
@@ -29,16 +30,11 @@ class NemoRlPreference(TextFormat):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         sides = row.get("completions")
         return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import answer, conversation, pair_row
-
         sides = sorted(item["completions"], key=lambda side: side["rank"])
         if len(sides) != 2 or sides[0]["rank"] == sides[1]["rank"]:
             ranks = [side["rank"] for side in sides]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import TrlMessages
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("openai")
@@ -40,14 +41,10 @@ class OpenAIPreference(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return isinstance(row.get("input"), dict) and "preferred_output" in row and "non_preferred_output" in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import answer, conversation, pair_row
-
         sides = [answer(item[name], name) for name in ("preferred_output", "non_preferred_output")]
         return pair_row(
             item["input"], conversation(item["input"]["messages"], "input.messages"), (sides[0], sides[1]), importing

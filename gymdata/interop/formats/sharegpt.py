@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import column, conversation, ends_with_answer, first_row, in_context, rollout_row
 
 _NAMES = ("conversations", "conversation")
 
@@ -24,14 +23,10 @@ class ShareGpt(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import ends_with_answer, first_row
-
         row = first_row(value)
         return any(ends_with_answer(row.get(name)) for name in _NAMES) and "chosen" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
-
         name = column(item, *_NAMES)
         messages = in_context(item, conversation(item[name], name))
         return rollout_row(item, [], messages, importing, texts=(name, *BESIDE))

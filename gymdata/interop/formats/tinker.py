@@ -10,6 +10,7 @@ import numpy as np
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.input_ids import Tokenized
 from gymdata.rollouts.messages import JsonObject
+from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,6 @@ class TinkerRl(Format):
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
         import pyarrow as pa
 
-        from gymdata.store.lines import encode
         from gymdata.train.sequence_data import training_experiences
 
         for batch in batches:

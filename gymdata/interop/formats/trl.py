@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Place
 from gymdata.interop.formats._text import TextFormat
-from gymdata.rollouts.messages import JsonObject
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import (
+    answer,
+    column,
+    conversation,
+    ends_with_answer,
+    first_row,
+    in_context,
+    instruction,
+    number_of,
+    pair_row,
+    rollout_row,
+    spoken,
+)
+from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.interop.chat_text import Lines
-    from gymdata.interop.importing import Importing, TableRow
-    from gymdata.rollouts.messages import Message
 
 #: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
 _SCORES = ("reward", "score", "label")
@@ -55,8 +67,6 @@ class TrlMessages(TextFormat):
     holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import ends_with_answer, first_row
-
         if _is_conversation(value) or (isinstance(value, list) and value and _is_conversation(value[0])):
             return True
         row = first_row(value)
@@ -67,8 +77,6 @@ class TrlMessages(TextFormat):
             yield number, {"messages": item} if _is_conversation(item) else item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, in_context, rollout_row
-
         messages = in_context(item, conversation(item["messages"], "messages"))
         return rollout_row(item, [], messages, importing, texts=BESIDE)
 
@@ -90,16 +98,11 @@ class TrlPromptCompletion(TextFormat):
     holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         texts = [any(isinstance(row.get(name), (str, list)) for name in names) for names in (_PROMPTS, _ANSWERS)]
         return all(texts) and "rejected" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import answer, column, conversation, in_context, number_of, rollout_row
-
         # An answer beside a question is one to train only where that is asked for: it may be a task's reference.
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, "answer")
         if name == "answer" and (others := unclear(item)):
@@ -138,8 +141,6 @@ class TrlPreference(TextFormat):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import ends_with_answer, first_row
-
         row = first_row(value)
         if "rejected_response" in row:
             return ends_with_answer(row.get("messages"))
@@ -147,8 +148,6 @@ class TrlPreference(TextFormat):
         return all(isinstance(side, (str, list, dict)) for side in sides) and _OTHERS.isdisjoint(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import number_of, pair_row
-
         if "rejected_messages" in item:
             item = item | {name: item[f"{name}_messages"] for name in ("chosen", "rejected")}
         prompt, *sides = prompt_and_sides(item)
@@ -174,9 +173,6 @@ def _is_conversation(value: Any) -> bool:
 def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
-    from gymdata.interop.importing import BadItem
-    from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, spoken
-
     if "rejected_response" in item:
         messages = in_context(item, conversation(item["messages"], "messages"))
         return messages[:-1], messages[-1:], answer(item["rejected_response"], "rejected_response")

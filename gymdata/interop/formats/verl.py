@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
-from gymdata.rollouts.messages import JsonObject, RolloutRow
+from gymdata.rollouts.messages import JsonObject, RolloutRow, json_text, loads, object_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +73,6 @@ class Verl(TextFormat):
 
 def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
     from gymdata.interop.text_export import CALLS, TOOLS, has_tools
-    from gymdata.rollouts.messages import json_text, loads, object_of
 
     messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 
 #: Parts of an answer that are no text of it.
 _BESIDE = ("step-start", "step-finish", "snapshot", "patch", "agent", "retry")
@@ -28,17 +27,12 @@ class OpenCode(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         message = first_row(row.get("messages"))
         about = message.get("info")
         return isinstance(row.get("info"), dict) and isinstance(about, dict) and isinstance(message.get("parts"), list)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         session, messages, models = item["info"], list[dict[str, Any]](), list[Any]()
         if session.get("revert"):
             raise BadItem("S102", "info.revert: the session went back to an earlier message")
@@ -64,8 +58,6 @@ class OpenCode(Format):
 
 
 def _user_texts(parts: list[Mapping[str, Any]], where: str) -> Iterator[str]:
-    from gymdata.interop.importing import BadItem
-
     for part in parts:
         if part["type"] == "text" and not part.get("ignored"):
             yield part["text"]
@@ -75,8 +67,6 @@ def _user_texts(parts: list[Mapping[str, Any]], where: str) -> Iterator[str]:
 
 def _steps(parts: list[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
     """A message for each step of an answer, and one for each result of its tools."""
-    from gymdata.interop.importing import BadItem
-
     chat: list[dict[str, Any]] = []
     reply: dict[str, Any] = {"role": "assistant", "content": None}
     results: list[dict[str, Any]] = []

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.blocks import text_of
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 #: Events that are no message of the conversation.
@@ -30,8 +32,6 @@ class OpenHands(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         history = row.get("history")
         if "instance_id" in row and isinstance(history, list) and history:
@@ -41,8 +41,6 @@ class OpenHands(Format):
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """A file of events, a list or one per line, is one document."""
-        from gymdata.interop.importing import BadItem
-
         for source in sources:
             lines = super().documents([source])
             first = next(lines, None)
@@ -61,9 +59,6 @@ class OpenHands(Format):
                 yield from itertools.chain([first], lines)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         events = [
             event for entry in item["history"] for event in (entry if isinstance(entry, list) else [entry]) if event
         ]
@@ -109,8 +104,6 @@ def _is_event(value: Any) -> bool:
 
 def _of_event(event: Mapping[str, Any], answered: set[Any], models: list[Any], where: str) -> Iterator[dict[str, Any]]:
     """The messages of an event of the versions before the SDK."""
-    from gymdata.interop.importing import BadItem
-
     kind = event.get("action") or event.get("observation")
     call = event.get("tool_call_metadata")
     if kind == "condensation":
@@ -149,9 +142,6 @@ def _of_sdk(
     event: Mapping[str, Any], messages: list[dict[str, Any]], answered: set[Any], where: str
 ) -> Iterator[dict[str, Any]]:
     """The messages of an event of the SDK; calls of one response are one message, which is last in ``messages``."""
-    from gymdata.interop.blocks import text_of
-    from gymdata.interop.importing import BadItem
-
     kind = event["kind"]
     if kind == "SystemPromptEvent":
         parts = [event["system_prompt"], *([event["dynamic_context"]] if event.get("dynamic_context") else [])]

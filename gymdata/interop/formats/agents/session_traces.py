@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymdata.interop.blocks import text_of
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.agents.sessions import Session
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 
 
 @FORMATS.register("session-trace")
@@ -24,8 +24,6 @@ class SessionTrace(Session):
         return is_header and isinstance(value.get("harness"), str) and "version" not in value and "cwd" not in value
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         said = [record["message"] for record in item["records"] if record.get("type") == "message"]
         messages = [
             {
@@ -55,10 +53,6 @@ class Pi(Session):
         return isinstance(value, dict) and value.get("type") == "session" and {"id", "timestamp", "cwd"} <= value.keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import text_of
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         records = item["records"][1:]
         parents = [record["parentId"] for record in records if "parentId" in record]
         if len(set(parents)) < len(parents):

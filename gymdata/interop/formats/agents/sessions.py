@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.blocks import of_anthropic, of_responses
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 
@@ -19,8 +21,6 @@ class Session(Format):
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """One per file, which has a line per record or a list of them; a line that is no JSON costs its session."""
-        from gymdata.interop.importing import BadItem
-
         for source in sources:
             lines = [
                 (source, line, record, text)
@@ -51,10 +51,6 @@ class ClaudeCode(Session):
         return is_record and {"sessionId", "parentUuid", "uuid"} <= value.keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import of_anthropic
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         records = [r for r in item["records"] if r.get("type") in ("user", "assistant") and "message" in r]
         records = [r for r in records if not r.get("isSidechain") and not r.get("isApiErrorMessage")]
         starts = [n for n, record in enumerate(records) if record.get("isCompactSummary")]
@@ -97,10 +93,6 @@ class Codex(Session):
         return kind in ("session_meta", "response_item") and isinstance(value.get("payload"), dict)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import of_responses
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         records = item["records"]
         events = (record["payload"].get("type") for record in records if record.get("type") == "event_msg")
         if any(record.get("type") == "compacted" for record in records) or "thread_rolled_back" in events:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, number_of, rollout_row
 
 _ABOUT = ("exit_status", "generated_patch", "model_patch", "eval_logs", "trajectory_id")
 
@@ -24,14 +23,10 @@ class SweTrajectories(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return "role" in first_row(row.get("trajectory")) and isinstance(row.get("instance_id"), str)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, number_of, rollout_row
-
         return rollout_row(
             item,
             [],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.rows import number_or_none
+from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
 
 
 @FORMATS.register("art")
@@ -22,8 +22,6 @@ class Art(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         one = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return {"messages_and_choices", "reward"} <= one.keys()
@@ -37,10 +35,6 @@ class Art(Format):
             yield from (((number, k), trajectory) for k, trajectory in enumerate(trajectories))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.rows import number_or_none
-        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
-
         if item.get("additional_histories"):
             raise BadItem("S102", "additional_histories: got several conversations, expected one")
         reward = number_or_none(item["reward"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.blocks import function_of, of_anthropic, of_responses
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 
@@ -28,8 +30,6 @@ class RequestLog(_Logs):
     marks = (b'"response"', b'"messages"', b'"request"', b'"choices"')
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         asked, response = _asked(row), _answered(row)
         if not isinstance(asked, dict) or not _is_response(response):
@@ -52,8 +52,6 @@ class _Batch(_Logs):
     request = ""
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
-        from gymdata.interop.importing import BadItem
-
         requests_of: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
         answers = []
         for source, line, value, text in super().documents(sources):
@@ -83,8 +81,6 @@ class _Batch(_Logs):
         raise NotImplementedError
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-
         if "request" not in item:
             raise BadItem("S103", f"custom_id {item['custom_id']!r}: no request in these files; import both together")
         texts = ("request", "response", "result", "id", "error")
@@ -100,8 +96,6 @@ class OpenAIBatch(_Batch):
     request = "body"
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         response = row.get("response")
         body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
@@ -109,8 +103,6 @@ class OpenAIBatch(_Batch):
         return isinstance(row.get("custom_id"), str) and of_exchange
 
     def response(self, item: JsonObject) -> Any:
-        from gymdata.interop.importing import BadItem
-
         if item.get("error"):
             raise BadItem("S103", f"error: the request failed with {item['error']!r:.200}")
         return item["response"]["body"]
@@ -125,8 +117,6 @@ class AnthropicBatch(_Batch):
     request = "params"
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         asked, result = row.get("params"), row.get("result")
         of_exchange = (isinstance(asked, dict) and isinstance(asked.get("messages"), list)) or (
@@ -135,8 +125,6 @@ class AnthropicBatch(_Batch):
         return isinstance(row.get("custom_id"), str) and of_exchange
 
     def response(self, item: JsonObject) -> Any:
-        from gymdata.interop.importing import BadItem
-
         if item["result"].get("type") != "succeeded":
             why = item["result"].get("error") or item["result"].get("type")
             raise BadItem("S103", f"result: the request failed with {why!r:.200}")
@@ -169,10 +157,6 @@ def _row(
     texts: Iterable[str],
     about: Iterable[str],
 ) -> TableRow:
-    from gymdata.interop.blocks import function_of, of_anthropic, of_responses
-    from gymdata.interop.importing import BadItem
-    from gymdata.interop.text_rows import conversation, rollout_row
-
     tools = asked.get("tools")
     if "choices" in response:
         if len(response["choices"]) != 1:

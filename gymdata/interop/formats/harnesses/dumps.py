@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymdata.errors import json_kind
+from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.rows import number_or_none
+from gymdata.interop.text_rows import first_row, number_of, numbers_of, rollout_row
 from gymdata.rollouts.messages import JsonObject
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
 
 
 @FORMATS.register("verl-dump")
@@ -23,14 +25,10 @@ class VerlDump(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import number_of, numbers_of
-
         known = ("input", "output", "score", "gts", "step")
         numbers = [name for name in item if name not in known and number_of(item, name) is not None]
         about = [name for name in item if name not in (*known[:4], *numbers)]
@@ -49,11 +47,7 @@ class SkyRLDump(Format):
     item = "a dumped rollout"
     marks = (b'"output_response"',)
     holds_text = holds_reward = True
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        return first_row(value).keys() >= {"input_prompt", "output_response", "score"}
+    keys = ({"input_prompt", "output_response", "score"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         about = ("stop_reason", "exception_type", "error_treatment", "env_metrics")
@@ -62,12 +56,6 @@ class SkyRLDump(Format):
 
 def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more: Any) -> TableRow:
     """The row of a prompt and an output (``names``), both text, with a ``score``."""
-    from gymdata.errors import json_kind
-    from gymdata.interop.decoded import split
-    from gymdata.interop.importing import BadItem
-    from gymdata.interop.rows import number_or_none
-    from gymdata.interop.text_rows import rollout_row
-
     prompt, output = (item[name] for name in names)
     if other := next((name for name in names if not isinstance(item[name], str)), None):
         raise BadItem("S102", f"{other}: got {json_kind(item[other])}, expected text")

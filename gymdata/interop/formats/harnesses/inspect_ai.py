@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
 from gymdata.rollouts.messages import JsonObject
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
 
 #: inspect_ai's letters for correct, partial, incorrect and no answer, as its own ``value_to_float`` takes them.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -41,8 +40,6 @@ class InspectAI(Format):
                 yield (number, k), {"sample": sample, "eval": log.get("eval")}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
-
         sample, spec = item["sample"], item["eval"]
         failed = bool(sample.get("error"))
         scores = {name: score["value"] for name, score in (sample.get("scores") or {}).items()}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 
 _INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 
@@ -33,9 +32,6 @@ class OtelGenAI(Format):
                 yield (number, k), span
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         given, answers = _value(item.get(_INPUT)) or [], _value(item[_OUTPUT])
         if not isinstance(answers, list) or len(answers) != 1:
             raise BadItem("S102", f"{_OUTPUT}: got {str(answers)[:60]!r}, expected one message")
@@ -87,8 +83,6 @@ def _value(value: Any) -> Any:
 
 def _messages(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """The chat messages of a message with parts: results of tools are messages of their own."""
-    from gymdata.interop.importing import BadItem
-
     texts, chat = list[str](), dict[str, Any](role=message["role"])
     for part in message["parts"]:
         kind = part.get("type")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
 
 
 @FORMATS.register("rllm")
@@ -24,8 +23,6 @@ class Rllm(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return "chat_completions" in first_row(trajectory.get("steps"))
@@ -41,9 +38,6 @@ class Rllm(Format):
                 yield (number, k), {"trajectory": trajectory, "episode": about}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
-
         trajectory, episode = item["trajectory"], item["episode"]
         said = [step["chat_completions"] for step in trajectory["steps"]]
         if not said or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(said)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymdata.interop.blocks import of_responses, text_of
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 
 
 @FORMATS.register("swe-agent")
@@ -22,8 +22,6 @@ class SweAgent(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         history = row.get("history")
         if not isinstance(history, list) or not history or not isinstance(history[0], dict):
@@ -32,9 +30,6 @@ class SweAgent(Format):
         return has_trajectory or {"role", "content", "agent"} <= history[0].keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import text_of
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         messages = []
         for message in item["history"]:
             made = message | {"content": message["content"] and text_of(message["content"], "history")}
@@ -60,15 +55,10 @@ class MiniSweAgent(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return str(row.get("trajectory_format")).startswith("mini-swe-agent") and isinstance(row.get("messages"), list)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import of_responses
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         messages = [message for message in item["messages"] if message.get("role") != "exit"]
         if any("role" not in message for message in messages):
             outputs = (m["output"] if m.get("object") == "response" else [m] for m in messages)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.rows import number_or_none
+from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
 
 
 @FORMATS.register("tau-bench")
@@ -22,16 +22,10 @@ class TauBench(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return row.keys() >= {"task_id", "reward", "info", "traj"} and isinstance(row["traj"], list)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.rows import number_or_none
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         info = item["info"]
         reward = number_or_none(item["reward"])
         if reward is None:
@@ -62,8 +56,6 @@ class Tau2Bench(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         if isinstance(row.get("simulations"), list) and "tasks" in row:
             return True
@@ -81,9 +73,6 @@ class Tau2Bench(Format):
                 yield (number, k), {"simulation": run, "task": task, "info": results.get("info") or {}}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
-
         run, end = item["simulation"], item["simulation"]["termination_reason"]
         if end in ("infrastructure_error", "unexpected_error", "user_error", "context_window_exceeded"):
             raise BadItem("S103", f"termination_reason: the run ended with {end}")

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import answer, column, conversation, number_of, numbers_of, rollout_row
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 _COLUMNS = {"step", "prompt", "completion", "advantage"}
@@ -25,11 +27,7 @@ class TrlCompletions(Format):
     item = "a row of completions"
     marks = (b'"advantage"',)
     holds_text = holds_reward = True
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        return first_row(value).keys() >= _COLUMNS
+    keys = (_COLUMNS,)
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """Each row has all columns of numbers of its file: a function that does not apply to a row gave it NaN, which
@@ -46,9 +44,6 @@ class TrlCompletions(Format):
                 yield source, line, whole, text
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.decoded import split
-        from gymdata.interop.text_rows import answer, column, conversation, number_of, numbers_of, rollout_row
-
         prompt, completion = (item[column(item, name)] for name in ("prompt", "completion"))
         if isinstance(prompt, str) and isinstance(completion, str):
             given, written = split(prompt, completion, "prompt")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
-    from gymdata.rollouts.messages import Message
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.rows import number_or_none
+from gymdata.interop.text_rows import answer, column, conversation, numbers_of, rollout_row
+from gymdata.rollouts.messages import Message
 
 #: Columns of the rollout, which are no fields of its task.
 _ABOUT = (
@@ -37,18 +37,9 @@ class Verifiers(Format):
     item = "a rollout of verifiers"
     marks = (b'"example_id"',)
     holds_text = holds_reward = True
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        row = first_row(value)
-        return row.keys() >= {"example_id", "prompt", "completion", "reward"}
+    keys = ({"example_id", "prompt", "completion", "reward"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.rows import number_or_none
-        from gymdata.interop.text_rows import column, numbers_of, rollout_row
-
         failed = bool(item.get("error"))
         reward = number_or_none(item["reward"])
         if reward is None and not failed:
@@ -76,8 +67,6 @@ class Verifiers(Format):
 
 def _messages(value: Any, where: str, speaker: str) -> list[Message]:
     """Messages of a prompt or a completion; text, also as messages of the role ``text``, is the speaker's."""
-    from gymdata.interop.text_rows import answer, conversation
-
     if isinstance(value, list):
         texts = [isinstance(message, dict) and message.get("role") == "text" for message in value]
         value = [m | {"role": speaker} if text else m for m, text in zip(value, texts, strict=True)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
 
 _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
 
@@ -25,8 +24,6 @@ class VerifiersTraces(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         trace = first_row(row["traces"]) if "traces" in row else row
         return trace.keys() >= {"nodes", "task", "agent"} and isinstance(trace["nodes"], list)
@@ -37,9 +34,6 @@ class VerifiersTraces(Format):
             yield from ((place, trace) for trace in traces) if isinstance(traces, list) and traces else ((place, item),)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
-
         nodes, agent, task = item["nodes"], item["agent"], item["task"]
         if agent.get("trainable") is False:
             raise BadItem("S103", f"agent.trainable: the agent {agent.get('name')!r} is not trained")

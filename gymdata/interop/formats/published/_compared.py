@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from gymdata.interop.formats import Format, Place
+from gymdata.interop.importing import ODD, BadItem, Importing, TableRow
+from gymdata.interop.text_rows import answer, conversation, number_of, pair_row
 from gymdata.rollouts.messages import JsonObject
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
 
 
 class Compared(Format):
@@ -19,14 +18,6 @@ class Compared(Format):
     table = "pairs"
     item = "a comparison"
     holds_text = True
-    #: Columns that its rows have, one of these sets.
-    keys: ClassVar[Sequence[set[str]]] = ()
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        row = first_row(value)
-        return any(keys <= row.keys() for keys in self.keys)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
         """(prompt, the two answers, preference, margin) of a row, prompt and answers as texts or messages. The preference is
@@ -34,9 +25,6 @@ class Compared(Format):
         raise NotImplementedError
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import answer, conversation, pair_row
-
         prompt, answers, preference, margin = self.compared(item)
         if not preference:
             raise BadItem("S103", "a tie: neither answer is preferred")
@@ -58,8 +46,6 @@ class Ranked(Format):
         raise NotImplementedError
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        from gymdata.interop.importing import ODD, BadItem
-
         for (_, number), item in super().items(value):
             try:
                 pairs = [
@@ -77,17 +63,12 @@ class Ranked(Format):
             yield from (((n, number), pair) for n, pair in enumerate(pairs or [item]))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import answer, conversation, pair_row
-
         sides = answer(item["chosen"], "chosen"), answer(item["rejected"], "rejected")
         return pair_row(item, conversation(item["prompt"], "prompt"), sides, importing)
 
 
 def finite(item: JsonObject, name: str) -> float:
     """The number of a column. Raises BadItem for anything else."""
-    from gymdata.interop.importing import BadItem
-    from gymdata.interop.text_rows import number_of
-
     number = number_of(item, name)
     if number is None or not math.isfinite(number):
         raise BadItem("S102", f"{name}: got {item.get(name)!r:.100}, expected a number")

@@ -7,6 +7,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared, finite
+from gymdata.interop.importing import BadItem
+from gymdata.interop.text_rows import instruction
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -20,9 +22,6 @@ class AlpacaFarm(Compared):
     keys = ({"instruction", "output_1", "output_2", "preference"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import instruction
-
         preference = finite(item, "preference")
         if not 1 <= preference <= 2:
             raise BadItem("S102", f"preference: got {preference}, expected a number from 1 to 2")

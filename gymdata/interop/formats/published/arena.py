@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats.trl import prompt_and_sides
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import pair_row
 from gymdata.rollouts.messages import JsonObject
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
 
 _WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
 
@@ -26,19 +26,12 @@ class Arena(Format):
     item = "a battle"
     marks = (b'"conversation_a"', b'"winner_model_a"')
     holds_text = True
-
-    def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
-        row = first_row(value)
-        of_texts = {"prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"}
-        return {"conversation_a", "conversation_b", "winner"} <= row.keys() or of_texts <= row.keys()
+    keys = (
+        {"conversation_a", "conversation_b", "winner"},
+        {"prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"},
+    )
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.formats.trl import prompt_and_sides
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import pair_row
-
         winner = item.get("winner") if "winner" in item else next((n for n in _WINNERS if item.get(n) == 1), None)
         if not isinstance(winner, str):
             raise BadItem("S102", f"winner: got {winner!r:.100}, expected model_a or model_b")
@@ -53,8 +46,6 @@ class Arena(Format):
 
 def _conversation(item: JsonObject, side: str) -> Any:
     """The messages of a side."""
-    from gymdata.interop.importing import BadItem
-
     if f"conversation_{side}" in item:
         messages = item[f"conversation_{side}"]
         return json.loads(messages) if isinstance(messages, str) else messages

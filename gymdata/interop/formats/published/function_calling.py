@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 
 _SPEAKER = re.compile(r"(?:\A|\n\s*\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _CALL = "<functioncall>"
@@ -27,16 +26,11 @@ class Glaive(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         chat = row.get("chat")
         return isinstance(row.get("system"), str) and isinstance(chat, str) and "USER:" in chat
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         system, tools = _system(item["system"])
         before, *parts = _SPEAKER.split(item["chat"])
         if before.strip() or not parts:
@@ -56,8 +50,6 @@ class Glaive(Format):
 
 def _system(text: str) -> tuple[str, list[Any]]:
     """(the system message, the tools) of the text before a chat; the message is empty where the text introduces tools."""
-    from gymdata.interop.importing import BadItem
-
     text = text.strip().removeprefix("SYSTEM:").strip()
     start = text.find("{")
     if start < 0:
@@ -75,8 +67,6 @@ def _system(text: str) -> tuple[str, list[Any]]:
 
 def _call(text: str) -> dict[str, Any]:
     """A call of the assistant, whose arguments are JSON, or JSON in single quotes."""
-    from gymdata.interop.importing import BadItem
-
     text = text.replace("</functioncall>", "").strip()
     if match := _QUOTED.fullmatch(text):
         return {"name": match[1], "arguments": match[2]}
@@ -100,14 +90,10 @@ class Xlam(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return all(isinstance(row.get(name), (str, list)) for name in ("query", "answers", "tools"))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         prompt = conversation(item["query"], "query")
         written = conversation([{"role": "assistant", "content": None, "tool_calls": item["answers"]}], "answers")
         return rollout_row(item, prompt, written, importing, texts=("query", "answers"))

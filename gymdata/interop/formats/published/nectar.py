@@ -7,6 +7,7 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Ranked, finite
+from gymdata.interop.text_rows import first_row
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -19,8 +20,6 @@ class Nectar(Ranked):
     marks = (b'"answers"',)
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         return isinstance(row.get("prompt"), str) and {"answer", "rank"} <= first_row(row.get("answers")).keys()
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.published._compared import Ranked, finite
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
     from gymdata.store.paths import Source
 
 
@@ -52,16 +53,12 @@ class Oasst(_Trees):
     content = "message trees of OpenAssistant"
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         root = row["prompt"] if isinstance(row.get("prompt"), dict) else row
         is_tree = "message_tree_id" in row or isinstance(row.get("replies"), list)
         return is_tree and {"message_id", "text", "role"} <= root.keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         message: JsonObject | None = _root(item)
         path = list[JsonObject]()
         while message is not None:
@@ -110,8 +107,6 @@ def _replies(message: JsonObject) -> list[JsonObject]:
 
 def _root(item: JsonObject) -> JsonObject:
     """The first message of a tree, with the ``replies`` of each message. Raises BadItem for flat messages that are none."""
-    from gymdata.interop.importing import BadItem
-
     if "messages" not in item:
         root: JsonObject = item if isinstance(item.get("replies"), list) else item["prompt"]
         return root

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats.published._compared import finite
 from gymdata.interop.formats.trl import BESIDE
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import answer, column, conversation, first_row, in_context, instruction, rollout_row
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
 _RESPONSES = ("responses", "generations", "outputs", "output")
@@ -29,16 +29,12 @@ class ResponseLists(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         responses = next((row[name] for name in _RESPONSES if isinstance(row.get(name), list)), None)
         texts = responses and all(isinstance(text, str) for text in responses)
         return bool(texts) and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        from gymdata.interop.importing import BadItem
-
         for (_, number), item in super().items(value):
             names = (*_RESPONSES[:2], *_SCORES)
             lists = {}
@@ -56,9 +52,6 @@ class ResponseLists(Format):
                     yield (n, number), about | {"response": response, "score": score}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.formats.published._compared import finite
-        from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
-
         name = column(item, *_PROMPTS)
         prompt = conversation(instruction(item) if name == "instruction" else item[name], name)
         return rollout_row(

@@ -7,6 +7,7 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared
+from gymdata.interop.importing import BadItem
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -20,8 +21,6 @@ class SafeRlhf(Compared):
     keys = ({"prompt", "response_0", "response_1", "better_response_id"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
-        from gymdata.interop.importing import BadItem
-
         better = item["better_response_id"]
         if type(better) is not int or better not in (0, 1):
             raise BadItem("S102", f"better_response_id: got {better!r:.100}, expected 0 or 1")

@@ -6,6 +6,7 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared, finite
+from gymdata.interop.importing import BadItem
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -19,8 +20,6 @@ class Shp(Compared):
     keys = ({"history", "human_ref_A", "human_ref_B", "labels"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
-        from gymdata.interop.importing import BadItem
-
         label = item["labels"]
         if type(label) is not int or label not in (0, 1):
             raise BadItem("S102", f"labels: got {label!r:.100}, expected 1 (A is preferred) or 0")

@@ -7,6 +7,7 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.published._compared import Compared
+from gymdata.interop.importing import BadItem
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -22,8 +23,6 @@ class SummarizeFromFeedback(Compared):
     keys = ({"info", "summaries", "choice"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
-        from gymdata.interop.importing import BadItem
-
         info, choice = item["info"], item["choice"]
         if type(choice) is not int or choice not in (0, 1):
             raise BadItem("S102", f"choice: got {choice!r:.100}, expected 0 or 1")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import column, conversation, first_row, in_context, rollout_row
 
 _NAMES = ("conversations", "conversation")
 _EXCHANGES = ({"input", "output"}, {"human", "assistant"})
@@ -24,15 +23,11 @@ class Lima(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         texts = next((row[name] for name in _NAMES if row.get(name)), None)
         return isinstance(texts, list) and len(texts) > 1 and all(isinstance(text, str) for text in texts)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import column, conversation, rollout_row
-
         name = column(item, *_NAMES)
         roles = ("user", "assistant")
         messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(item[name])]
@@ -50,16 +45,12 @@ class Capybara(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         exchanges = next((row[name] for name in _NAMES if row.get(name)), None)
         first = exchanges[0] if isinstance(exchanges, list) and exchanges else None
         return isinstance(first, dict) and any(names <= first.keys() for names in _EXCHANGES) and "role" not in first
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
-
         name = column(item, *_NAMES)
         messages = []
         for exchange in item[name]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import answer, conversation, first_row, number_of, numbers_of, rollout_row
 
 
 @FORMATS.register("ultrafeedback")
@@ -23,8 +22,6 @@ class UltraFeedback(Format):
     holds_text = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         rated = first_row(row.get("completions"))
         return {"response", "annotations"} <= rated.keys() and isinstance(row.get("instruction"), str)
@@ -39,8 +36,6 @@ class UltraFeedback(Format):
             yield from (((k, number), about | {"answer": answer}) for k, answer in enumerate(answers))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import answer, conversation, number_of, numbers_of, rollout_row
-
         rated = item["answer"]
         ratings = {name: _rating(a) for name, a in (rated.get("annotations") or {}).items()}
         return rollout_row(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymdata.interop.blocks import named_block, of_anthropic
 from gymdata.interop.formats import FORMATS, Format
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_rows import conversation, ends_with_answer, first_row, rollout_row
 
 _BLOCKS = {"text", "toolUse", "toolResult", "reasoningContent"}
 
@@ -24,8 +24,6 @@ class Bedrock(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import ends_with_answer, first_row
-
         row = first_row(value)
         if not ends_with_answer(row.get("messages")):
             return False
@@ -35,9 +33,6 @@ class Bedrock(Format):
         return is_block or str(row.get("schemaVersion")).startswith("bedrock-conversation")
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.blocks import named_block, of_anthropic
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         messages = [message | {"content": [*map(named_block, message["content"])]} for message in item["messages"]]
         specs = [tool["toolSpec"] for tool in (item.get("toolConfig") or {}).get("tools") or ()]
         tools = [

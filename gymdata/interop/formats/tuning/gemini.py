@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymdata.interop.blocks import named_block, of_anthropic
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.published._compared import Compared, finite
+from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.rollouts.messages import JsonObject, Message
-
-if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing, TableRow
 
 _ROLES = {"model": "assistant", "function": "user"}
 _SYSTEM = ("systemInstruction", "system_instruction")
@@ -28,16 +28,12 @@ class Gemini(Format):
     holds_text = True
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.text_rows import first_row
-
         row = first_row(value)
         contents = row.get("contents")
         last = contents[-1] if isinstance(contents, list) and contents else {}
         return last.get("role") == "model" and isinstance(last.get("parts"), list) and "completions" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.text_rows import conversation, rollout_row
-
         messages = conversation(_messages(item["contents"], item), "contents")
         return rollout_row(item | _tools(item), [], messages, importing, texts=("contents", *_SYSTEM))
 
@@ -52,8 +48,6 @@ class GeminiPreference(Compared):
     keys = ({"contents", "completions"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
-        from gymdata.interop.importing import BadItem
-
         if len(item["completions"]) != 2:
             raise BadItem("S102", f"completions: got {len(item['completions'])}, expected 2")
         first, second = item["completions"]
@@ -72,8 +66,6 @@ def _tools(item: JsonObject) -> JsonObject:
 
 def _messages(contents: list[JsonObject], item: JsonObject) -> list[Message]:
     """Contents, and the system's instruction of ``item``, as chat messages."""
-    from gymdata.interop.blocks import named_block, of_anthropic
-
     system = next((item[name] for name in _SYSTEM if item.get(name)), None)
     messages = [
         {"role": _ROLES.get(content["role"], content["role"]), "content": [*map(named_block, content["parts"])]}
