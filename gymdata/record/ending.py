@@ -45,29 +45,25 @@ class Ending:
             raise RequestError("invalid", "the body is not an object")
         allowed = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
         for name in body.keys() - set(allowed):
-            raise RequestError("invalid", f"{name}: expected one of {', '.join(allowed)}", where=name)
+            raise RequestError.at(name, f"expected one of {', '.join(allowed)}")
         given = {name: value for name, value in body.items() if value not in (None, "") and (name, value) != _NO_PARTS}
         if (status := given.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
-            raise RequestError(
-                "invalid", f"status: got {status!r}, expected completed, truncated or failed", where="status"
-            )
+            raise RequestError.at("status", f"got {status!r}, expected completed, truncated or failed")
         rewards = given.get("rewards", {})
         if not isinstance(rewards, dict):
-            raise RequestError("invalid", "rewards: expected an object of numbers by name", where="rewards")
+            raise RequestError.at("rewards", "expected an object of numbers by name")
         for name, value in [("reward", given.get("reward", 0)), *rewards.items()]:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise RequestError("invalid", f"{name}: got {value!r}, expected a finite number", where=name)
+                raise RequestError.at(name, f"got {value!r}, expected a finite number")
         if not isinstance(given.get("task", {}), dict):
-            raise RequestError("invalid", "task: expected an object", where="task")
+            raise RequestError.at("task", "expected an object")
         for name in ("task_id", "stop_reason"):
             if not isinstance(given.get(name, ""), (str, int)):
-                raise RequestError("invalid", f"{name}: expected text", where=name)
+                raise RequestError.at(name, "expected text")
         inside = given.get("task", {}).get("task_id")
         inside = None if inside == "" else inside
         if inside is not None and str(given.get("task_id", inside)) != str(inside):
-            raise RequestError(
-                "invalid", f"task_id: got {given['task_id']!r}, and {inside!r} in the task: give one", where="task_id"
-            )
+            raise RequestError.at("task_id", f"got {given['task_id']!r}, and {inside!r} in the task: give one")
         given |= {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
         if "reward" in given:
             given["reward"] = float(given["reward"])

@@ -26,7 +26,7 @@ from gymdata.collect.rows import table_message
 from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
-from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
+from gymdata.errors import GymdataError, OutsideError, StoreError
 from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
@@ -77,11 +77,7 @@ class Recorder:
         self.context: int | None = config.max_context
         existing = run.existing((*_ENDED, *_COUNTED, "rollout_id", "group_id"))
         #: Rollouts that are written.
-        self._ended: dict[str, dict[str, Any]] = {
-            row["rollout_id"]: {name: row[name] for name in _ENDED}
-            | {name: row[column] for column, name in _COUNTED.items()}
-            for row in existing.to_pylist()
-        }
+        self._ended: dict[str, dict[str, Any]] = {row["rollout_id"]: _state_of(row) for row in existing.to_pylist()}
         self._groups = Groups(self.key, existing.select(["task_id", "rollout_index", "group_id"]).to_pylist())
         #: Sessions that are idle and could not be ended.
         self._stuck: set[str] = set()
@@ -199,7 +195,7 @@ class Recorder:
             return session.plan(request, self.chat)
         except TypeError as error:
             raise RequestError("invalid", f"the messages cannot be stored: {error}", where="messages") from error
-        except (DataError, GymdataError) as error:
+        except GymdataError as error:
             raise RequestError("invalid", error.message, where="messages") from error
 
     def answer(self, request: AgentRequest) -> Answer:
@@ -225,7 +221,9 @@ class Recorder:
             # It ended, or is being scored, since the request came.
             raise self._has_ended(session.key, session.rollout_id)
         self._refuse_spent(session, request.n)
-        self._refuse_unsupported(request)
+        if request.tool_choice not in ("auto", "none"):
+            problem = f"got {request.tool_choice!r}, expected auto or none: the model is sampled as it is"
+            raise RequestError.at("tool_choice", problem, "unsupported")
         plan = self.prompt_of(session, request)
         room = None if self.context is None else self.context - len(plan.prompt)
         if room is not None and room < 1:
@@ -279,21 +277,13 @@ class Recorder:
             if limit is not None and name != "timeout" and used + n > limit:
                 # Each completion is a model call of at least one token.
                 left = f"session {session.key} has {limit - used:,g} of {limit:,g} {what} left ({flag})"
-                raise RequestError("invalid", f"n: got {n}, and {left}", where="n")
+                raise RequestError.at("n", f"got {n}, and {left}")
 
     def _spend(self, session: Session, budget: str) -> None:
         if session.spent is None:
             session.spent = budget
             if session.steps:  # else the line that begins the journal has it
                 self.log.append(session, [{"spent": budget}])
-
-    def _refuse_unsupported(self, request: AgentRequest) -> None:
-        if request.tool_choice not in ("auto", "none"):
-            raise RequestError(
-                "unsupported",
-                f"tool_choice: got {request.tool_choice!r}, expected auto or none: the model is sampled as it is",
-                where="tool_choice",
-            )
 
     def _chosen(self, request: AgentRequest) -> Settings:
         """What the client, or --force, chooses besides the run's own settings, by vLLM's names."""
@@ -440,18 +430,16 @@ class Recorder:
             status, stop_reason = TRUNCATED, session.spent
         main = session.threads[labels.index("main")]
         messages = [message for message, _ in shown]
-        task_id, index, group_id, task = self._member_of(session, ending, messages, main.tools)
+        member = self._member_of(session, ending, messages, main.tools)
         duration = session.last_at - session.started_at
-        parts, faults = [], {}
-        if ending.reward is not None or ending.rewards:
-            parts = [RewardPart(name, value) for name, value in ending.rewards.items()]
-            if not parts and ending.reward is not None:
-                parts = [RewardPart(REPORTED, ending.reward)]
+        parts, faults = [RewardPart(name, value) for name, value in ending.rewards.items()], dict[str, str]()
+        if not parts and ending.reward is not None:
+            parts = [RewardPart(REPORTED, ending.reward)]
         if self.scheduler.rewards:
             view = view_of(
                 messages=messages,
                 produced_by=[turn for _, turn in shown],
-                task=task,
+                task=member.task,
                 tools=main.tools,
                 turns=session.encoder.turns,
                 status=status,
@@ -460,20 +448,18 @@ class Recorder:
             scored = await self.scheduler.score(view)
             parts, faults = [*parts, *scored.parts], scored.faults
             turns = session.encoder.turns
-            for turn_row, step_reward in zip(
-                turns, step_rewards([] if faults else scored.parts, len(turns)), strict=True
-            ):
+            steps = step_rewards([] if faults else scored.parts, len(turns))
+            for turn_row, step_reward in zip(turns, steps, strict=True):
                 turn_row["reward"] = step_reward
             # Others have ended meanwhile. From here on nothing is awaited: this one is the next.
-            task_id, index, group_id, task = self._member_of(session, ending, messages, main.tools)
+            member = self._member_of(session, ending, messages, main.tools)
         reward = None if faults else total(parts)
         if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
             reward = ending.reward
         # expand(encode(x)) == x, or nothing is written.
         for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
             step = session.steps[turn]
-            before = session.held(step.parent).tolist() if step.parent >= 0 else []
-            if prompt.tolist() != [*before, *step.tail.tolist()]:
+            if prompt.tolist() != [*session.held(step.parent).tolist(), *step.tail.tolist()]:
                 raise GymdataError(
                     f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
                     hint="this is a defect in gymdata: the session stays in RUN/sessions",
@@ -481,10 +467,7 @@ class Recorder:
         row = session_row(
             session,
             key=self.key,
-            group_id=group_id,
-            task_id=task_id,
-            rollout_index=index,
-            task=task,
+            member=member,
             labels=labels,
             status=status,
             stop_reason=stop_reason,
@@ -503,17 +486,12 @@ class Recorder:
             self._died(error)
             raise
         # It has ended, whatever fails from here on.
-        self._ended[session.rollout_id] = {
-            "key": session.key,
-            **{name: row[name] for name in _ENDED},
-            **{name: row[column] for column, name in _COUNTED.items()},
-            "agents": labels,
-        }
+        self._ended[session.rollout_id] = {"key": session.key, **_state_of(row), "agents": labels}
         self._groups.add(row)
         self.counts["rollouts_total"] += 1
         self.discard(session)
         for name, message in faults.items():
-            self._fail(session, "reward", f"reward {name}", message, task_id)
+            self._fail(session, "reward", f"reward {name}", message, member.task_id)
         return row, faults
 
     def _member_of(self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools) -> Member:
@@ -591,3 +569,7 @@ _MOST_TOKENS = 1 << 20
 #: Of a rollout that is written, what its session's state has; under other names the second.
 _ENDED = ("status", "stop_reason", "reward", "task_id", "rollout_index")
 _COUNTED = {"n_turns": "turns", "n_generated_tokens": "tokens_generated"}
+
+
+def _state_of(row: RolloutRow) -> JsonObject:
+    return {name: row[name] for name in _ENDED} | {name: row[column] for column, name in _COUNTED.items()}

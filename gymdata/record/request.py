@@ -53,6 +53,11 @@ class RequestError(Exception):
         self.kind, self.message, self.where, self.retry_after = kind, message, where, retry_after
         self.status = STATUS[kind] if status is None else status
 
+    @classmethod
+    def at(cls, where: str, problem: str, kind: ErrorKind = "invalid", status: int | None = None) -> RequestError:
+        """The error of a field, with which its message begins."""
+        return cls(kind, f"{where}: {problem}", where=where, status=status)
+
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
@@ -127,8 +132,6 @@ class AgentCompletion:
     stop_sequence: str | None = None
     prompt_token_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
-    n_cached_tokens: int = 0
-    n_reasoning_tokens: int = 0
     index: int = 0
 
 

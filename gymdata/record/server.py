@@ -192,7 +192,7 @@ class Service:
             text = request.query_params.get("limit", "100")
             limit = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
             if not 1 <= limit <= _PAGE:
-                raise RequestError("invalid", f"limit: got {text!r:.80}, expected 1 to {_PAGE}", where="limit")
+                raise RequestError.at("limit", f"got {text!r:.80}, expected 1 to {_PAGE}")
             listed, more = self.recorder.states(limit, request.query_params.get("after", ""))
             return {
                 "object": "list",

@@ -114,8 +114,7 @@ class Session:
         messages = self._with_previous(request)
         if not messages:
             raise RequestError("invalid", "there are no messages", where="messages")
-        start = tools_digest(request.tools)
-        chain = list(digests(messages, start))
+        chain = list(digests(messages, tools_digest(request.tools)))
         refusal = None
         if continued := self.continued(messages, chain):
             turn, at = continued
@@ -132,8 +131,7 @@ class Session:
                 refusal = str(error.message)
         if refusal is None and (same := self._begins.get(chain[-1])) is not None:
             step = self.steps[same]
-            before = self.held(step.parent) if step.parent >= 0 else np.empty(0, np.int32)
-            return Plan([*before.tolist(), *step.tail.tolist()], step.parent, step.new)
+            return Plan([*self.held(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
         edits, cause = self._edited(messages, request.tools)
         return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
 
@@ -149,8 +147,8 @@ class Session:
         return None
 
     def held(self, turn: int) -> Ids:
-        """The ids that were read and sampled up to and with a turn."""
-        parts: list[Ids] = []
+        """The ids that were read and sampled up to and with a turn; none up to -1."""
+        parts = [np.empty(0, np.int32)]
         while turn >= 0:
             step = self.steps[turn]
             parts += [np.asarray(self.encoder.turns[turn]["generation_token_ids"], np.int32), step.tail]
@@ -180,7 +178,7 @@ class Session:
 
     def event(self, request: AgentRequest, plan: Plan, generation: Generation, message: Message, **facts: Any) -> Event:
         """The journal's record of one call. ``facts``: id, finish_reason, sampling and the like."""
-        before = len(self.held(plan.parent)) if plan.parent >= 0 else 0
+        before = len(self.held(plan.parent))
         top = generation.top_log_probs
         weights = generation.weight_versions
         return {
@@ -209,7 +207,7 @@ class Session:
             self.spent = event["spent"]
             return
         parent, turn, tail = event["parent"], len(self.steps), np.array(event["tail"], np.int32)
-        prompt = tail if parent < 0 else np.concatenate((self.held(parent), tail))
+        prompt = np.concatenate((self.held(parent), tail))
         ids, log_probs = np.array(event["ids"], np.int32), np.array(event["log_probs"], np.float32)
         self.encoder.add(
             Call(

@@ -7,16 +7,17 @@ Invariant: every field of a body is read, has no effect on what a model writes, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
 
 from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
-from gymdata.record.request import ErrorKind, RequestError
+from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
 
+T = TypeVar("T")
 Body = Mapping[str, Any]
 #: Least and greatest values of the sampling parameters, by vLLM's names.
 _SAMPLING: Mapping[str, tuple[type[int] | type[float], float, float]] = {
@@ -40,29 +41,26 @@ class Fields:
         self._left = {name: value for name, value in body.items() if value is not None}
         self._where = where
 
-    def take(self, name: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    def take(self, name: str, kind: type[T] | tuple[type[T], ...], expected: str) -> T | None:
         """The field's value, None where it has none. Raises RequestError when it is of another type."""
-        value = self._left.pop(name, None)
+        value: T | None = self._left.pop(name, None)
         wrong = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
         if value is not None and (wrong or not isinstance(value, kind)):
             raise self._invalid(name, value, expected)
         return value
 
     def text(self, name: str) -> str | None:
-        value: str | None = self.take(name, str, "text")
-        return value
+        return self.take(name, str, "text")
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value: bool | None = self.take(name, bool, "true or false")
+        value = self.take(name, bool, "true or false")
         return default if value is None else value
 
     def section(self, name: str) -> JsonObject:
-        value: JsonObject | None = self.take(name, dict, "an object")
-        return value or {}
+        return self.take(name, dict, "an object") or {}
 
     def listed(self, name: str) -> list[Any]:
-        value: list[Any] | None = self.take(name, list, "a list")
-        return value or []
+        return self.take(name, list, "a list") or []
 
     def integer(self, name: str, least: float, most: float = math.inf) -> int | None:
         value: int | None = self._number(name, int, least, most)
@@ -89,14 +87,11 @@ class Fields:
         """Refuse these where they ask for something. ``unless``: values that do not."""
         for name in names:
             if self._left.pop(name, None) not in (None, *unless):
-                raise RequestError(
-                    "unsupported", f"{self._where}{name}: not supported by gymdata record", where=self._where + name
-                )
+                raise RequestError.at(self._where + name, "not supported by gymdata record", "unsupported")
 
     def refuse_rest(self) -> None:
         if name := next(iter(self._left), None):
-            where = self._where + name
-            raise RequestError("unsupported", f"{where}: unknown parameter; leave it out", where=where)
+            raise RequestError.at(self._where + name, "unknown parameter; leave it out", "unsupported")
 
     def _number(self, name: str, kind: type, least: float, most: float) -> Any:
         bounds = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
@@ -107,8 +102,7 @@ class Fields:
         return value
 
     def _invalid(self, name: str, value: Any, expected: str) -> RequestError:
-        where = self._where + name
-        return RequestError("invalid", f"{where}: got {value!r:.80}, expected {expected}", where=where)
+        return RequestError.at(self._where + name, f"got {value!r:.80}, expected {expected}")
 
 
 def one_text(content: Any) -> Any:
@@ -134,7 +128,7 @@ def stored_messages(read: Callable[[], Sequence[Body]]) -> list[Message]:
     except BadItem as error:
         raise RequestError("invalid", error.reason, where=error.reason.partition(":")[0]) from error
     except ODD as error:
-        raise RequestError("invalid", f"messages: {reason_of(error)}", where="messages") from error
+        raise RequestError.at("messages", reason_of(error)) from error
     first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system = "\n\n".join(message["content"] for message in messages[:first] if message["content"])
     later = [
@@ -159,7 +153,7 @@ def _stored(row: Message) -> Message:
 def function_tool(name: Any, description: Any, parameters: Any, where: str) -> JsonObject:
     """A tool's definition as chat templates get it."""
     if not isinstance(name, str) or not name:
-        raise RequestError("invalid", f"{where}.name: got {name!r}, expected text", where=f"{where}.name")
+        raise RequestError.at(f"{where}.name", f"got {name!r}, expected text")
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
@@ -168,7 +162,7 @@ def named_tool(name: Any, tools: Sequence[Body], where: str) -> Mapping[str, str
     """The choice of the tool ``name``. Raises RequestError when no tool has it."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
-        raise RequestError("invalid", f"{where}: got {name!r}, expected one of {', '.join(names)}", where=where)
+        raise RequestError.at(where, f"got {name!r}, expected one of {', '.join(names)}")
     return {"name": name}
 
 
@@ -179,11 +173,10 @@ def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mappin
     if isinstance(choice, dict) and choice.get("type") == "function":
         return named_tool(field_at(choice, name), tools, f"tool_choice.{name}")
     if choice == "required" and not tools:
-        raise RequestError("invalid", "tool_choice: 'required' needs tools", where="tool_choice")
+        raise RequestError.at("tool_choice", "'required' needs tools")
     if choice not in ("auto", "none", "required"):
-        expected = "auto, none, required or a function"
-        where = "tool_choice"
-        raise RequestError("unsupported", f"{where}: got {choice!r:.80}, expected {expected}", where=where)
+        problem = f"got {choice!r:.80}, expected auto, none, required or a function"
+        raise RequestError.at("tool_choice", problem, "unsupported")
     return str(choice)
 
 
@@ -194,7 +187,7 @@ def response_format(name: Any, schema: Any, where: str) -> JsonObject | None:
             "unsupported", f"{where}.type: got {name!r}, expected one of {', '.join(_FORMATS)}", where=where
         )
     if name == "json_schema" and not isinstance(schema, dict):
-        raise RequestError("invalid", f"{where}: has no schema, which type json_schema needs", where=where)
+        raise RequestError.at(where, "has no schema, which type json_schema needs")
     return None if name in (None, "text") else {"type": name, **({"schema": schema} if name == "json_schema" else {})}
 
 
@@ -246,6 +239,63 @@ class OpenAI:
     def error_of(self, error: RequestError) -> JsonObject:
         """The body of an error, for a stream."""
         return self.error(error.status, error.kind, error.message, error.retry_after, error.where)[2]
+
+
+class Choices(OpenAI):
+    """What the answers of choices have in common: chat completions, and completions of text."""
+
+    #: What an id begins with, and the kinds of object that an answer and a chunk of a stream are.
+    id_prefix: str
+    objects: tuple[str, str]
+
+    def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
+        """What makes the chunks of each part of one stream."""
+        raise NotImplementedError
+
+    def body(
+        self,
+        request: AgentRequest,
+        source: CompletionDelta | AgentCompletion,
+        choices: Sequence[JsonObject],
+        *,
+        chunk: bool = False,
+    ) -> JsonObject:
+        """An answer, or a ``chunk`` of a stream."""
+        return {
+            "id": f"{self.id_prefix}-{source.id}",
+            "object": self.objects[chunk],
+            "created": source.created,
+            "model": request.model,
+            "choices": choices,
+            **({"usage": None} if chunk and request.stream_usage else {}),
+        }
+
+    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
+        chunks, ended = self.chunks(request), list[AgentCompletion]()
+        try:
+            async for delta in deltas:
+                for chunk in chunks(delta):
+                    yield frame(chunk)
+                if delta.end is not None:
+                    ended.append(delta.end)
+        except RequestError as error:
+            yield frame(self.error_of(error))
+        else:
+            if request.stream_usage and ended:
+                yield frame(self.body(request, ended[0], [], chunk=True) | {"usage": usage(ended)})
+        yield frame("[DONE]")
+
+
+def usage(completions: Sequence[AgentCompletion]) -> JsonObject:
+    """The tokens of a request: its prompt, and all its completions."""
+    prompt, generated = completions[0].n_prompt_tokens, sum(c.n_generated_tokens for c in completions)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
 
 
 def logprob_items(token: Any) -> JsonObject:

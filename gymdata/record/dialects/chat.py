@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
+    Choices,
     Fields,
-    OpenAI,
     arguments_text,
-    frame,
     function_tool,
     logprob_items,
     one_text,
     openai_choice,
     response_format,
     stored_messages,
+    usage,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
 from gymdata.rollouts.messages import JsonObject, field_at
@@ -37,10 +37,10 @@ _REFUSED = (
 
 
 @dialect("chat")
-class ChatCompletions(OpenAI):
+class ChatCompletions(Choices):
     """OpenAI's chat completions, with vLLM's ``return_token_ids`` and sampling parameters."""
 
-    name = "chat"
+    name, id_prefix, objects = "chat", "chatcmpl", ("chat.completion", "chat.completion.chunk")
     paths: tuple[str, ...] = ("/v1/chat/completions",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
@@ -54,7 +54,7 @@ class ChatCompletions(OpenAI):
         format = fields.section("response_format")
         wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, 20)
         if top and not wants_logprobs:
-            raise RequestError("invalid", "top_logprobs: needs logprobs: true", where="top_logprobs")
+            raise RequestError.at("top_logprobs", "needs logprobs: true")
         options = Fields(fields.section("stream_options"), "stream_options.")
         options.without_effect("include_obfuscation", "continuous_usage_stats")
         request = AgentRequest(
@@ -85,85 +85,41 @@ class ChatCompletions(OpenAI):
         return request
 
     def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
-        first = completions[0]
-        return {
-            "id": f"chatcmpl-{first.id}",
-            "object": "chat.completion",
-            "created": first.created,
-            "model": request.model,
-            "choices": [_choice_of(request, completion) for completion in completions],
-            "usage": usage(completions),
-            **({"prompt_token_ids": list(first.prompt_token_ids)} if request.return_token_ids else {}),
-        }
+        choices = [_choice_of(request, completion) for completion in completions]
+        whole = self.body(request, completions[0], choices) | {"usage": usage(completions)}
+        return whole | _prompt_ids(request, completions[0])
 
-    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
-        chunks, ended = _Chunks(request), list[AgentCompletion]()
-        try:
-            async for delta in deltas:
-                for chunk in chunks.of(delta):
-                    yield frame(chunk)
-                if delta.end is not None:
-                    ended.append(delta.end)
-        except RequestError as error:
-            yield frame(self.error_of(error))
-        else:
-            if request.stream_usage and ended:
-                yield frame(chunks.chunk(ended[0], []) | {"usage": usage(ended)})
-        yield frame("[DONE]")
-
-
-class _Chunks:
-    """The chunks of one stream."""
-
-    def __init__(self, request: AgentRequest) -> None:
-        self._request = request
+    def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
         #: The number of calls that each completion has so far.
-        self._calls: dict[int, int] = {}
+        calls: dict[int, int] = {}
 
-    def chunk(self, source: CompletionDelta | AgentCompletion, choices: list[JsonObject]) -> JsonObject:
-        return {
-            "id": f"chatcmpl-{source.id}",
-            "object": "chat.completion.chunk",
-            "created": source.created,
-            "model": self._request.model,
-            "choices": choices,
-            **({"usage": None} if self._request.stream_usage else {}),
-        }
+        def of(delta: CompletionDelta) -> Sequence[JsonObject]:
+            parts: list[JsonObject] = []
+            if delta.index not in calls:
+                calls[delta.index] = 0
+                parts.append({"role": "assistant", "content": ""})
+            if delta.reasoning:
+                parts.append({"reasoning_content": delta.reasoning})
+            if delta.content:
+                parts.append({"content": delta.content})
+            for call in delta.tool_calls:
+                parts.append({"tool_calls": [{"index": calls[delta.index], **_call(call)}]})
+                calls[delta.index] += 1
+            beside = {"logprobs": None, "finish_reason": None}
+            choices: list[JsonObject] = [{"index": delta.index, "delta": part, **beside} for part in parts]
+            chunks = [self.body(request, delta, [choice], chunk=True) for choice in choices]
+            if delta.end is not None:
+                last = _choice_of(request, delta.end)
+                del last["message"]
+                whole = self.body(request, delta, [last | {"delta": {}}], chunk=True)
+                chunks.append(whole | _prompt_ids(request, delta.end))
+            return chunks
 
-    def of(self, delta: CompletionDelta) -> list[JsonObject]:
-        parts: list[JsonObject] = []
-        if delta.index not in self._calls:
-            self._calls[delta.index] = 0
-            parts.append({"role": "assistant", "content": ""})
-        if delta.reasoning:
-            parts.append({"reasoning_content": delta.reasoning})
-        if delta.content:
-            parts.append({"content": delta.content})
-        for call in delta.tool_calls:
-            parts.append({"tool_calls": [{"index": self._calls[delta.index], **_call(call)}]})
-            self._calls[delta.index] += 1
-        choices: list[JsonObject] = [
-            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
-        ]
-        chunks = [self.chunk(delta, [choice]) for choice in choices]
-        if delta.end is not None:
-            last = _choice_of(self._request, delta.end)
-            del last["message"]
-            ids = {"prompt_token_ids": list(delta.end.prompt_token_ids)} if self._request.return_token_ids else {}
-            chunks.append(self.chunk(delta, [last | {"delta": {}}]) | ids)
-        return chunks
+        return of
 
 
-def usage(completions: Sequence[AgentCompletion]) -> JsonObject:
-    """The tokens of a request: its prompt, and all its completions."""
-    prompt, generated = completions[0].n_prompt_tokens, sum(c.n_generated_tokens for c in completions)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": completions[0].n_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": sum(c.n_reasoning_tokens for c in completions)},
-    }
+def _prompt_ids(request: AgentRequest, completion: AgentCompletion) -> JsonObject:
+    return {"prompt_token_ids": list(completion.prompt_token_ids)} if request.return_token_ids else {}
 
 
 def _message(message: Any) -> Any:
@@ -178,7 +134,7 @@ def _tool(tool: Any, where: str) -> JsonObject:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise RequestError("unsupported", f"{where}: got type {kind!r}, expected 'function'", where=where)
+        raise RequestError.at(where, f"got type {kind!r}, expected 'function'", "unsupported")
     return function_tool(function.get("name"), function.get("description"), function.get("parameters"), where)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from gymdata.record.dialects import dialect
-from gymdata.record.dialects._wire import Body, Fields, OpenAI, frame
-from gymdata.record.dialects.chat import SAMPLING, usage
+from gymdata.record.dialects._wire import Body, Choices, Fields, usage
+from gymdata.record.dialects.chat import SAMPLING
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
 from gymdata.rollouts.messages import JsonObject
 
@@ -16,10 +16,10 @@ _REFUSED = ("suffix", "echo", "logit_bias", "bad_words", "allowed_token_ids", "s
 
 
 @dialect("completions")
-class Completions(OpenAI):
+class Completions(Choices):
     """OpenAI's completions of a text or of ids, with vLLM's ``return_token_ids`` and sampling parameters."""
 
-    name = "completions"
+    name, id_prefix, objects = "completions", "cmpl", ("text_completion", "text_completion")
     paths: tuple[str, ...] = ("/v1/completions",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:  # noqa: ARG002 - the port's signature
@@ -50,25 +50,16 @@ class Completions(OpenAI):
 
     def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         choices = [_choice(request, completion, completion.text) for completion in completions]
-        return _body(request, completions[0], choices) | {"usage": usage(completions)}
+        return self.body(request, completions[0], choices) | {"usage": usage(completions)}
 
-    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
-        ended: list[AgentCompletion] = []
-        nothing = {"usage": None} if request.stream_usage else {}
-        try:
-            async for delta in deltas:
-                if delta.content:
-                    part = {"index": delta.index, "text": delta.content, "logprobs": None, "finish_reason": None}
-                    yield frame(_body(request, delta, [part]) | nothing)
-                if delta.end is not None:
-                    ended.append(delta.end)
-                    yield frame(_body(request, delta, [_choice(request, delta.end, "")]) | nothing)
-        except RequestError as error:
-            yield frame(self.error_of(error))
-        else:
-            if request.stream_usage and ended:
-                yield frame(_body(request, ended[0], []) | {"usage": usage(ended)})
-        yield frame("[DONE]")
+    def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
+        def of(delta: CompletionDelta) -> Sequence[JsonObject]:
+            part = {"index": delta.index, "text": delta.content, "logprobs": None, "finish_reason": None}
+            last = [] if delta.end is None else [_choice(request, delta.end, "")]
+            choices: list[JsonObject] = [*([part] if delta.content else []), *last]
+            return [self.body(request, delta, [choice], chunk=True) for choice in choices]
+
+        return of
 
 
 def _prompt(prompt: Any) -> str | list[int]:
@@ -77,20 +68,9 @@ def _prompt(prompt: Any) -> str | list[int]:
     if isinstance(one, str) or ids:
         return one  # type: ignore[no-any-return]  # a text or ids, by the line above
     if isinstance(prompt, list) and len(prompt) > 1:
-        raise RequestError(
-            "unsupported", f"prompt: got {len(prompt)} prompts, expected one; send a request for each", where="prompt"
-        )
-    raise RequestError("invalid", f"prompt: got {prompt!r:.80}, expected text or token ids", where="prompt")
-
-
-def _body(request: AgentRequest, source: CompletionDelta | AgentCompletion, choices: list[JsonObject]) -> JsonObject:
-    return {
-        "id": f"cmpl-{source.id}",
-        "object": "text_completion",
-        "created": source.created,
-        "model": request.model,
-        "choices": choices,
-    }
+        several = f"got {len(prompt)} prompts, expected one; send a request for each"
+        raise RequestError.at("prompt", several, "unsupported")
+    raise RequestError.at("prompt", f"got {prompt!r:.80}, expected text or token ids")
 
 
 def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> JsonObject:

@@ -70,10 +70,8 @@ class Messages:
         output.refuse_rest()
         read = stored_messages(lambda: _chat(messages, system))
         if read and read[-1]["role"] == "assistant":
-            where = f"messages[{len(messages) - 1}]"
-            raise RequestError(
-                "unsupported", f"{where}: got a begun answer, expected a message of the user last", where=where
-            )
+            begun = "got a begun answer, expected a message of the user last"
+            raise RequestError.at(f"messages[{len(messages) - 1}]", begun, "unsupported")
         # Claude Code's session: a header, or part of the user's id.
         user_id = object_of(loads(fields.section("metadata").get("user_id")))
         session = headers.get("x-claude-code-session-id") or user_id.get("session_id")
@@ -223,14 +221,14 @@ def _tools(given: Sequence[Any]) -> list[JsonObject]:
     for n, tool in enumerate(given):
         where = f"tools[{n}]"
         if not isinstance(tool, dict):
-            raise RequestError("invalid", f"{where}: got {tool!r:.80}, expected a tool", where=where)
+            raise RequestError.at(where, f"got {tool!r:.80}, expected a tool")
         kind = str(tool.get("type") or "custom")
         if kind == "custom":
             tools.append(function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where))
         elif kind.startswith(_HOSTED) and not hosted:
             hosted = f"{where}.type: {kind!r}"
         elif not kind.startswith(_HOSTED):
-            raise RequestError("unsupported", f"{where}.type: {kind!r} is not supported", where=f"{where}.type")
+            raise RequestError.at(f"{where}.type", f"{kind!r} is not supported", "unsupported")
     if hosted and not tools:
         raise RequestError("unsupported", f"{hosted} needs Anthropic's servers", where=hosted.partition(":")[0])
     return tools
@@ -241,12 +239,9 @@ def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
     if kind == "tool":
         return named_tool(choice.get("name"), tools, "tool_choice.name")
     if kind == "any" and not tools:
-        raise RequestError("invalid", "tool_choice.type: 'any' needs tools", where="tool_choice.type")
+        raise RequestError.at("tool_choice.type", "'any' needs tools")
     if kind not in _CHOICES:
-        where = "tool_choice.type"
-        raise RequestError(
-            "invalid", f"{where}: got {kind!r}, expected one of tool, {', '.join(_CHOICES)}", where=where
-        )
+        raise RequestError.at("tool_choice.type", f"got {kind!r}, expected one of tool, {', '.join(_CHOICES)}")
     return _CHOICES[kind]
 
 
@@ -277,11 +272,10 @@ def _end(completion: AgentCompletion) -> JsonObject:
 
 
 def _usage(n_prompt_tokens: int, completion: AgentCompletion | None = None) -> JsonObject:
-    cached = completion.n_cached_tokens if completion else 0
     return {
-        "input_tokens": n_prompt_tokens - cached,
+        "input_tokens": n_prompt_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": 0,
         "output_tokens": completion.n_generated_tokens if completion else 0,
     }
 

@@ -166,9 +166,9 @@ class _Items:
         cut = end is not None and end.finish_reason == "length"
         usage = end and {
             "input_tokens": end.n_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": end.n_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": end.n_generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": end.n_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": end.n_prompt_tokens + end.n_generated_tokens,
         }
         return {
@@ -281,11 +281,11 @@ def _tools(given: Sequence[Any]) -> list[JsonObject]:
         raise RequestError("unsupported", f"{hosted} needs OpenAI's servers", where=hosted.partition(":")[0])
     names = [tool["function"]["name"] for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError("unsupported", f"tools: {twice!r} is there twice, in different namespaces", where="tools")
+        raise RequestError.at("tools", f"{twice!r} is there twice, in different namespaces", "unsupported")
     return tools
 
 
 def _function(tool: Any, where: str) -> JsonObject:
     if (kind := object_of(tool).get("type")) != "function":
-        raise RequestError("unsupported", f"{where}.type: {kind!r} is not supported", where=f"{where}.type")
+        raise RequestError.at(f"{where}.type", f"{kind!r} is not supported", "unsupported")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), where)
