@@ -64,34 +64,6 @@ def shipped_templates() -> dict[str, str]:
     return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
-class ChatRendering:
-    """A ``TransformersChat`` as the template check wants it."""
-
-    def __init__(self, chat: TransformersChat) -> None:
-        self._chat = chat
-        self.end_of_turn_ids = chat.end_of_turn_ids
-        self.stop_token_ids = chat.stop_token_ids
-        tokenizer = chat.tokenizer
-        special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-        self.plain_ids = [i for i in range(chat.vocab_size) if i not in special]
-
-    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        """Raises DataError when the template refuses the conversation."""
-        return self._chat.text(messages, tools, generate=generate)
-
-    def encode(self, text: str) -> list[int]:
-        return self._chat.encode(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._chat.decode(token_ids)
-
-    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
-        return self._chat.bridge(messages, new, tools)
-
-    def marks_generations(self) -> bool:
-        return _GENERATION.search(self._chat.tokenizer.chat_template) is not None
-
-
 #: Texts of up to this many characters are tokenised quickly.
 _LONG_TEXT = 200_000
 
@@ -120,6 +92,7 @@ class TransformersChat:
         self.tokenizer = tokenizer
         self.served_template = served_template or tokenizer.chat_template
         self.vocab_size = len(tokenizer)
+        self._special_ids = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
         self._special_texts = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
         self._special_beginnings = {text[:n] for text in self._special_texts for n in range(1, len(text))}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -138,12 +111,11 @@ class TransformersChat:
         self._parser: ResponseReader = choose_parser(self, tool_parser)
 
     def _read_template(self, eos_ids: Sequence[int]) -> None:
-        special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
         template = Template(
             text=lambda messages, tools, generate: self.text(messages, tools, generate=generate),
             encode=self.encode_with_ends,
             decode=self.decode,
-            is_special=special.__contains__,
+            is_special=self._special_ids.__contains__,
         )
         self.end_of_turn_ids = end_of_turn_ids(template, eos_ids)
         if not self.end_of_turn_ids:
@@ -186,6 +158,16 @@ class TransformersChat:
             tool_parser=tool_parser,
             keep_reasoning=keep_reasoning,
         )
+
+    @property
+    def plain_ids(self) -> list[int]:
+        """Ids that a model may sample: neither special nor added."""
+        return [i for i in range(self.vocab_size) if i not in self._special_ids]
+
+    @property
+    def marks_generations(self) -> bool:
+        """Whether the template marks the text that a model generates."""
+        return _GENERATION.search(self.tokenizer.chat_template) is not None
 
     @property
     def most_ids(self) -> int:

@@ -271,7 +271,7 @@ class _Trial:
                 return
             draw = random.Random(number)
             script = [self._call(tool, task, draw) for _ in range(_CALLS) for tool in self.schemas]
-            scripted = [await self._play("scripted", environment, task, script) for _ in range(2)]
+            scripted = [await self._play("scripted", environment, task, _said(script)) for _ in range(2)]
             if None in scripted:
                 continue
             if scripted[0] != scripted[1]:
@@ -282,12 +282,9 @@ class _Trial:
                 )  # fmt: skip
             if self.schemas:
                 calls = [self._call(draw.choice(self.schemas), task, draw) for _ in range(_TURNS)]
-                await self._play("random", environment, task, calls)
+                await self._play("random", environment, task, _said(calls))
             if self.human is not None:
-                try:
-                    await self._by_hand(environment, task, self.human)
-                except OutsideError as error:
-                    self._fault(error)
+                await self._play("human", environment, task, self.human)
         for tool in self.schemas:
             name = str(tool["function"]["name"])
             own = [error for of, error in self.raised if of == name]
@@ -308,21 +305,17 @@ class _Trial:
             "tool_calls": [{"type": "function", "id": "c1", "function": call}],
         }
 
-    async def _play(
-        self, policy: str, environment: _Watched, task: Task, script: Sequence[Message]
-    ) -> list[Any] | None:
-        """One episode: the script, then a text that ends it. What it answered; None where it failed."""
-        answers = list[Any]()
-        rewards, ended, steps, episode = list[float](), None, 0, None
+    async def _play(self, policy: str, environment: _Watched, task: Task, say: Human) -> list[Any] | None:
+        """One episode, whose messages ``say`` gives. What it answered; None where it failed."""
+        answers, ended, result, episode = list[Any](), None, None, None
         try:
             episode = await environment.start(task, 0)
-            for message in [*script, {"role": "assistant", "content": "Done."}]:
+            while (message := say(episode, result)) is not None:
                 result = await episode.step(copy.deepcopy(message))
-                steps += 1
                 answers.append((result.messages, result.reward, result.done))
-                rewards += [] if result.reward is None else [result.reward]
                 if result.done:
                     ended = result.stop_reason or "the policy called no tool"
+                    say(episode, result)
                     break
         except OutsideError as error:
             self._fault(error)
@@ -333,25 +326,10 @@ class _Trial:
                     await episode.close()
                 except OutsideError as error:
                     self._fault(error)
+        rewards = [reward for _, reward, _ in answers if reward is not None]
         reward = sum(rewards) if rewards else None
-        self.plays.append(Play(policy, task.task_id, steps, reward, ended, environment.state()))
+        self.plays.append(Play(policy, task.task_id, len(answers), reward, ended, environment.state()))
         return answers
-
-    async def _by_hand(self, environment: _Watched, task: Task, human: Human) -> None:
-        """An episode whose messages a person gives."""
-        episode = await environment.start(task, 0)
-        result, rewards, steps = None, list[float](), 0
-        while (message := human(episode, result)) is not None:
-            result = await episode.step(message)
-            steps += 1
-            rewards += [] if result.reward is None else [result.reward]
-            if result.done:
-                human(episode, result)
-                break
-        await episode.close()
-        ended = None if result is None or not result.done else result.stop_reason or "the policy called no tool"
-        reward = sum(rewards) if rewards else None
-        self.plays.append(Play("human", task.task_id, steps, reward, ended, environment.state()))
 
     def _fault(self, error: OutsideError) -> None:
         """What the environment's own code did, with its place: in the text, or that of the method which it names."""
@@ -405,6 +383,12 @@ class _Watched(PythonTools):
             raise
         _look_at(answer, tool, trial)
         return answer
+
+
+def _said(script: Sequence[Message]) -> Human:
+    """Says the messages of a script, then a text that ends the episode."""
+    messages = iter([*script, {"role": "assistant", "content": "Done."}])
+    return lambda *_: next(messages, None)
 
 
 def _look_at(answer: Any, tool: Callable[..., Any], trial: _Trial) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.errors import redacted
@@ -116,9 +116,8 @@ def check(model: str, *, chat_template: str | None = None) -> ModelReport:
     from gymdata.chat.template import TransformersChat, known_template
 
     chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
-    template_name = known_template(chat.tokenizer.chat_template)
-    report = check_template(_rendering(chat))
-    return ModelReport(model, template_name.name if template_name else None, report, _cure(chat), chat.facts())
+    template = known_template(chat.tokenizer.chat_template)
+    return ModelReport(model, template and template.name, check_template(chat), _cure(chat), chat.facts())
 
 
 def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:
@@ -139,7 +138,7 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
 
     A patch is used when the template breaks re-rendered turns and its shipped twin breaks none.
     """
-    report = check_template(_rendering(chat))
+    report = check_template(chat)
     if report.ok:
         return chat, []
     what = ", ".join(report.strips) or "earlier turns"
@@ -158,10 +157,4 @@ def _cure(chat: TransformersChat) -> TemplatePatch | None:
     twin = training_twin(chat.tokenizer.chat_template)
     if twin is None:
         return None
-    return TemplatePatch(twin.name, twin.text, check_template(_rendering(chat.with_template(twin.text))))
-
-
-def _rendering(chat: TransformersChat) -> Any:
-    from gymdata.chat.template import ChatRendering
-
-    return ChatRendering(chat)
+    return TemplatePatch(twin.name, twin.text, check_template(chat.with_template(twin.text)))

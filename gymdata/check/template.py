@@ -11,10 +11,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.messages import Message, Tools
+
+if TYPE_CHECKING:
+    from gymdata.chat.template import TransformersChat
 
 Where = Literal["generation prompt", "earlier messages"]
 
@@ -39,32 +42,6 @@ _TOOLS = [
     }
     for name in ("add", "subtract")
 ]
-
-
-class Rendering(Protocol):
-    """A tokenizer with one chat template."""
-
-    end_of_turn_ids: tuple[int, ...]
-    #: The template's and the checkpoint's end tokens.
-    stop_token_ids: tuple[int, ...]
-    #: Ids that a model may sample: neither special nor added.
-    plain_ids: Sequence[int]
-
-    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        """The conversation as the template writes it. Raises DataError when the template refuses it."""
-        ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def bridge(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools) -> list[int]:
-        """As ``ports.Chat.bridge``."""
-        ...
-
-    def marks_generations(self) -> bool:
-        """Whether the template marks the text that a model generates."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +140,10 @@ def probes() -> list[Probe]:
     ]
 
 
-def check_template(rendering: Rendering) -> TemplateCheck:
+def check_template(chat: TransformersChat) -> TemplateCheck:
     """Render every probe as a conversation that grows, and compare each rendering with the one before it."""
-    ends = [(i, rendering.decode([i])) for i in rendering.end_of_turn_ids]
-    report = TemplateCheck(ends, generation_mask=rendering.marks_generations())
+    ends = [(i, chat.decode([i])) for i in chat.end_of_turn_ids]
+    report = TemplateCheck(ends, generation_mask=chat.marks_generations)
     written = dict.fromkeys(("system", "tools", "reasoning"), False)
     for probe in probes():
         try:
@@ -175,10 +152,10 @@ def check_template(rendering: Rendering) -> TemplateCheck:
                 _Step(
                     number,
                     probe.messages[at],
-                    rendering.text(probe.messages[:at], probe.tools, generate=False),
-                    rendering.text(probe.messages[:at], probe.tools, generate=True),
-                    rendering.text(probe.messages[: at + 1], probe.tools, generate=False),
-                    rendering.text(probe.messages[:end], probe.tools, generate=True),
+                    chat.text(probe.messages[:at], probe.tools, generate=False),
+                    chat.text(probe.messages[:at], probe.tools, generate=True),
+                    chat.text(probe.messages[: at + 1], probe.tools, generate=False),
+                    chat.text(probe.messages[:end], probe.tools, generate=True),
                 )
                 for number, (at, end) in enumerate(pairwise([*turns, len(probe.messages)]))
             ]
@@ -193,24 +170,24 @@ def check_template(rendering: Rendering) -> TemplateCheck:
             report.refused[probe.name] = "the template leaves out tool calls"
             continue
         for step in steps:
-            _compare(rendering, report, probe, step)
+            _compare(chat, report, probe, step)
         after = turns[-1] + 1
         try:
-            rendering.bridge(probe.messages[:after], probe.messages[after:], probe.tools)
+            chat.bridge(probe.messages[:after], probe.messages[after:], probe.tools)
         except (DataError, RefusedError) as error:
             report.no_bridge[probe.name] = str(error.message)
         _presence(probe, steps, written, report)
     report.ignores = [part for part, seen in written.items() if not seen and part not in report.strips]
     draw = random.Random(_SEED)
-    plain = list(rendering.plain_ids)
+    plain = chat.plain_ids
     stable = 0
     for _ in range(_ROUND_TRIPS if plain else 0):
         ids = draw.choices(plain, k=_ROUND_TRIP_LENGTH)
-        stable += rendering.encode(rendering.decode(ids)) == ids
+        stable += chat.encode(chat.decode(ids)) == ids
     report.random_ids_stable = stable / _ROUND_TRIPS
     text = 'It is 12, less 2: 10.\n{"a": 12, "b": [2, null]}  two  spaces'
-    ids = rendering.encode(text)
-    report.text_stable = rendering.encode(rendering.decode(ids)) == ids
+    ids = chat.encode(text)
+    report.text_stable = chat.encode(chat.decode(ids)) == ids
     return report
 
 
@@ -227,35 +204,35 @@ class _Step:
     following: str
 
 
-def _compare(rendering: Rendering, found: TemplateCheck, probe: Probe, step: _Step) -> None:
-    pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(rendering, step.closed), step.following)]
+def _compare(chat: TransformersChat, found: TemplateCheck, probe: Probe, step: _Step) -> None:
+    pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(chat, step.closed), step.following)]
     if _can_generate(step.prompt, step.completion):
         prefix_kept = step.closed.startswith(step.before.rstrip())
         where: Where = "generation prompt" if prefix_kept else "earlier messages"
-        pairs.insert(0, (where, rendering.encode(step.prompt), step.closed))
+        pairs.insert(0, (where, chat.encode(step.prompt), step.closed))
     if _thinks_aloud(step.completion) and _REASON not in step.closed:
         # It is left out at once, so no later rendering differs from an earlier one.
-        sampled = rendering.encode(step.prompt + str(step.completion["content"]))
+        sampled = chat.encode(step.prompt + str(step.completion["content"]))
         pairs.append(("earlier messages", sampled, step.closed))
     for where, was, after in pairs:
-        now = rendering.encode(after)
+        now = chat.encode(after)
         at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
         if at == len(was):
             continue
         around = slice(max(0, at - WINDOW // 2), at + WINDOW)
         old, new = was[around], now[around]
         found.breaks.append(
-            TemplateBreak(probe.name, step.turn, where, at, rendering.decode(old), rendering.decode(new), old, new)
+            TemplateBreak(probe.name, step.turn, where, at, chat.decode(old), chat.decode(new), old, new)
         )
 
 
-def _sampled(rendering: Rendering, closed: str) -> list[int]:
+def _sampled(chat: TransformersChat, closed: str) -> list[int]:
     """Ids of a closed conversation up to the first token that ends its last turn. What templates write after it, line
     feeds and for the last turn of all one more end token, is no part of what a model samples."""
-    ids = rendering.encode(closed.rstrip())
-    ends = {*rendering.end_of_turn_ids, *rendering.stop_token_ids}
+    ids = chat.encode(closed.rstrip())
+    ends = {*chat.end_of_turn_ids, *chat.stop_token_ids}
     end = len(ids)
-    while end and (ids[end - 1] in ends or not rendering.decode([ids[end - 1]]).strip()):
+    while end and (ids[end - 1] in ends or not chat.decode([ids[end - 1]]).strip()):
         end -= 1
     first = next((i for i in range(end, len(ids)) if ids[i] in ends), None)
     return ids if first is None else ids[: first + 1]

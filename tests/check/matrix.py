@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from gymdata.chat.template import ChatRendering, TransformersChat, training_twin
+from gymdata.chat.template import TransformersChat, training_twin
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.messages import Message
@@ -222,11 +222,11 @@ def trl_of_file() -> str:
 
 def _row(name: str) -> str:
     chat = family_chat(name, "bytes", keep_reasoning=False)
-    found = check_template(ChatRendering(chat))
+    found = check_template(chat)
     twin = training_twin(template_text(name))
     cure = "–"
     if twin is not None and not found.ok:
-        again = check_template(ChatRendering(chat.with_template(twin.text)))
+        again = check_template(chat.with_template(twin.text))
         cure = f"`{twin.name}`" if again.ok else f"`{twin.name}` also changes"
     ends = " ".join(f"`{text}`" for _, text in found.end_of_turn)
     cells = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gymdata.sample_data
-from gymdata.chat.template import ChatRendering, known_template, training_twin
+from gymdata.chat.template import known_template, training_twin
 from gymdata.check import run as checking
 from gymdata.check.template import TemplateCheck, check_template
 from gymdata.cli.main import main
@@ -21,7 +21,7 @@ needs_trl = pytest.mark.skipif(not matrix.template_names(), reason="TRL is not i
 
 
 def found(name: str, family: str = "bytes") -> TemplateCheck:
-    return check_template(ChatRendering(matrix.family_chat(name, family, keep_reasoning=False)))
+    return check_template(matrix.family_chat(name, family, keep_reasoning=False))
 
 
 def test_the_sample_policy_holds_its_turns(capsys):

@@ -10,17 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from gymdata.environments.named import ENVIRONMENTS, NamedEnvironment
 from gymdata.environments.port import Verdict
-from gymdata.environments.single_turn import SingleTurnEpisode
-from gymdata.environments.step import guarded
+from gymdata.environments.single_turn import ScoredEpisode
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Task
 
 _RUNNER = Path(__file__).parents[1] / "human_eval_runner.py"
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
@@ -54,12 +53,12 @@ class HumanEval(NamedEnvironment):
             prompt = f"Complete this function. Answer with the whole function.\n\n```python\n{problem['prompt']}```"
             yield {"task_id": name, "prompt": prompt, "problem": name}
 
-    async def start(self, task: Task, rollout_index: int) -> _Completed:  # noqa: ARG002 - the port's signature
+    async def start(self, task: Task, rollout_index: int) -> ScoredEpisode:  # noqa: ARG002 - the port's signature
         problem = self.problems.get(str(task.row.get("problem")))
         if problem is None:
             text = f"task {task.task_id}: problem: got {task.row.get('problem')!r}, expected a task_id of HumanEval"
             raise OutsideError("environment", text, hint="leave TASKS out, so that the tasks are HumanEval's")
-        return _Completed(self, task, problem)
+        return ScoredEpisode(task, "HumanEval", partial(self.passes, problem), max(self.timeout_s, 60.0))
 
     def passes(self, problem: Mapping[str, str], text: str) -> Verdict:
         """1 where the tests of the problem pass. Raises OutsideError where they cannot be run."""
@@ -95,15 +94,3 @@ def completion_of(text: str) -> str:
     of the unfinished one, or the text as it is."""
     fenced = _FENCED.findall(text)
     return f"\n{fenced[-1]}" if fenced else text
-
-
-class _Completed(SingleTurnEpisode):
-    """Scored at its end; where a limit ended it, too."""
-
-    def __init__(self, suite: HumanEval, task: Task, problem: Mapping[str, str]) -> None:
-        super().__init__(task)
-        self._passes = partial(guarded, "HumanEval", suite.passes, problem, timeout_s=max(suite.timeout_s, 60.0))
-
-    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - the port's
-        verdict: Verdict = await self._passes(messages[-1].get("content") or "")
-        return verdict

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from gymdata.environments.named import ENVIRONMENTS, NamedEnvironment
 from gymdata.environments.port import Verdict
-from gymdata.environments.single_turn import SingleTurnEpisode
-from gymdata.environments.step import guarded, reward_of
+from gymdata.environments.single_turn import ScoredEpisode
+from gymdata.environments.step import reward_of
 from gymdata.errors import OutsideError, UsageError, raised
-from gymdata.rollouts.messages import Message, Task
+from gymdata.rollouts.messages import Task
 
 
 @ENVIRONMENTS.register("reasoning_gym", example="reasoning_gym:chain_sum")
@@ -39,12 +39,12 @@ class ReasoningGym(NamedEnvironment):
             row = {"task_id": f"{self.which}-{index}", "prompt": entry["question"], "index": index}
             yield row | ({"answer": entry["answer"]} if isinstance(entry["answer"], str) else {})
 
-    async def start(self, task: Task, rollout_index: int) -> _Answered:  # noqa: ARG002 - the port's signature
+    async def start(self, task: Task, rollout_index: int) -> ScoredEpisode:  # noqa: ARG002 - the port's signature
         index = task.row.get("index")
         if not isinstance(index, int) or not 0 <= index < len(self.dataset):
             text = f"task {task.task_id}: index: got {index!r}, expected the number of a task below {len(self.dataset)}"
             raise OutsideError("environment", text, hint="leave TASKS out, so that the tasks are the family's own")
-        return _Answered(self, task, index)
+        return ScoredEpisode(task, "score_answer", partial(self.score, index), self.timeout_s)
 
     def score(self, index: int, text: str) -> Verdict:
         """The family's own score of what stands in the last ``<answer>…</answer>``, or of the text where there is none. Some
@@ -58,15 +58,3 @@ class ReasoningGym(NamedEnvironment):
         except Exception as error:  # noqa: BLE001 - the tokens are good, whatever the verifier raises
             return Verdict(None, {"scored_answer": answer, "score_error": raised(error)})
         return Verdict(score, {"scored_answer": answer})
-
-
-class _Answered(SingleTurnEpisode):
-    """Scored at its end; where a limit ended it, too."""
-
-    def __init__(self, family: ReasoningGym, task: Task, index: int) -> None:
-        super().__init__(task)
-        self._score = partial(guarded, "score_answer", family.score, index, timeout_s=family.timeout_s)
-
-    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - the port's
-        verdict: Verdict = await self._score(messages[-1].get("content") or "")
-        return verdict
