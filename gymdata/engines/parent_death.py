@@ -25,14 +25,8 @@ def die_with_parent() -> None:
     Linux only: elsewhere an orphaned engine must be ended by hand.
     """
     parent = multiprocessing.parent_process()
-    if parent is None or ENGINE_OF not in os.environ or not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    # SIGKILL, not SIGTERM: a handler that waits for a step on a wedged device would keep the memory.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent.pid:  # the parent died before the request was in place
-        os._exit(1)
+    if parent is not None and parent.pid is not None and ENGINE_OF in os.environ:
+        dies_with(parent.pid)()
 
 
 def dies_with(parent: int) -> Callable[[], None]:
@@ -44,8 +38,9 @@ def dies_with(parent: int) -> Callable[[], None]:
     libc = ctypes.CDLL(None, use_errno=True)
 
     def ask() -> None:
+        # SIGKILL, not SIGTERM: a handler that waits for a step on a wedged device would keep the memory.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it died before the request was in place
             os._exit(1)
 
     return ask

@@ -15,7 +15,13 @@ def load_judge(config: GenrmConfig) -> Judge:
     from gymdata.judge.prompt import Prompt, Roles
 
     config.checked()
-    form = Roles() if config.judge_prompt is None else Prompt.load(config.judge_prompt)
+    settings: Settings = {
+        "form": Roles() if config.judge_prompt is None else Prompt.load(config.judge_prompt),
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+        "constrain": config.constrain,
+    }
     if config.endpoint:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
@@ -25,13 +31,9 @@ def load_judge(config: GenrmConfig) -> Judge:
         make = partial(
             HttpJudge,
             model=config.model,
-            form=form,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            max_tokens=config.max_tokens,
-            constrain=config.constrain,
             request_timeout_s=config.request_timeout,
             pause_s=config.retry_pause,
+            **settings,
         )
         if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
             return make(config.endpoint[0], max_retries=config.retries)
@@ -40,15 +42,7 @@ def load_judge(config: GenrmConfig) -> Judge:
     from gymdata.judge._vllm import EngineJudge, ReplicaJudge
 
     assert config.genrm is not None
-    settings: Settings = {
-        "form": form,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "max_tokens": config.max_tokens,
-        "constrain": config.constrain,
-        "engine_args": config.engine,
-        "seed": config.seed,
-    }
+    settings |= {"engine_args": config.engine, "seed": config.seed}
     if config.replicas is None:
         return EngineJudge(config.genrm, **settings)
     from gymdata.engines.servers._ray import replicated

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.errors import DataError, UsageError, counted
-from gymdata.genrm.aggregate import Adjustments
 from gymdata.judge.groups import (
     COLUMNS,
     Aggregation,
@@ -111,7 +110,7 @@ def judge(
     if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
     source = find_run_json(config.path)
-    how = Aggregation(config.aggregator_method, Adjustments(**config.adjustments()))
+    how = Aggregation(config.aggregator_method, config.adjustments())
     the_judge = None if config.aggregate_only else judge or load_judge(config)
     if isinstance(the_judge, Served):
         # Its name is that of the folder, and of what the verdicts are kept under.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
 
 from gymdata.errors import UsageError
 from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, without_userinfo
 from gymdata.urls import JUDGE_KEYS
+
+if TYPE_CHECKING:
+    from gymdata.genrm.aggregate import Adjustments
 
 DEFAULT_PRINCIPLE = "Prefer the response that is correct, answers what was asked, and says no more than is needed."
 
@@ -118,17 +122,11 @@ class GenrmConfig(Config):
             )
         return self
 
-    def adjustments(self) -> dict[str, float]:
-        """The bonuses and coefficients, by their published names."""
-        names = (
-            "reasoning_bonus",
-            "answer_bonus",
-            "top_percentile",
-            "group_reasoning_length_penalty_coeff",
-            "group_answer_length_penalty_coeff",
-            "group_style_penalty_coeff",
-        )
-        return {name: getattr(self, name) for name in names}
+    def adjustments(self) -> Adjustments:
+        """The bonuses and coefficients."""
+        from gymdata.genrm.aggregate import Adjustments
+
+        return Adjustments(**{field.name: getattr(self, field.name) for field in fields(Adjustments)})
 
     def principle_for(self, given: str | None) -> str | None:
         """The principle that the judge is shown for a request that brought ``given``. As published: none unless the

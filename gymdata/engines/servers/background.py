@@ -7,25 +7,24 @@ one that is gone is ignored; nothing is started here.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import platform
 import shlex
 import signal
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pydantic
 
+from gymdata.engines.servers.vllm_process import answers
 from gymdata.errors import UsageError
 from gymdata.models.cache import cached
 from gymdata.settings import Settings
 from gymdata.store.run_json import write_json
 
-_HEALTH_S, _STOP_S, _POLL_S = 5.0, 10.0, 0.1
+_STOP_S, _POLL_S = 10.0, 0.1
 #: Process start times are read from a clock that may be corrected meanwhile.
 _CLOCK_S = 60.0
 
@@ -72,14 +71,6 @@ class BackgroundServer:
             return same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
-    def answers(self) -> bool:
-        """Whether it is ready for requests."""
-        # What is no URL, or no answer of HTTP, is no OSError.
-        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_S).close()
-            return True
-        return False
-
     def stop(self) -> None:
         """End its processes and remove its files."""
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -117,7 +108,7 @@ def background_server(
         elif differing is not None:
             running, here = (arguments.get(differing, "not set") for arguments in (server.engine, engine))
             fault = f"its engine.{differing} is {running}, here {here}"
-        elif not server.answers():
+        elif not answers(server.url):
             fault = "it does not answer"
         else:
             return server, [f"sampling from {server.url}, which `gymdata serve --background` started"]

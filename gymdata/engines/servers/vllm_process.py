@@ -7,6 +7,7 @@ this one, however this one ends (on Linux), unless it is to stay; what ends it e
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shlex
@@ -103,11 +104,19 @@ def running(
             log.unlink(missing_ok=True)
 
 
+def answers(url: str) -> bool:
+    """Whether a server is ready for requests."""
+    # What is no URL, or no answer of HTTP, is no OSError.
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_S).close()
+        return True
+    return False
+
+
 def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     """Return when the server answers. Raises OutsideError("engine") when it ends before."""
     while process.poll() is None:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_S).close()
+        if answers(url):
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)

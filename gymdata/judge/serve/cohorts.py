@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gymdata import genrm
-from gymdata.genrm.aggregate import Adjustments
 from gymdata.genrm.matches import Matches
 from gymdata.judge.pairwise import Candidate, Comparison, Judged, PairwiseJudge, digest, sizes_of
 from gymdata.judge.settings import ServeConfig
@@ -59,7 +58,7 @@ class RequestQueue:
 
     def __init__(self, config: ServeConfig, pairwise_judge: PairwiseJudge, comparisons: VerdictLog) -> None:
         self.config, self.pairwise_judge, self.comparisons = config, pairwise_judge, comparisons
-        self._adjust = Adjustments(**config.adjustments())
+        self._adjust = config.adjustments()
         self.decided = 0
 
     async def decide(self, comparison: Comparison) -> Outcome:
