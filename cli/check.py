@@ -13,7 +13,7 @@ from gymdata.check.settings import CheckConfig
 from gymdata.environments.port import StepResult
 from gymdata.errors import UsageError
 
-from .console import Watch, facts, finish, grid, note, say
+from .console import Watch, facts, finish, grid, note, say, show
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check(
         )
     report = checking.check(model, chat_template=settings.chat_template)
 
-    def show() -> None:
+    def summary() -> None:
         for b in report.check.breaks[:SHOWN]:
             print(f"{b.probe}, turn {b.turn}: {b.where} change at token {b.position}")
             print(f"  was  {b.before!r}\n  now  {b.after!r}")
@@ -103,7 +103,7 @@ def check(
             print(f"{probe}: token IDs cannot be carried over: {why}")
         facts(report.model, report.rows())
 
-    return finish(report, show, json=json)
+    return finish(report, summary, json=json)
 
 
 def _check_environment(settings: CheckConfig, *, json: bool) -> int:
@@ -121,14 +121,14 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
         human=_ask if settings.play else None,
     )
 
-    def show() -> None:
+    def summary() -> None:
         for tool in report.tools:
             function = tool["function"]
             properties = (function.get("parameters") or {}).get("properties") or {}
             named = ", ".join(f"{name}: {one.get('type', 'any')}" for name, one in properties.items())
             say(f"{function['name']}({named}): {function.get('description', '')}")
         rows = [
-            (one.policy, one.task_id, one.steps, _number(one.reward), one.ended, state)
+            (one.policy, one.task_id, one.steps, show(one.reward), one.ended, state)
             for one in report.plays
             for state in [", ".join(f"{name} {value}" for name, value in one.state.items()) or "–"]
         ]
@@ -138,7 +138,7 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
             say(f"{one.severity}: {one.where}: {one.what}: {one.detail}")
         facts("check", report.rows())
 
-    return finish(report, show, json=json)
+    return finish(report, summary, json=json)
 
 
 def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
@@ -163,16 +163,13 @@ def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
         note(str(UsageError.unknown_choice("tool", name, tools)))
         return _ask(episode, StepResult())
     if name in tools:
+        from gymdata.check.environment import calling
+
         try:
-            call = {"name": name, "arguments": loads(rest or "{}")}
+            return calling(name, loads(rest or "{}"))
         except ValueError as error:
             note(f"the arguments of {name} are no JSON ({error})")
             return _ask(episode, StepResult())
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"type": "function", "id": "c1", "function": call}],
-        }
     return {"role": "assistant", "content": line}
 
 
@@ -182,19 +179,13 @@ def _show_reward(report: RewardCheck) -> None:
     names = list(report.parts)
     parts = names if len(names) > 1 else []
     turns = any(one.turns for one in report.rollouts)
-    columns = [
-        "task",
-        "answer" if report.answers else "rollout",
-        "reward",
-        *parts,
-        *(["per turn"] if turns else []),
-        "time",
-    ]
+    first = ["task", "answer" if report.answers else "rollout", "reward"]
+    columns = [*first, *parts, *(["per turn"] if turns else []), "time"]
     rows = []
     for one in report.rollouts:
-        spelt = "; ".join(", ".join(map(_number, steps)) for steps in one.turns.values())
-        values = ["failed" if name in one.faults else _number(one.parts.get(name)) for name in parts]
-        whole = "failed" if one.faults else _number(one.reward)
+        spelt = "; ".join(", ".join(map(show, steps)) for steps in one.turns.values())
+        values = ["failed" if name in one.faults else show(one.parts.get(name)) for name in parts]
+        whole = "failed" if one.faults else show(one.reward)
         which = one.rollout_id if report.answers else one.rollout_index
         rows.append([one.task_id, which, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
     if any(not one.faults for one in report.rollouts):
@@ -206,7 +197,3 @@ def _show_reward(report: RewardCheck) -> None:
         say(f"… and {len(faults) - SHOWN} more: --json gives all")
     # Faults are listed above, with their counts.
     facts("check", [row for row in report.rows() if not row[0].endswith(" failed")])
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

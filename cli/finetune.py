@@ -196,10 +196,6 @@ class LiveTable:
         return table
 
 
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 def _thousands(value: int | None) -> str:
     """84,123 as 84.1k, for the live table; the exact number is in metrics.jsonl."""
     if value is None or value < 10_000:
@@ -218,14 +214,14 @@ def _held_out(held_out: HeldOut | None) -> str:
 #: The live table's columns, shorter than those of a log's line.
 _COLUMNS: dict[str, Callable[[EpochRow], str]] = {
     "epoch": lambda row: str(row["epoch"]),
-    "reward": lambda row: _short(row["reward_mean"]),
+    "reward": lambda row: show(row["reward_mean"], 3),
     "95 %": lambda row: "{:.2f}–{:.2f}".format(*row["reward_ci95"]) if row["reward_ci95"] else "–",
     "groups": lambda row: show(row["groups"]),
     "used": lambda row: "skipped" if row.get("skipped") else show(row["groups_selected"]),
-    "share": lambda row: _short(row["curriculum"].get("current_percentile")),
+    "share": lambda row: show(row["curriculum"].get("current_percentile"), 3),
     "tokens": lambda row: _thousands(row.get("trained_tokens")),
-    "loss": lambda row: _short(row.get("training_loss")),
-    "KL": lambda row: _short(row.get("kl_to_start")),
+    "loss": lambda row: show(row.get("training_loss"), 3),
+    "KL": lambda row: show(row.get("kl_to_start"), 3),
     "held-out": lambda row: _held_out(row.get("validation")),
 }
 

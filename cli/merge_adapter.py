@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import command_words, facts, finish
+from .console import command_words, finish
 from .flags import Json, Overwrite
 
 _Adapter = Annotated[str, typer.Argument(metavar="ADAPTER", help="LoRA adapter folder.")]
@@ -21,4 +21,4 @@ def merge_adapter(adapter: _Adapter, output: _Output, overwrite: Overwrite = Fal
     from gymdata.merge.adapter import merge_adapter as run
 
     report = run(adapter, output, overwrite=overwrite, command=command_words())
-    return finish(report, lambda: facts("merge-adapter", report.rows()), json=json)
+    return finish(report, "merge-adapter", json=json)

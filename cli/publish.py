@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Watch, facts, finish
+from .console import Watch, finish
 from .flags import DryRun, Json, Output, Overwrite
 
 _Path = Annotated[
@@ -50,7 +50,7 @@ def push(
             write=not dry_run,
             progress=watch,
         )
-    return finish(report, lambda: facts("push", report.rows()), json=json)
+    return finish(report, "push", json=json)
 
 
 def pull(source: _Source, output: Output = None, json: Json = False) -> int:
@@ -62,4 +62,4 @@ def pull(source: _Source, output: Output = None, json: Json = False) -> int:
         raise UsageError("-o is missing", hint="-o FOLDER is where the data set is written")
     with Watch("pull") as watch:
         report = run(source, output, progress=watch)
-    return finish(report, lambda: facts("pull", report.rows()), json=json)
+    return finish(report, "pull", json=json)

@@ -298,12 +298,7 @@ class _Trial:
         function = tool["function"]
         schema = function.get("parameters") or {}
         arguments = {name: _sampled(one, task, draw) for name, one in (schema.get("properties") or {}).items()}
-        call = {"name": function["name"], "arguments": arguments}
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"type": "function", "id": "c1", "function": call}],
-        }
+        return calling(str(function["name"]), arguments)
 
     async def _play(self, policy: str, environment: _Watched, task: Task, say: Human) -> list[Any] | None:
         """One episode, whose messages ``say`` gives. What it answered; None where it failed."""
@@ -383,6 +378,12 @@ class _Watched(PythonTools):
             raise
         _look_at(answer, tool, trial)
         return answer
+
+
+def calling(name: str, arguments: Any) -> Message:
+    """A message of the policy that calls a tool."""
+    call = {"type": "function", "id": "c1", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def _said(script: Sequence[Message]) -> Human:

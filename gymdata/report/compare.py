@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,17 +30,8 @@ _SAME = 1e-9
 _EXAMPLES = 3
 #: Parts of the identity of a run that say how it was sampled, whatever the model.
 _SAMPLING = (
-    *(
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "sampling",
-    ),
-    *("max_tokens", "max_turns", "max_context", "time_limit", "force", "environment"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("sampling", "max_tokens", "max_turns", "max_context", "time_limit", "force", "environment"),
 )
 
 
@@ -70,6 +61,11 @@ class Paired:
         gains = {t: after[t] - before[t] for t in tasks}
         ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
         return cls(tables, sides, before, after, ways)
+
+    @property
+    def flips(self) -> dict[str, int]:
+        """How many tasks went each way."""
+        return {way: sum(moved == way for moved in self.ways.values()) for way in ("up", "down", "same")}
 
     def difference(self) -> Figures:
         """Mean of second minus first over the tasks of both, with its paired 95 % interval."""
@@ -116,12 +112,9 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures
     """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
     task that both have scored."""
     paired = Paired.of(one, other, score)
-    tables, before, after, ways = paired.tables, paired.before, paired.after, paired.ways
-    difference = paired.difference()
-    flips = {name: sum(way == name for way in ways.values()) for name in ("up", "down", "same")}
-    examples = _examples((one, other), tables, score, before, after, ways)
+    before, after, ways = paired.before, paired.after, paired.ways
     # Counts and mean scores by the values of each task field that has few.
-    fields_of = {name: task for name, task in task_fields(tables[1]).items() if name in ways}
+    fields_of = {name: task for name, task in task_fields(paired.tables[1]).items() if name in ways}
     by_field: dict[str, list[Figures]] = {}
     for field in fields_to_split_by(list(fields_of.values())):
         counts: dict[Any, Figures] = {}
@@ -137,7 +130,8 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures
         for row in by_field[field]:
             tasks = row["up"] + row["down"] + row["same"]
             row["before"], row["after"] = row["before"] / tasks, row["after"] / tasks
-    return {"difference": difference, "flips": {**flips, "by_field": by_field, "examples": examples}}
+    examples = _examples((one, other), paired, score)
+    return {"difference": paired.difference(), "flips": {**paired.flips, "by_field": by_field, "examples": examples}}
 
 
 def example(shown: ShownRollout, score: str | None, value: float | None, marks: Marks) -> Figures:
@@ -146,19 +140,12 @@ def example(shown: ShownRollout, score: str | None, value: float | None, marks: 
     return row | {"marks": marks.of_rollout(row["rollout_id"]) | {"bad_task": row["task_id"] in marks.bad_tasks}}
 
 
-def _examples(
-    paths: Sequence[str | Path],
-    tables: Sequence[pa.Table],
-    score: str | None,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    ways: Mapping[str, str],
-) -> dict[str, list[Figures]]:
+def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) -> dict[str, list[Figures]]:
     """The tasks that moved most, in each direction, with a rollout of each run that shows it: of a task that went up the
     worst one before and the best one after."""
     from gymdata.show.run import show
 
-    marks = read_marks(paths)
+    marks, tables, before, after = read_marks(paths), paired.tables, paired.before, paired.after
 
     def extreme(path: str | Path, table: pa.Table, task: str, *, best: bool) -> Figures:
         scored = table.filter(pc.and_(pc.equal(table["task_id"], task), pc.is_finite(table["reward"])))
@@ -169,7 +156,7 @@ def _examples(
 
     found = {}
     for way, sign in (("up", -1), ("down", 1)):
-        tasks = [t for t, moved in ways.items() if moved == way]
+        tasks = [t for t, moved in paired.ways.items() if moved == way]
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
         found[way] = [
             {"task_id": t, "before": before[t], "after": after[t]}

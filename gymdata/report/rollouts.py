@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.scores.chosen import with_score
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
+from gymdata.store.run_json import moment
 from gymdata.store.tables import read_coded
 
 Numbers = npt.NDArray[np.float64]
@@ -291,14 +291,6 @@ def _over_time(table: pa.Table, path: Path) -> Figures:
             for edge, a, b, c in zip(edges[1:], done, tokens, failed, strict=True)
         ]
     return {"over_time": found, "failures": {"n": len(failures), "by_kind": dict(kinds)}}
-
-
-def moment(text: Any) -> datetime | None:
-    """The time of an ISO text; None of anything else."""
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
 
 
 def _examples(

@@ -14,7 +14,6 @@ from gymdata.public import Figures, Report, Row, framed, path_of
 from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
-from gymdata.report.rollouts import moment
 from gymdata.report.sampling import sampled_as
 from gymdata.report.settings import ReportConfig
 from gymdata.report.several import compared, names_of, settings_that_differ
@@ -29,7 +28,7 @@ from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
 from gymdata.store.paths import RunFacts, local_output
 from gymdata.store.reading import warn
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import moment, replacing
 from gymdata.workers.tuning import give_back
 
 __all__ = ["ReportPage", "report"]

@@ -36,15 +36,21 @@ def sample(kind: Sample, limit: int, rewards: npt.NDArray[Any], groups: npt.NDAr
         order = np.argsort(-rewards if kind == "best" else rewards, kind="stable")
         return order[: min(limit, int(scored.sum()))]
     if kind == "mixed":
-        least, most = (np.full(int(groups.max(initial=-1)) + 1, end) for end in (np.inf, -np.inf))
-        np.minimum.at(least, groups[scored], rewards[scored])
-        np.maximum.at(most, groups[scored], rewards[scored])
-        rows = rows[(most > least)[groups]]
+        rows = rows[mixed(rewards, groups)[groups]]
         if not len(rows):
             raise RefusedError(f"{option('sample')} {kind}: no group of {all_rollouts} has different rewards")
         # Groups stay together.
         rows = rows[np.argsort(groups[rows], kind="stable")]
     return rows[:limit]
+
+
+def mixed(rewards: npt.NDArray[Any], groups: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Of each group whether its rewards differ."""
+    scored = np.isfinite(rewards)
+    least, most = (np.full(int(groups.max(initial=-1)) + 1, end) for end in (np.inf, -np.inf))
+    np.minimum.at(least, groups[scored], rewards[scored])
+    np.maximum.at(most, groups[scored], rewards[scored])
+    return most > least
 
 
 def sampled_as(kind: Sample, shown: int, total: int, score: str | None) -> str:

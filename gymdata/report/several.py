@@ -11,7 +11,7 @@ from gymdata.report.charts import Chart, lines, rates
 from gymdata.report.compare import Paired
 from gymdata.settings import Settings
 from gymdata.store import find_run_json, read_run_json
-from gymdata.store.run_json import differences
+from gymdata.store.run_json import differences, flat
 
 #: Settings that every run has to itself.
 _OWN = ("output", "overwrite", "config", "tasks_digest")
@@ -32,10 +32,9 @@ def compared(paths: Sequence[Path], score: str | None) -> list[Figures]:
     rows: list[Figures] = []
     for number, (name, path) in enumerate(zip(names_of(paths), paths, strict=True)):
         paired = Paired.of(paths[0], path, score)
-        ways = list(paired.ways.values())
-        flips = {way: ways.count(way) for way in ("up", "down", "same")}
-        row = {"name": name, "path": str(path), "mean": paired.difference()["after"], "tasks": len(ways)}
-        rows.append(row if number == 0 else {**row, "difference": paired.difference(), "flips": flips})
+        difference = paired.difference()
+        row = {"name": name, "path": str(path), "mean": difference["after"], "tasks": len(paired.ways)}
+        rows.append(row if number == 0 else {**row, "difference": difference, "flips": paired.flips})
     return rows
 
 
@@ -43,7 +42,7 @@ def settings_that_differ(paths: Sequence[Path]) -> dict[str, list[Any]]:
     """Setting → its value in each run, for those that are not the same in all; of what run.json records."""
     described = [find_run_json(path) for path in paths]
     facts = [read_run_json(file) if file is not None else {} for file in described]
-    configs = [_flat({**_mapping(one.get("config")), **_mapping(one.get("settings"))}) for one in facts]
+    configs = [flat({**_mapping(one.get("config")), **_mapping(one.get("settings"))}) for one in facts]
     changed: dict[str, None] = {}
     for other in configs[1:]:
         changed.update((key, None) for key, _, _ in differences(configs[0], other))
@@ -53,13 +52,6 @@ def settings_that_differ(paths: Sequence[Path]) -> dict[str, list[Any]]:
 
 def _mapping(value: Any) -> Settings:
     return value if isinstance(value, dict) else {}
-
-
-def _flat(settings: Settings, prefix: str = "") -> Settings:
-    flat: Settings = {}
-    for key, value in settings.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
 
 
 def charts_of_several(names: Sequence[str], runs: Sequence[Figures]) -> list[Chart]:

@@ -18,7 +18,7 @@ import numpy as np
 from gymdata.errors import DataError, OutsideError, RewardError, first_line, needs
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.rewards.port import View
-from gymdata.rewards.user import last_ids, without_ids
+from gymdata.rewards.user import last_ids
 
 #: Tokens with padding that go through the model at a time.
 BATCH_TOKENS = 16_384
@@ -58,22 +58,22 @@ class RewardModel:
                 size += 1
             batch, waiting = waiting[:size], waiting[size:]
             for k, score in zip(batch, self._forward(model, [ids[k] for k in batch]), strict=True):
-                result[k] = score if np.isfinite(score) else _unscored(f"the model gave {score}")
+                result[k] = score if np.isfinite(score) else RewardError(f"the model gave {score}")
         return result
 
     def _fault(self, ids: np.ndarray) -> OutsideError | None:
         if not len(ids):
-            return without_ids()
+            return RewardError("T205: the rollout has no token ids")
         config = self._model.config
         config = getattr(config, "text_config", None) or config
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and len(ids) > most:
-            return _unscored(f"it has {len(ids):,} tokens, the reward model reads at most {most:,}")
+            return RewardError(f"it has {len(ids):,} tokens, the reward model reads at most {most:,}")
         if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
-            return _unscored(f"T206: token id {int(ids.max())} is not in the reward model's vocabulary")
+            return RewardError(f"T206: token id {int(ids.max())} is not in the reward model's vocabulary")
         if int(ids[-1]) == self._model.config.pad_token_id:
             # The model scores at the last token that is no padding, which would be another one.
-            return _unscored("it ends with the token that the reward model takes for padding")
+            return RewardError("it ends with the token that the reward model takes for padding")
         return None
 
     def _forward(self, model: Any, ids: Sequence[np.ndarray]) -> list[float]:
@@ -136,7 +136,3 @@ def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
         folder, local_files_only=True, output_loading_info=True, **options
     )
     return loaded, sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
-
-
-def _unscored(why: str) -> OutsideError:
-    return RewardError(why)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient, is_finite
 from gymdata.rewards.port import View
-from gymdata.rewards.user import first_prompt_ids, last_ids
+from gymdata.rewards.user import last_ids
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import REWARD_KEYS, address
 
@@ -88,7 +88,8 @@ class RemoteReward:
     def texts(self, rollout: View) -> tuple[str, str]:
         """(whole text, prompt) of a rollout."""
         if self._decode is not None and rollout["turns"]:
-            return self._decode(last_ids(rollout).tolist()), self._decode(first_prompt_ids(rollout).tolist())
+            prompt = [int(i) for i in rollout["turns"][0]["prompt_delta_ids"]]
+            return self._decode(last_ids(rollout).tolist()), self._decode(prompt)
         return as_lines(rollout["messages"]), as_lines(rollout["prompt"])
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:

@@ -61,16 +61,6 @@ def last_ids(rollout: View) -> np.ndarray:
     return np.concatenate((expand_prompts(turns)[-1], generation))
 
 
-def first_prompt_ids(rollout: View) -> np.ndarray:
-    """The prompt of the first turn."""
-    return np.asarray(rollout["turns"][0]["prompt_delta_ids"], dtype=np.int32)
-
-
-def without_ids() -> OutsideError:
-    """The error for a rollout without token ids, which cannot be scored as it was sampled."""
-    return RewardError("T205: the rollout has no token ids")
-
-
 #: What an environment or agent leaves of a rollout. Functions that name it get it; for others it is a task's column.
 _LEFT = ("stdout", "stderr", "exit_code", "directory")
 #: What of a rollout reaches user code.
@@ -135,16 +125,13 @@ class UserReward:
         if self.useless is not None:
             raise self.useless
         with exit_raises():
-            return self._values(rollouts)
-
-    def _values(self, rollouts: Sequence[View]) -> list[Value]:
-        if self.single:
-            return cast("list[Value]", self._run(self._each(rollouts)))
-        values = self._batch(rollouts)
-        if not self._counts and len(rollouts) == 1:
-            self._batch([*rollouts, *rollouts])
-        self._counts = True
-        return values
+            if self.single:
+                return cast("list[Value]", self._run(self._each(rollouts)))
+            values = self._batch(rollouts)
+            if not self._counts and len(rollouts) == 1:
+                self._batch([*rollouts, *rollouts])
+            self._counts = True
+            return values
 
     async def _each(self, rollouts: Sequence[View]) -> list[Value]:
         room = asyncio.Semaphore(self.concurrent)

@@ -29,6 +29,7 @@ from gymdata.store.journal import read_failures
 from gymdata.store.lines import read_metrics
 from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, read_facts
+from gymdata.store.run_json import moment
 from gymdata.store.tables import read_table
 from gymdata.urls import Address, address
 
@@ -323,14 +324,6 @@ def _loop(folder: Path) -> RunStatus:
         stage=f"epoch {running['epoch']}, {running['stage']}" if is_running and running else None,
         changed=dt.datetime.fromtimestamp((folder / _STATE).stat().st_mtime, dt.UTC).isoformat(timespec="seconds"),
     )
-
-
-def moment(text: object) -> dt.datetime | None:
-    """The time of an ISO text; None of anything else."""
-    try:
-        return dt.datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
 
 
 def _duration(seconds: float) -> str:

@@ -116,7 +116,7 @@ def differences(
 ) -> list[tuple[str, object, object]]:
     """The settings that differ, by dotted key. One that ``was`` lacks had its value of ``defaults``, because it is newer
     than what was recorded; without a default a missing key counts as null."""
-    before, after, unset = (_flat(redacted_all(plain(side))) for side in (was, now, defaults))
+    before, after, unset = (flat(redacted_all(plain(side))) for side in (was, now, defaults))
     before = {key: unset.get(key) for key in after} | before
     keys = sorted(before.keys() | after.keys())
     return [(k, _named(k, before), _named(k, after)) for k in keys if before[k] != after.get(k)]
@@ -229,14 +229,15 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def flat(settings: Mapping[str, Any], separator: str = ".", prefix: str = "") -> RunFacts:
+    """Nested values by path."""
+    by_path: RunFacts = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            by_path |= flat(value, separator, f"{prefix}{key}{separator}")
         else:
-            flat[prefix + key] = value
-    return flat
+            by_path[prefix + key] = value
+    return by_path
 
 
 def _as_json(value: object) -> Any:
@@ -250,3 +251,11 @@ def _as_json(value: object) -> Any:
 def now() -> str:
     """This moment, as run.json and the state of a loop have it."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def moment(text: object) -> dt.datetime | None:
+    """The time of such a text; None of anything else."""
+    try:
+        return dt.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None

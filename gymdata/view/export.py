@@ -7,6 +7,7 @@ and style, by their hashes; data in it is text or JSON, never markup.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -48,12 +49,9 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
     target = local_output(config.export)
     if target.suffix not in (".html", ".htm"):
         raise UsageError.bad_value("--export", target.name, "a name ending in .html")
-    pages = Pages(paths, config)
-    try:
+    with contextlib.closing(Pages(paths, config)) as pages:
         text, sampled = _page(pages, config)
         text = publishable(text, target, config.allow_findings)
-    finally:
-        pages.close()
     if target.exists() and not config.overwrite and target.read_bytes() != text.encode():
         fault = f"{target}: is there already, and not the same page"
         raise StoreError(fault, hint=f"{option('overwrite', True)} replaces it; another file keeps both")

@@ -5,6 +5,7 @@ Invariants: a cell is a frame of its own that runs nothing and loads nothing; wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,29 +35,23 @@ def rollout_cell(row: Mapping[str, Any]) -> str:
 
 def group_cell(path: Path, group_id: str) -> str:
     """The rollouts of a group side by side. Raises DataError for an unknown group."""
-    pages = Pages([path], ViewConfig.load())
-    try:
+    with contextlib.closing(Pages([path], ViewConfig.load())) as pages:
         snapshot = pages.index.snapshot()
         mates = snapshot.where("group_id", group_id) or snapshot.where("task_id", group_id)
         if not mates:
             raise DataError.unknown_id(path, "group_id", group_id, sorted(set(snapshot.table["group_id"].to_pylist())))
         values = pages.group_values(snapshot, mates) | {"scale": scale_of(snapshot), "score": snapshot.score}
-    finally:
-        pages.close()
     return framed(_page(_template("group_body.html").render(values)), 560)
 
 
 def pair_cell(path: Path, pair_id: str) -> str:
     """A preference pair from where its sides differ. Raises DataError for an unknown pair."""
-    pages = Pages([path], ViewConfig.load())
-    try:
+    with contextlib.closing(Pages([path], ViewConfig.load())) as pages:
         rows = pages.stages.rows("pairs")
         numbers = rows.where("pair_id", pair_id)
         if not numbers:
             raise DataError.unknown_id(path, "pair_id", pair_id, rows.keys["pair_id"].to_pylist() if len(rows) else [])
         values = pages.pair_values(rows, numbers[0]) | {"score": pages.index.snapshot().score}
-    finally:
-        pages.close()
     return framed(_page(_template("pair_body.html").render(values)), 560)
 
 

@@ -31,7 +31,7 @@ from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of
+from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, page_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
@@ -328,7 +328,10 @@ class Pages:
         sort = request.query_params.get("sort", "")
         rows = self.stages.rows("pairs")
         number = _chosen(request, len(rows.files))
-        values, snapshot = comparing.list_pairs(rows, number, _page(request), sort), self.index.snapshot()
+        values, snapshot = (
+            comparing.list_pairs(rows, number, page_of(request.query_params), sort),
+            self.index.snapshot(),
+        )
         ids = {row[f"{side}_rollout_id"] for row in values["rows"] for side in ("chosen", "rejected")}
         rows_of = {one: row for one in ids if (row := snapshot.find(one)) is not None}
         lines = self.index.lines(snapshot, list(rows_of.values()))
@@ -378,7 +381,7 @@ class Pages:
         rows = self.stages.rows("comparisons")
         verdicts = self.verdicts(rows, self.index.snapshot())
         show, task = request.query_params.get("show", "all"), request.query_params.get("task", "").strip()
-        numbers, page = verdicts.select(show, task), _page(request)
+        numbers, page = verdicts.select(show, task), page_of(request.query_params)
         pages = max(1, -(-len(numbers) // comparing.PAGE))
         page = min(page, pages)
         return "comparisons.html", {
@@ -512,11 +515,6 @@ class Pages:
 def _chosen(request: Request, below: int) -> int:
     text = request.query_params.get("n", "0")
     return min(int(text), max(below - 1, 0)) if text.isdecimal() and len(text) < 9 else 0
-
-
-def _page(request: Request) -> int:
-    text = request.query_params.get("page", "1")
-    return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
 
 
 def _whole(request: Request, name: str, below: int) -> int:

@@ -11,6 +11,7 @@ from gymdata.public import Figures
 from gymdata.report.several import names_of, settings_that_differ
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
+from gymdata.store.run_json import flat
 from gymdata.view.evidence.stages import facts_of
 
 METRICS = "metrics.jsonl"
@@ -44,7 +45,7 @@ def described(file: Path) -> Figures:
     """A summary of a training: its folder, kind, settings in a line, and progress."""
     facts = facts_of(file.parent)
     config = facts.get("config") or {}
-    rows = [_flat(row) for row in read_metrics(file)]
+    rows = _rows(file)
     model = config.get("model") or (facts.get("model") or {}).get("path")
     return {
         "folder": str(file.parent),
@@ -61,7 +62,7 @@ def described(file: Path) -> Figures:
 def curves(file: Path) -> Figures:
     """``steps`` and panels of series: name → one value per step, None where it was not logged."""
     by_step: dict[float, Figures] = {}
-    for number, row in enumerate(map(_flat, read_metrics(file)), 1):
+    for number, row in enumerate(_rows(file), 1):
         step = next((row[name] for name in ("step", "epoch") if name in row), number)
         if _is_number(step):
             by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
@@ -93,12 +94,9 @@ def overlaid(files: Sequence[Path]) -> Figures:
     return {"steps": steps, "panels": shared, "names": list(drawn), "settings": settings_that_differ(folders)}
 
 
-def _flat(row: Figures, before: str = "") -> Figures:
+def _rows(file: Path) -> list[Figures]:
     """Nested values by path: finetune writes objects of its epochs."""
-    found: Figures = {}
-    for key, value in row.items():
-        found |= _flat(value, f"{before}{key}/") if isinstance(value, dict) else {before + key: value}
-    return found
+    return [flat(row, "/") for row in read_metrics(file)]
 
 
 def _is_number(value: Any) -> bool:

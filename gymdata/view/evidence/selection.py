@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from gymdata.errors import GymdataError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
+from gymdata.report.rollouts import codes_of
+from gymdata.report.sampling import mixed
 from gymdata.stats import paired_difference_ci
 from gymdata.texts import command_line
 from gymdata.view.evidence.faults import Found
@@ -90,7 +92,7 @@ class Query:
     @classmethod
     def of(cls, given: Mapping[str, str], offered: Sequence[str] = COLUMNS) -> Query:
         """The query of an address. ``offered``: the columns that a list can have."""
-        page, sort = given.get("page", "1"), given.get("sort", "")
+        sort = given.get("sort", "")
         columns = [name for name in given.get("columns", "").split(",") if name]
         shown = [name for name in columns if name in (*offered, "task", "run")]
         unknown = [UsageError.unknown_choice("columns", name, offered) for name in columns if name not in shown]
@@ -102,7 +104,7 @@ class Query:
             sort=sort if sort in SORTS else "",
             down=given.get("down") == "1",
             groups=given.get("by") == "group",
-            page=max(1, int(page)) if page.isdecimal() and len(page) < 9 else 1,
+            page=page_of(given),
             unknown=tuple(map(str, unknown)),
         )
 
@@ -176,6 +178,12 @@ class Query:
     def sorted_by(self, column: str) -> str:
         """The address that sorts by a column, or turns its order round."""
         return self.address(sort=column, down=not self.down if self.sort == column else column != "task_id")
+
+
+def page_of(given: Mapping[str, str]) -> int:
+    """Which page of a list an address names, from 1."""
+    text = given.get("page", "1")
+    return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +372,8 @@ def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
 
 def groups_of(table: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """The group of each rollout as a number, and of each group whether its rewards differ, whatever a filter keeps."""
-    rewards = pc.fill_null(table["reward"], math.nan).to_numpy()
-    known = np.isfinite(rewards)
-    encoded = table["group_id"].combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    low, high = np.full(len(encoded.dictionary), np.inf), np.full(len(encoded.dictionary), -np.inf)
-    np.minimum.at(low, codes[known], rewards[known])
-    np.maximum.at(high, codes[known], rewards[known])
-    return codes, high > low
+    codes, _ = codes_of(table["group_id"])
+    return codes, mixed(pc.fill_null(table["reward"], math.nan).to_numpy(), codes)
 
 
 def _bars(rewards: npt.NDArray[np.float64], without: int) -> tuple[Bar, ...]:
