@@ -46,6 +46,12 @@ def parent_path(run_json: Path, path: str) -> Path:
     return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
+def place_described(run_json: Path) -> Path:
+    """The folder or file that a run.json describes."""
+    folder, name = run_json.parent, run_json.name
+    return folder if name == RUN_JSON else folder / name.removesuffix(f".{RUN_JSON}")
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """An unfinished output. ``run_json``: its path once complete; ``lock``: the command's lock file; ``files``: all
@@ -59,14 +65,8 @@ class Unfinished:
     state: str
 
     @property
-    def is_folder(self) -> bool:
-        """Whether the output is a folder, not a single file."""
-        return self.run_json.name == RUN_JSON
-
-    @property
     def place(self) -> Path:
-        folder = self.run_json.parent
-        return folder if self.is_folder else folder / self.run_json.name.removesuffix(f".{RUN_JSON}")
+        return place_described(self.run_json)
 
 
 def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:

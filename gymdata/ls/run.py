@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output, Unfinished, is_unfinished, parent_path, row_counts, unfinished_in
+from gymdata.ls.output import Output, Unfinished, is_unfinished, parent_path, place_described, row_counts, unfinished_in
 from gymdata.ls.remote import listed
 from gymdata.ls.unused import removal
 from gymdata.ls.unused import unused as unused_outputs
@@ -121,8 +121,7 @@ def cells_of(sweep: Path) -> list[Path]:
 
 
 def output_of(top: Path, run_json: Path) -> Output:
-    whole = run_json.name == RUN_JSON
-    place = run_json.parent if whole else run_json.with_name(run_json.name.removesuffix(_BESIDE))
+    place, whole = place_described(run_json), run_json.name == RUN_JSON
     facts: RunFacts = {}
     damaged = False
     try:

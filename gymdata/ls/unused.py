@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gymdata.errors import DataError, StoreError
-from gymdata.ls.output import Output, parent_path
+from gymdata.ls.output import Output, parent_path, place_described
 from gymdata.store import find_run_json, hash_file
 from gymdata.store.paths import RUN_JSON, beside, read_facts
 from gymdata.store.stage_output import kind_of_stage
@@ -50,7 +50,7 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
         file for file, one in outputs.items() if kind_of_stage(one.kind) in _ROOTS or one.state == "being written"
     ]
     for target in _link_targets(top):
-        waiting += [file for file in outputs if _location(file) in (target, *target.parents)]
+        waiting += [file for file in outputs if place_described(file.resolve()) in (target, *target.parents)]
         waiting += [Path(folder, RUN_JSON) for folder, _, files in os.walk(target) if RUN_JSON in files]
         waiting += [file for file in outputs if target in file.resolve().parents]
     needed: set[Path] = set()
@@ -61,7 +61,8 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
             continue
         needed.add(run_json)
         # `rm -r` of a folder takes what is in it; a finetuning run is resumed from what is in it.
-        waiting += [file for file in outputs if _location(file) in _location(run_json).parents]
+        above = place_described(run_json.resolve()).parents
+        waiting += [file for file in outputs if place_described(file.resolve()) in above]
         if run_json in outputs and outputs[run_json].kind == "finetune":
             waiting += [file for file in outputs if run_json.parent in file.parents]
         for parent in read_facts(run_json).get("parents") or [] if run_json.is_file() else []:
@@ -80,12 +81,6 @@ def removal(folder: str, outputs: Sequence[Output]) -> str | None:
     outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
     named = [one for path in outermost for one in (path, beside(path)) if one == path or one.is_file()]
     return f"rm -r {' '.join(shlex.quote(str(path)) for path in named)}" if named else None
-
-
-def _location(run_json: Path) -> Path:
-    """The folder or file that ``run_json`` describes."""
-    file = run_json.resolve()
-    return file.parent if file.name == RUN_JSON else file.with_name(file.name.removesuffix(f".{RUN_JSON}"))
 
 
 def _link_targets(top: Path) -> Iterator[Path]:
