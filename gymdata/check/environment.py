@@ -271,7 +271,7 @@ class _Trial:
                 return
             draw = random.Random(number)
             script = [self._call(tool, task, draw) for _ in range(_CALLS) for tool in self.schemas]
-            scripted = [await self._play("scripted", environment, task, _said(script)) for _ in range(2)]
+            scripted = [await self._play("scripted", environment, task, _scripted(script)) for _ in range(2)]
             if None in scripted:
                 continue
             if scripted[0] != scripted[1]:
@@ -282,7 +282,7 @@ class _Trial:
                 )  # fmt: skip
             if self.schemas:
                 calls = [self._call(draw.choice(self.schemas), task, draw) for _ in range(_TURNS)]
-                await self._play("random", environment, task, _said(calls))
+                await self._play("random", environment, task, _scripted(calls))
             if self.human is not None:
                 await self._play("human", environment, task, self.human)
         for tool in self.schemas:
@@ -386,7 +386,7 @@ def calling(name: str, arguments: Any) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _said(script: Sequence[Message]) -> Human:
+def _scripted(script: Sequence[Message]) -> Human:
     """Says the messages of a script, then a text that ends the episode."""
     messages = iter([*script, {"role": "assistant", "content": "Done."}])
     return lambda *_: next(messages, None)

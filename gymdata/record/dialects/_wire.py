@@ -250,7 +250,7 @@ class Choices(OpenAI):
 
     def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
         """What makes the chunks of each part of one stream."""
-        raise NotImplementedError
+        raise NotImplementedError  # each has its own
 
     def body(
         self,

@@ -86,8 +86,8 @@ class ChatCompletions(Choices):
 
     def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
         choices = [_choice_of(request, completion) for completion in completions]
-        whole = self.body(request, completions[0], choices) | {"usage": usage(completions)}
-        return whole | _prompt_ids(request, completions[0])
+        body = self.body(request, completions[0], choices) | {"usage": usage(completions)}
+        return body | _prompt_ids(request, completions[0])
 
     def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
         #: The number of calls that each completion has so far.
@@ -111,8 +111,8 @@ class ChatCompletions(Choices):
             if delta.end is not None:
                 last = _choice_of(request, delta.end)
                 del last["message"]
-                whole = self.body(request, delta, [last | {"delta": {}}], chunk=True)
-                chunks.append(whole | _prompt_ids(request, delta.end))
+                body = self.body(request, delta, [last | {"delta": {}}], chunk=True)
+                chunks.append(body | _prompt_ids(request, delta.end))
             return chunks
 
         return of
