@@ -1,7 +1,7 @@
 """Returns and generalised advantage estimates: recursions from a row's end to its start that step over masked tokens.
 
 Beyond a row's last valid token reward and value are 0 (or the bootstrap value). With numba (the ``train`` extra) a compiled
-loop runs, without it numpy over blocks; both give the same numbers.
+loop runs, without it numpy, a position of all rows at a time; both give the same numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import numpy.typing as npt
 from gymdata.credit.masked import Array, Mask, as_floats, as_mask
 from gymdata.errors import DataError, UsageError
 
-#: Floats that the numpy form works on at a time: a block stays in the cache.
-_BLOCK = 1 << 20
-_MAX_ROWS = 256
 Ints = npt.NDArray[np.int64]
 
 
@@ -104,7 +101,7 @@ def _gae(
     filled = np.diff(bounds) > 0
     following[bounds[1:][filled] - 1] = after[filled]
     delta = r.astype(np.float64) + steps * following - v
-    advantage = _sums_of_blocks(delta, bounds, steps * lam)
+    advantage = _sums_of_rows(delta, bounds, steps * lam)
     advantages[valid], returns[valid] = advantage, advantage + v
     return advantages, returns
 
@@ -116,7 +113,7 @@ def _sums(values: Array, valid: Mask, bounds: Ints, steps: Array, dtype: np.dtyp
         compiled.sums(values, valid, bounds, np.atleast_1d(steps), steps.ndim, result)
         return result
     values, bounds, steps = _valid_only(values, valid=valid, bounds=bounds, steps=steps)
-    result[valid] = _sums_of_blocks(values, bounds, steps)
+    result[valid] = _sums_of_rows(values, bounds, steps)
     return result
 
 
@@ -134,36 +131,17 @@ def _valid_only(*arrays: Array, valid: Mask, bounds: Ints, steps: Array) -> list
     return [*(array[valid] for array in arrays), before[bounds], steps[valid] if steps.ndim else steps]
 
 
-def _sums_of_blocks(flat: Array, offsets: Ints, steps: Array) -> Array:
-    """Rows of similar length side by side, so that one numpy operation handles one position of many rows."""
+def _sums_of_rows(flat: Array, offsets: Ints, steps: Array) -> Array:
+    """One numpy operation for one position of all rows, from their ends on, the longest rows first."""
     lengths = np.diff(offsets)
-    result = np.empty(len(flat), np.float64)
     order = np.argsort(-lengths, kind="stable")
-    first = 0
-    while first < len(order):
-        width = int(lengths[order[first]])
-        count = max(1, min(4 * _MAX_ROWS, _BLOCK // max(width, 1)))
-        rows = order[first : first + count]
-        first += count
-        if not width:
-            break
-        # The row stride must not be a power of two, or rows would compete for the same cache sets.
-        table = np.zeros((len(rows), width + 8 + (width % 16 == 8) * 8))
-        here = np.arange(width) < lengths[rows][:, None]
-        whole = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())
-        source: Any = slice(None) if whole else (np.arange(width) + offsets[rows][:, None])[here]
-        grid = table[:, :width]
-        grid[here] = flat[source]
-        held = np.empty(len(rows))
-        factors = None
-        if steps.ndim:
-            factors = np.zeros_like(table)
-            factors[:, :width][here] = steps[source]
-        for t in range(width - 2, -1, -1):
-            np.multiply(table[:, t + 1], steps if factors is None else factors[:, t], out=held)
-            column = table[:, t]
-            np.add(column, held, out=column)
-        result[source] = grid[here]
+    ends, rising = offsets[1:][order] - 1, lengths[order][::-1]
+    result, carried = np.array(flat, np.float64), np.zeros(len(order))
+    for back in range(int(lengths.max(initial=0))):
+        n = len(order) - int(np.searchsorted(rising, back, side="right"))  # rows that are longer
+        at = ends[:n] - back
+        carried[:n] = result[at] + (steps[at] if steps.ndim else steps) * carried[:n]
+        result[at] = carried[:n]
     return result
 
 

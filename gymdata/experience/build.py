@@ -6,7 +6,7 @@ Group statistics are of the whole input; a pass gives the same batches in the sa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,11 @@ from gymdata.credit.estimators import ALL
 from gymdata.errors import DataError, RefusedError, UsageError, counted, first_line
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
-from gymdata.experience.group_rewards import Shaped, ShapeSettings
+from gymdata.experience.group_rewards import Shaped
 from gymdata.experience.scalars import Scalars
-from gymdata.experience.sequences import CreditSettings
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import Scorers, score_tokens
-from gymdata.experience.turn_credit import Turns, sum_pi_squared, turn_advantages
+from gymdata.experience.turn_credit import sum_pi_squared, turn_advantages
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.ragged import offsets_of
@@ -95,17 +94,21 @@ class Crediting:
         parts: Mapping[str, np.ndarray] | None = None,
         baselines: np.ndarray | None = None,
     ) -> None:
-        self.sources, self.rollouts, self.config, self.score = sources, rollouts, config, score
+        self.sources, self.rollouts, self.score = sources, rollouts, score
         self.scores, self.max_new, self.parts = scores, max_new, parts
         self.baselines = baselines  #: what each rollout's reward is compared with, NaN for nothing
         self.groups, self.group_ids = rollouts.groups, rollouts.group_ids
-        self.comparing = ALL[config.estimator].compares
-        settings = CreditSettings(**{name: getattr(config, name) for name in CreditSettings.__dataclass_fields__})
+        estimator = ALL[config.estimator]
+        # With a discount, turns of equal outcomes still differ by their distance from the end.
+        drop = estimator.compares and not (estimator.turns is not None and config.gamma < 1)
         taught = config.teacher is not None or config.estimator == "teacher"
-        self.settings = replace(
-            settings,
-            whiten=settings.whiten or ALL[config.estimator].whitens,
-            teacher_coef=config.teacher_coef if taught else 0.0,
+        #: The settings with what the estimator decides.
+        self.config = config.model_copy(
+            update={
+                "whiten": config.whiten or estimator.whitens,
+                "teacher_coef": config.teacher_coef if taught else 0.0,
+                "zero_variance": config.zero_variance or ("drop" if drop else "keep"),
+            }
         )
         self.evidence: Mapping[str, pa.ListArray] = {}
         if config.token_columns is not None:
@@ -163,7 +166,7 @@ class Crediting:
         self._refuse_nothing(why, generated)
         shaped = group_rewards.shape(
             self.groups,
-            self._shape_settings(),
+            config,
             outcome=outcome,
             penalty=self._overlong(generated),
             steps=steps,
@@ -211,13 +214,6 @@ class Crediting:
                     f"({least}): their advantages are 0"
                 )
         return shaped
-
-    def _shape_settings(self) -> ShapeSettings:
-        config = self.config
-        same = {name: getattr(config, name) for name in ShapeSettings.__dataclass_fields__ if name != "zero_variance"}
-        # With a discount, turns of equal outcomes still differ by their distance from the end.
-        drop = self.comparing and not (ALL[config.estimator].turns is not None and config.gamma < 1)
-        return ShapeSettings(**same, zero_variance=config.zero_variance or ("drop" if drop else "keep"))
 
     def _overlong(self, generated: np.ndarray) -> np.ndarray | None:
         config = self.config
@@ -273,12 +269,12 @@ class Crediting:
 
     def fill(self, shaped: Shaped, models: Scorers, progress: Progress) -> None:
         """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
-        scored = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, models, progress)
-        twice = sorted(set(scored.columns) & set(self.evidence))
+        columns, after = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, models, progress)
+        twice = sorted(set(columns) & set(self.evidence))
         if twice:
             raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
-        self.evidence = {**self.evidence, **scored.columns}
-        self.after = None if scored.after is None else np.where(self.rollouts.truncated, scored.after, 0.0)
+        self.evidence = {**self.evidence, **columns}
+        self.after = None if after is None else np.where(self.rollouts.truncated, after, 0.0)
 
     def credited(
         self, shaped: Shaped, carried: Sequence[str] = ()
@@ -322,7 +318,7 @@ class Crediting:
     ) -> Iterator[tuple[int, RolloutSequences, pa.RecordBatch, experiences.Credited]]:
         """Every batch with its credit, before baselines of places."""
         if ALL[self.config.estimator].turns is not None and self._turns is None:
-            self._turns = turn_advantages(Turns.of(self.batches()), shaped, self.groups, self.config)
+            self._turns = turn_advantages(self.batches(), shaped, self.groups, self.config)
         turn = 0
         for row, sequences, batch in self.batches(carried):
             n, sampled = batch.num_rows, sequences.sampled
@@ -336,26 +332,26 @@ class Crediting:
             if self._turns is not None:
                 outcome = steps = None
             turns = None if self._turns is None else self._turns[here]
-            given = experiences.give_credit(sampled, outcome, steps, self.settings, known, after, turns)
+            given = experiences.give_credit(sampled, outcome, steps, self.config, known, after, turns)
             yield row, sequences, batch, given
 
     @property
     def repeats_numbers(self) -> bool:
         """Does a token's credit follow from rewards and its place alone, so that the same numbers come again?"""
-        settings = self.settings
-        by_token = settings.kl_coef > 0 or settings.teacher_coef or settings.estimator == "otb"
-        return not by_token and not (settings.estimator == "gae" and "values" in self.evidence)
+        config = self.config
+        by_token = config.kl_coef > 0 or config.teacher_coef or config.estimator == "otb"
+        return not by_token and not (config.estimator == "gae" and "values" in self.evidence)
 
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """The moments of the advantages of kept rollouts, of ``target_agents`` where they are named, if they are
         normalised."""
-        settings, config = self.settings, self.config
-        if not (settings.whiten or settings.normalize_cross_batch):
+        config = self.config
+        if not (config.whiten or config.normalize_cross_batch):
             return None
-        undisturbed = ALL[config.estimator].returns and config.estimator != "otb" and not settings.teacher_coef
+        undisturbed = ALL[config.estimator].returns and config.estimator != "otb" and not config.teacher_coef
         # Counts of a column stand for tokens only where every sampled token is trained.
         undisturbed &= config.abandoned == "keep" and not config.target_agents and shaped.steps is None
-        discounted = settings.estimator != "gae" and not settings.kl_coef > 0 and settings.discount_unit == "token"
+        discounted = config.estimator != "gae" and not config.kl_coef > 0 and config.discount_unit == "token"
         total = credit.Moments()
         if undisturbed and discounted and shaped.outcome is not None:
             # A token's return is known from the outcome and the tokens after it, which are counted in a column.
@@ -363,7 +359,7 @@ class Crediting:
                 here = slice(row, row + BATCH_ROWS)
                 lengths = self.rollouts.generated[here]
                 outcome = np.nan_to_num(shaped.outcome[here])
-                returns = experiences.discounted(outcome, offsets_of(lengths), settings.gamma)
+                returns = experiences.discounted(outcome, offsets_of(lengths), config.gamma)
                 total = credit.running_moments(total, returns[np.repeat(shaped.kept[here], lengths)])
             return total
         for row, sequences, given, batch in self.credited(shaped):

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gymdata import credit
+from gymdata.experience.settings import ExperienceConfig
 
 Array = npt.NDArray[Any]
 ZERO_VARIANCE, ONE_SCORED, NONE_SCORED = "zero_variance", "one_scored_rollout", "no_scored_rollout"
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeSettings:
-    """What happens to scalar rewards. ``own_settings``: those of the estimator; ``reward_clip``: (low, high), or c for −c
-    to c."""
-
-    estimator: str = "grpo"
-    zero_variance: Literal["drop", "keep"] = "drop"
-    reward_norm: Literal["none", "std", "mean-std"] = "none"
-    reward_clip: float | tuple[float, float] | None = None
-    clip_filter_weights: bool = False
-    clip_filter_eps: float = 3.0
-    clip_filter_lamda: float = 1.0
-    own_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -44,7 +30,7 @@ class Shaped:
 
 def shape(
     groups: Array,
-    settings: ShapeSettings,
+    config: ExperienceConfig,
     *,
     outcome: Array | None = None,
     penalty: Array | None = None,
@@ -55,11 +41,11 @@ def shape(
 ) -> Shaped:
     """Zero-variance filter on raw rewards, then overlong penalty, group shaping, running norm and clip.
 
-    ``groups``: a code from 0 for each rollout; ``outcome``: its raw reward (NaN: none); ``penalty``: added to it after the
-    filter. ``steps``: the raw reward of every turn (NaN: none), ``step_owner``: its rollout's row. Step rewards are shaped
-    against all step rewards of the group ("process supervision" of Shao et al. 2024), rloo against those of other rollouts.
-    ``parts``: the named rewards that ``outcome`` is the sum of, each compared on its own (gdpo); ``lengths``: generated
-    tokens of each rollout (opo).
+    ``groups``: a code from 0 for each rollout; ``config``: with a ``zero_variance``; ``outcome``: the raw reward of each
+    rollout (NaN: none); ``penalty``: added to it after the filter. ``steps``: the raw reward of every turn (NaN: none),
+    ``step_owner``: its rollout's row. Step rewards are shaped against all step rewards of the group ("process supervision"
+    of Shao et al. 2024), rloo against those of other rollouts. ``parts``: the named rewards that ``outcome`` is the sum of,
+    each compared on its own (gdpo); ``lengths``: generated tokens of each rollout (opo).
     """
     n = len(groups)
     n_groups = int(groups.max()) + 1 if n else 0
@@ -69,31 +55,31 @@ def shape(
     scored = np.bincount(groups[np.isfinite(raw)], minlength=n_groups)
     reasons: dict[str, Array] = {NONE_SCORED: np.flatnonzero(scored == 0)}
     dropped = scored == 0
-    if settings.zero_variance == "drop":
+    if config.zero_variance == "drop":
         reasons[ONE_SCORED] = np.flatnonzero(flat & (scored == 1))
         reasons[ZERO_VARIANCE] = np.flatnonzero(flat & (scored > 1))
         dropped = dropped | flat
     weight = np.ones(n)
-    if settings.clip_filter_weights:
+    if config.clip_filter_weights:
         known = np.isfinite(raw)
         weights = np.ones(n_groups)
         weights[groups[known]] = credit.clip_filter_weights(
-            raw[known], settings.clip_filter_eps, settings.clip_filter_lamda, groups[known]
+            raw[known], config.clip_filter_eps, config.clip_filter_lamda, groups[known]
         )
         weight = weights[groups]
     kept = np.isfinite(raw) & ~dropped[groups]
     shaped_outcome = shaped_steps = None
     if parts is not None:
         mine = {name: np.where(kept, part, np.nan) for name, part in parts.items()}
-        shaped_outcome = _limited(credit.gdpo(mine, groups), settings)
+        shaped_outcome = _limited(credit.gdpo(mine, groups), config)
     elif outcome is not None:
         total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
         shaped_outcome = _limited(
-            credit.shape_rewards(total, settings.estimator, groups, lengths=lengths, **settings.own_settings), settings
+            credit.shape_rewards(total, config.estimator, groups, lengths=lengths, **config.own_settings), config
         )
     if steps is not None and step_owner is not None:
         own = np.where(kept[step_owner], steps, np.nan)
-        shaped_steps = _limited(_shape_steps(own, groups, step_owner, settings.estimator), settings)
+        shaped_steps = _limited(_shape_steps(own, groups, step_owner, config.estimator), config)
     return Shaped(shaped_outcome, shaped_steps, weight, kept, {k: v for k, v in reasons.items() if len(v)})
 
 
@@ -138,14 +124,14 @@ def _shape_steps(steps: Array, groups: Array, owner: Array, estimator: str) -> A
     return np.where(has, np.where(alone, 0.0, steps - baseline), np.nan)
 
 
-def _limited(values: Array, settings: ShapeSettings) -> Array:
+def _limited(values: Array, config: ExperienceConfig) -> Array:
     """Normalised, then clipped. Values without variance become 0, for then there is no signal; LightRFT divides by its
     running deviation (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far."""
-    if settings.reward_norm != "none":
+    if config.reward_norm != "none":
         known = np.isfinite(values)
         moments = credit.running_moments(None, values)
         if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
             values = np.where(known, 0.0, values)
         else:
-            values = (values - (moments.mean if settings.reward_norm == "mean-std" else 0.0)) / moments.std
-    return credit.masked.clipped(values, settings.reward_clip)
+            values = (values - (moments.mean if config.reward_norm == "mean-std" else 0.0)) / moments.std
+    return credit.masked.clipped(values, config.reward_clip)

@@ -75,7 +75,7 @@ def experience(
         allowed = None if config.overlong_buffer is None else config.max_new_tokens or _allowed(sources)
         baselines = _baselines(sources, config.baseline)
         work = Crediting(sources, rollouts, values, config, score, allowed, parts, baselines)
-        if work.comparing:
+        if ALL[config.estimator].compares:
             notes += mixed_tasks(sources)
         report = ExperiencesReport(target, config.estimator, score, notes=notes)
         models: dict[str, dict[str, Any]] = {}
@@ -168,7 +168,7 @@ def _write(
             seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept, agents))
             if given.kl is not None:
                 seen_kl = credit.running_moments(seen_kl, tokens_of(given.kl, sequences, kept, agents))
-            finished = experiences.finish(given, work.settings, moments)
+            finished = experiences.finish(given, work.config, moments)
             numbers = {name: pa.array(of[row : row + n], from_pandas=name == "reward") for name, of in ours.items()}
             table = experiences.rows(sequences, finished, batch, numbers)
             if not kept.all():
@@ -226,8 +226,9 @@ def _score(
     from gymdata.models.model_identity import check_tokenizer, model_facts
 
     for model in models.values():
+        facts = model_facts(model["path"])
         for source in sources:
-            check_tokenizer(list(lineage(source)), model_facts(model["path"]), str(source), progress)
+            check_tokenizer(list(lineage(source)), facts, str(source), progress)
     if config.teacher is not None:
         # Of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones.
         batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gymdata import credit
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.experience.settings import ExperienceConfig
 from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
@@ -23,29 +24,6 @@ from gymdata.rollouts.sequences import RolloutSequences, SampledTokens
 CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
 #: Token columns that may come from other files: one number per sampled token, in turn order.
 EVIDENCE = ("ref_logprobs", "values", "entropy", "teacher_logprobs", "sum_pi_squared")
-
-
-@dataclass(frozen=True, slots=True)
-class CreditSettings:
-    """How rewards become advantages (see ``gymdata.credit`` for the formulas)."""
-
-    estimator: str = "grpo"
-    gamma: float = 1.0
-    lam: float = 1.0
-    discount_unit: Literal["token", "turn"] = "token"
-    kl_coef: float = 0.0
-    kl_estimator: credit.masked.KlKind = "k1"
-    whiten: bool = False
-    normalize_cross_batch: bool = False
-    mean_only: bool = False
-    advantage_clip: float | None = None
-    entropy_ratio: float | None = None
-    teacher_coef: float = 0.0
-
-    def is_plain(self, has_values: bool) -> bool:
-        """With outcome rewards: is every token's return the outcome, nothing being discounted or added on the way?"""
-        whole = self.estimator != "gae" or (self.lam == 1 and not has_values)
-        return self.gamma == 1 and not self.kl_coef > 0 and whole
 
 
 @dataclass(slots=True)
@@ -67,7 +45,7 @@ def give_credit(
     sampled: SampledTokens,
     outcome: Array | None,
     steps: Array | None,
-    settings: CreditSettings,
+    config: ExperienceConfig,
     evidence: Mapping[str, Array] | None = None,
     bootstrap: Array | None = None,
     turns: Array | None = None,
@@ -81,20 +59,18 @@ def give_credit(
     """
     known, by_rollout = dict(evidence or {}), sampled.logprobs
     result = Credited(np.empty(0), np.empty(0), evidence=known)
-    if settings.entropy_ratio is not None:
+    if config.entropy_ratio is not None:
         entropy = _needed(known, "entropy")
-        result.chosen = credit.high_entropy_mask_ragged(entropy, by_rollout.offsets, settings.entropy_ratio)
-    if "ref_logprobs" in known or settings.kl_coef > 0:
-        result.kl = credit.kl(by_rollout.values, _needed(known, "ref_logprobs"), settings.kl_estimator).astype(
-            np.float64
-        )
-    _give_returns(result, sampled, outcome, steps, settings, bootstrap)
+        result.chosen = credit.high_entropy_mask_ragged(entropy, by_rollout.offsets, config.entropy_ratio)
+    if "ref_logprobs" in known or config.kl_coef > 0:
+        result.kl = credit.kl(by_rollout.values, _needed(known, "ref_logprobs"), config.kl_estimator).astype(np.float64)
+    _give_returns(result, sampled, outcome, steps, config, bootstrap)
     if turns is not None:
         result.returns = result.advantages = result.advantages + np.repeat(turns, sampled.turn_sizes)
-    if settings.teacher_coef:
+    if config.teacher_coef:
         # −(log π − log π_teacher) of the sampled token: an estimate of −KL(π ‖ π_teacher), without discount.
         apart = by_rollout.values - _needed(known, "teacher_logprobs").astype(np.float64)
-        result.advantages = result.advantages - settings.teacher_coef * apart
+        result.advantages = result.advantages - config.teacher_coef * apart
     return result
 
 
@@ -103,12 +79,15 @@ def _give_returns(
     sampled: SampledTokens,
     outcome: Array | None,
     steps: Array | None,
-    settings: CreditSettings,
+    config: ExperienceConfig,
     bootstrap: Array | None,
 ) -> None:
     """Discounted sums of the rewards less the KL, or GAE of them."""
     by_rollout, values = sampled.logprobs, result.evidence.get("values")
-    if outcome is not None and steps is None and settings.is_plain(values is not None):
+    plain = config.gamma == 1 and not config.kl_coef > 0
+    if config.estimator == "gae":
+        plain = plain and config.lam == 1 and values is None
+    if outcome is not None and steps is None and plain:  # nothing is discounted, or added on the way
         result.returns = result.advantages = by_rollout.spread(outcome)
         return
     offsets = by_rollout.offsets
@@ -118,17 +97,17 @@ def _give_returns(
         has = np.isfinite(steps) & (by_rollout.lengths > 0)[sampled.turn_rollout]
         last = np.maximum(sampled.turn_ends[has] - 1, offsets[:-1][sampled.turn_rollout[has]])
         np.add.at(rewards, last, steps[has])
-    if result.kl is not None and settings.kl_coef > 0:
-        rewards -= settings.kl_coef * result.kl
-    step: Any = settings.gamma
-    if settings.discount_unit == "turn":
+    if result.kl is not None and config.kl_coef > 0:
+        rewards -= config.kl_coef * result.kl
+    step: Any = config.gamma
+    if config.discount_unit == "turn":
         # γ after each turn's last token, 1 after the others.
         step = np.ones(len(rewards), np.float64)
-        step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = settings.gamma
-    if settings.estimator == "gae":
+        step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = config.gamma
+    if config.estimator == "gae":
         held = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
         result.advantages, result.returns = credit.gae_ragged(
-            rewards, held, by_rollout.offsets, step, settings.lam, bootstrap
+            rewards, held, by_rollout.offsets, step, config.lam, bootstrap
         )
     else:
         result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, by_rollout.offsets, step)
@@ -160,15 +139,15 @@ def _at_the_end(outcome: Array, offsets: Array) -> Array:
     return rewards
 
 
-def finish(given: Credited, settings: CreditSettings, moments: credit.Moments | None) -> Credited:
+def finish(given: Credited, config: ExperienceConfig, moments: credit.Moments | None) -> Credited:
     """Whiten (or normalise) with the moments of all advantages, then clip."""
     values = given.advantages
     everywhere = np.ones(len(values), np.bool_)
-    if settings.whiten:
+    if config.whiten:
         values = credit.whiten(values, everywhere, moments)
-    if settings.normalize_cross_batch:
-        values = credit.normalize_cross_batch(values, everywhere, settings.mean_only, moments)
-    given.advantages = credit.clip(values, settings.advantage_clip)
+    if config.normalize_cross_batch:
+        values = credit.normalize_cross_batch(values, everywhere, config.mean_only, moments)
+    given.advantages = credit.clip(values, config.advantage_clip)
     return given
 
 

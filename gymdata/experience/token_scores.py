@@ -18,14 +18,6 @@ from gymdata.rollouts.sequences import RolloutSequences
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
-    """``columns``: name → lists, one per rollout; ``after``: the value after each rollout's last sampled token."""
-
-    columns: dict[str, pa.ListArray]
-    after: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
 class Scorers:
     """The models that score sampled tokens, where they are named."""
 
@@ -59,9 +51,10 @@ def score_tokens(
     temperature: np.ndarray,
     models: Scorers,
     progress: Progress,
-) -> TokenScores:
-    """Score the rollouts of ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one
-    entry per rollout of all. Raises RefusedError for ids that a model cannot read."""
+) -> tuple[dict[str, pa.ListArray], np.ndarray | None]:
+    """(name → lists, one per rollout; the value after each rollout's last sampled token, where there is a critic) of
+    ``batches`` (first row, the batch's sequences, its rows); ``kept`` and ``temperature`` have one entry per rollout of all.
+    Raises RefusedError for ids that a model cannot read."""
     lists: dict[str, list[pa.ListArray]] = {}
     after = None if models.critic is None else np.zeros(len(kept))
     progress.update(done=0, total=len(kept))
@@ -76,4 +69,4 @@ def score_tokens(
             else:
                 lists.setdefault(name, []).append(by_rollout.like(values).to_arrow())
         progress.update(done=here.stop, total=len(kept))
-    return TokenScores({name: pa.concat_arrays(parts) for name, parts in lists.items()}, after)
+    return {name: pa.concat_arrays(parts) for name, parts in lists.items()}, after

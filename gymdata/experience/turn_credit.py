@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -19,36 +18,30 @@ from gymdata.rollouts.turn_columns import TurnColumns
 Batches = Iterator[tuple[int, RolloutSequences, pa.RecordBatch]]
 
 
-@dataclass(frozen=True)
-class Turns:
-    """All kept turns: the row of each one's rollout, a label of its state, and its agent (0 where none is named)."""
+def turn_advantages(batches: Batches, shaped: Shaped, groups: Array, config: ExperienceConfig) -> Array:
+    """The advantage of each kept turn by the estimator, 0 where its rollout is not kept.
 
-    owner: Array
-    state: Array
-    agent: Array
-
-    @classmethod
-    def of(cls, batches: Batches) -> Turns:
-        """The state of a turn is what its prompt adds to what stood before: the tokens of the environment's last message,
-        or of the whole first prompt."""
-        owners, states, agents = [], [], []
-        for row, sequences, batch in batches:
-            sampled = sequences.sampled
-            owners.append(sampled.turn_rollout + row)
-            states.append(TurnColumns.of(batch.column("turns")).delta.take(sampled.turn).hashes())
-            agents += sampled.turn_agent.to_pylist()
-        names = {name: code for code, name in enumerate(sorted({name or "" for name in agents}))}
-        agent = np.array([names[name or ""] for name in agents], np.int64)
-        return cls(np.concatenate(owners), np.concatenate(states), agent)
-
-
-def turn_advantages(turns: Turns, shaped: Shaped, groups: Array, config: ExperienceConfig) -> Array:
-    """The advantage of each turn by the estimator, 0 where its rollout is not kept."""
+    The state of a turn is what its prompt adds to what stood before: the tokens of the environment's last message, or of
+    the whole first prompt."""
+    owners, states, agents = [], [], []
+    for row, sequences, batch in batches:
+        sampled = sequences.sampled
+        owners.append(sampled.turn_rollout + row)
+        states.append(TurnColumns.of(batch.column("turns")).delta.take(sampled.turn).hashes())
+        agents += [name or "" for name in sampled.turn_agent.to_pylist()]
+    owner = np.concatenate(owners)
+    rewards = TurnRewards(
+        owner=owner,
+        state=np.concatenate(states),
+        agent=np.unique(agents, return_inverse=True)[1],
+        reward=np.zeros(len(owner)) if shaped.steps is None else np.nan_to_num(shaped.steps),
+        outcome=np.zeros(len(groups)) if shaped.outcome is None else np.nan_to_num(shaped.outcome),
+        kept=shaped.kept,
+        groups=groups,
+        gamma=config.gamma,
+    )
     credit_of = ALL[config.estimator].turns
     assert credit_of is not None
-    reward = np.zeros(len(turns.owner)) if shaped.steps is None else np.nan_to_num(shaped.steps)
-    outcome = np.zeros(len(groups)) if shaped.outcome is None else np.nan_to_num(shaped.outcome)
-    rewards = TurnRewards(turns.owner, turns.state, turns.agent, reward, outcome, shaped.kept, groups, config.gamma)
     return np.nan_to_num(credit_of(rewards, **config.own_settings))
 
 
