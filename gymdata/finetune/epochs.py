@@ -30,7 +30,7 @@ _SEEDS_AN_EPOCH = 1000  #: each epoch draws its own samples
 
 
 class EpochLoop:
-    """Implements ports.Trainer."""
+    """Implements ``port.Trainer``."""
 
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> Figures:
         """Run or resume; returns the content of result.json."""
@@ -251,7 +251,7 @@ class _Run:
         if (judging := held_out.judging) is not None:
             self._judge(run, judging)
         scores = _source(run, judging).scores()
-        return {**figures.held_out(run, plan.validation.threshold, scores), "policy_version": version}
+        return {**figures.held_out(scores, held_out.threshold), "policy_version": version}
 
     def _publish(self) -> None:
         """metrics.jsonl, the curve and the report, regenerated from the epochs' rows."""

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from gymdata.errors import DataError
 from gymdata.public import Figures
-from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import mean_ci, paired_difference_ci, wilson
-from gymdata.store import read_run_json, read_table, scan_lazy
+from gymdata.store import read_run_json, scan_lazy
 from gymdata.store.lines import read_metrics
 
 if TYPE_CHECKING:
@@ -44,12 +43,11 @@ def missing(run: Path) -> int:
     return max(0, wanted - int(scan_lazy(run).select(pl.len()).collect().item()))
 
 
-def held_out(run: Path, threshold: float, scores: pa.Table | None = None) -> Figures:
-    """Share of rollouts with a reward above ``threshold``, with its 95 % interval: Wilson's with one rollout per task, else
-    by bootstrap over tasks."""
-    table = read_table(run, ROLLOUTS, ["task_id", "reward"]) if scores is None else scores
-    known = _known(table)
-    n, unscored, tasks = len(known), len(table) - len(known), known["task_id"].n_unique()
+def held_out(scores: pa.Table, threshold: float) -> Figures:
+    """Share of the rollouts of a table with task_id and reward whose reward is above ``threshold``, with its 95 % interval:
+    Wilson's with one rollout per task, else by bootstrap over tasks."""
+    known = _known(scores)
+    n, unscored, tasks = len(known), len(scores) - len(known), known["task_id"].n_unique()
     if not n:
         return {"n": 0, "tasks": 0, "rate": None, "ci95": None, "reward_mean": None, "unscored": unscored}
     success = (known["reward"] > threshold).to_numpy().astype(np.float64)

@@ -103,7 +103,7 @@ def complete(what: str, words: Sequence[str], log: Path, progress: Progress) -> 
 
 
 class CommandRunner:
-    """Runs gymdata's commands (implements ports.Commands)."""
+    """Runs gymdata's commands (implements ``port.Commands``)."""
 
     def run(self, words: Sequence[str], log: Path, progress: Progress) -> Figures:
         """``gymdata WORDS --json``; what it printed, with ``exit_code`` (0, or 1: faults found).

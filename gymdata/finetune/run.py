@@ -44,7 +44,7 @@ from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.settings import Settings, read_yaml
 from gymdata.store import hash_file
 from gymdata.store.paths import Identity, local_output
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import write_text
 from gymdata.urls import ENGINE_KEYS
 from gymdata.user_code import from_here
 
@@ -156,8 +156,7 @@ def finetune(
     with _key_of(_llm(loaded)):
         result = dict(loop.run(plan, builder, adapter, watch))
     if result_file is not None:
-        with replacing(Path(result_file)) as temporary:
-            temporary.write_text(json.dumps(result, indent=2) + "\n")
+        write_text(Path(result_file), json.dumps(result, indent=2) + "\n")
     return FinetuneReport.of(result)
 
 

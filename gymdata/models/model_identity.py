@@ -81,14 +81,8 @@ def policy_facts(path: str) -> Facts:
 
 def served_facts(name: str) -> Facts:
     """``policy_facts`` of a model that only a server knows."""
-    return {
-        "policy": name,
-        "policy_hash": f"served:{name}",
-        "base": None,
-        "adapter": None,
-        "revision": None,
-        "weights_bytes": None,
-    }
+    unknown: Facts = dict.fromkeys(("base", "adapter", "revision", "weights_bytes"))
+    return {"policy": name, "policy_hash": f"served:{name}", **unknown}
 
 
 def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:

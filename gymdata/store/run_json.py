@@ -51,6 +51,12 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of UTF-8 text. Raises as ``replacing``."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def labels() -> RunFacts:
     """The experiment and the tags of what this process writes."""
     experiment = os.environ.get(EXPERIMENT, "").strip()

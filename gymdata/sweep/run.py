@@ -31,11 +31,11 @@ from gymdata.errors import (
 from gymdata.finetune.jobs import failed as failure
 from gymdata.finetune.jobs import gymdata_words, start, wait
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Figures, Report, Row, rate_text
+from gymdata.public import Figures, Report, Row, markdown_table, rate_text
 from gymdata.store import find_run_json, write_run_json
 from gymdata.store.lock import Lock, is_held
 from gymdata.store.paths import RUN_JSON, local_output
-from gymdata.store.run_json import replacing, write_json
+from gymdata.store.run_json import write_json, write_text
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.sweep.compare import Combination, combinations
 from gymdata.sweep.settings import Cell, SweepConfig
@@ -272,15 +272,11 @@ def _finished(
     compared = combinations(cells, done, seconds, config.baseline_of(list(cells)))
     report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted)
     counts = _describe(folder, config, cells, failed, command)
-    header, rows = report.table()
-    lines = [header, ["---"] * len(header), *rows]
     texts = {
         RESULTS_JSON: json.dumps({"combinations": [asdict(one) for one in compared], **counts}, indent=2) + "\n",
-        RESULTS_MD: "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines),
+        RESULTS_MD: f"{markdown_table(*report.table())}\nIntervals: {_INTERVALS}.\n",
     }
-    texts[RESULTS_MD] += f"\nIntervals: {_INTERVALS}.\n"
     for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
         report.files.append(folder / name)
     return report

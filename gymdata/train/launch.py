@@ -67,7 +67,8 @@ _ENVIRONMENT = {
 _DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 #: Variables by which clusters set the ranks of their pods; the launcher sets those of each process.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
-_EVENT = "@gymdata "
+#: Begins each line of the process's stdout that is meant for its parent.
+EVENT = "@gymdata "
 
 
 def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
@@ -92,8 +93,8 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
                 assert process.stdout is not None
                 for raw in process.stdout:
                     line = raw.decode(errors="replace")
-                    if line.startswith(_EVENT):
-                        _handle_event(json.loads(line[len(_EVENT) :]), announced, progress)
+                    if line.startswith(EVENT):
+                        _handle_event(json.loads(line[len(EVENT) :]), announced, progress)
                     else:
                         noise.write(raw)
                         noise.flush()

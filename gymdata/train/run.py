@@ -28,7 +28,7 @@ from gymdata.store.lineage import lineage, parent_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import warn_of_changed_scores
-from gymdata.store.run_json import complete, differences, plain, replacing
+from gymdata.store.run_json import complete, differences, plain, write_text
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
 from gymdata.train import launch
@@ -350,7 +350,7 @@ class _Training:
             if overwrite and not fresh:
                 _clear(out, keep=DATA)
             _state(out, job, defaults, overwrite=overwrite)
-            _write(out / JOB / "job.json", json.dumps(plain(job), indent=2))
+            write_text(out / JOB / "job.json", json.dumps(plain(job), indent=2))
             write_run_json(out, {**self.begun, "status": "running"})
             log_to(out)
             try:
@@ -434,7 +434,7 @@ class _Training:
         annotated = {"annotations": published} if published else {}
         facts = complete({**self.begun, "status": "completed", **result, **annotated, **_announced(announced)})
         write_run_json(out, facts)
-        _write(out / SUCCESS, "")
+        write_text(out / SUCCESS, "")
         _drop_what_resumes(out, job)
         return facts
 
@@ -506,11 +506,6 @@ def _checkpoints(out: Path) -> bool:
     return any((out / CHECKPOINTS).glob("checkpoint-*"))
 
 
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)
-
-
 def _announced(announced: Figures) -> Figures:
     """Measurements of a trainer before its first step, other than the proof."""
     return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
@@ -518,8 +513,8 @@ def _announced(announced: Figures) -> Figures:
 
 def _clear(out: Path, keep: str | None = None) -> None:
     """Remove an earlier training's files; the folder itself stays, and so do our lock, the data that was made of text, and
-    ``keep`` of its job. The
-    files that mark it as a training are removed last, so that after a kill it is still recognised."""
+    ``keep`` of its job. The files that mark it as a training are removed last, so that after a kill it is still
+    recognised."""
     (out / SUCCESS).unlink(missing_ok=True)
     paths = sorted(
         (path for path in out.iterdir() if path.name not in (LOCK, JOB, TEXT)), key=lambda p: p.name == RUN_JSON

@@ -26,6 +26,11 @@ def run(folder: Path, rewards: dict[str, list[float | None]]) -> Path:
     return write_run(folder, rows)
 
 
+def scores(rewards: dict[str, list[float | None]]) -> pa.Table:
+    rows = [(task, reward) for task, of in rewards.items() for reward in of]
+    return pa.table({"task_id": [task for task, _ in rows], "reward": pa.array([one for _, one in rows], pa.float64())})
+
+
 def test_missing_scores_are_counted_and_not_averaged_in() -> None:
     """None, NaN and infinity are unscored; nothing scored gives no mean rather than 0."""
     table = pa.table({"task_id": ["a", "a", "b", "b"], "reward": [1.0, None, math.nan, 0.5]})
@@ -35,15 +40,15 @@ def test_missing_scores_are_counted_and_not_averaged_in() -> None:
     assert (empty["reward_mean"], empty["reward_min"], empty["reward_ci95"]) == (None, None, None)
 
 
-def test_the_held_out_rate_counts_what_is_above_the_threshold(tmp_path: Path) -> None:
+def test_the_held_out_rate_counts_what_is_above_the_threshold() -> None:
     """One rollout a task: Wilson's interval; several: by task; none scored: no rate."""
-    one = figures.held_out(run(tmp_path / "one", {"a": [1.0], "b": [0.4], "c": [0.6], "d": [None]}), 0.5)
+    one = figures.held_out(scores({"a": [1.0], "b": [0.4], "c": [0.6], "d": [None]}), 0.5)
     assert (one["n"], one["successes"], one["unscored"], one["rate"]) == (3, 2, 1, pytest.approx(2 / 3))
     assert one["ci95"] == pytest.approx([0.2077, 0.9385], abs=1e-3)
-    several = figures.held_out(run(tmp_path / "several", {"a": [1.0, 1.0], "b": [0.0, 0.0], "c": [1.0, 0.0]}), 0.5)
+    several = figures.held_out(scores({"a": [1.0, 1.0], "b": [0.0, 0.0], "c": [1.0, 0.0]}), 0.5)
     assert (several["n"], several["tasks"], several["rate"]) == (6, 3, 0.5)
     assert several["ci95"] is not None
-    assert figures.held_out(run(tmp_path / "none", {"a": [None]}), 0.5)["rate"] is None
+    assert figures.held_out(scores({"a": [None]}), 0.5)["rate"] is None
 
 
 def test_the_rise_is_paired_by_task(tmp_path: Path) -> None:

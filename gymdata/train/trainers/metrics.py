@@ -16,12 +16,11 @@ from transformers import TrainerCallback
 
 from gymdata.public import Figures
 from gymdata.store.lines import read_metrics
-from gymdata.store.run_json import replacing
+from gymdata.store.run_json import write_text
 from gymdata.train.annotations import AnnotationWriter
+from gymdata.train.launch import EVENT
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
-#: Begins each line of stdout that is meant for the parent process.
-EVENT = "@gymdata "
 METRICS = "metrics.jsonl"
 CURVE = "curve.png"
 #: Gradients, and changes of weights relative to the weights, below this are none: float32 does not resolve them.
@@ -63,8 +62,7 @@ class Recorder(TrainerCallback):
             rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
             # Figures of an epoch's end are measured again when due.
             kept = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
-            with replacing(self.file) as temporary:
-                temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if state.global_step))
+            write_text(self.file, "".join(json.dumps(row) + "\n" for row in kept if state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
