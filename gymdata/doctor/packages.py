@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,10 @@ def _lacking(ours: Distribution, extra: str, find: Find) -> tuple[list[str], lis
     return list(dict.fromkeys(missing)), list(dict.fromkeys(clashes))
 
 
-def clashes(names: Sequence[str] = STACK, find: Find = find) -> list[str]:
-    """Packages of ``names`` that need another version of a second package than the installed one."""
+def clashes(find: Find = find) -> list[str]:
+    """Packages of ``STACK`` that need another version of a second package than the installed one."""
     found = []
-    installed = {name: have for name in names if (have := find(name)) is not None}
+    installed = {name: have for name in STACK if (have := find(name)) is not None}
     for name, have in installed.items():
         for need in map(Requirement, have.requires or ()):
             other = installed.get(need.name)

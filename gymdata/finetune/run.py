@@ -271,7 +271,7 @@ def plan_of(
         validation=validation,
         commands=commands,
         measure_kl=None if served else _measure_kl,
-        draw=_draw(loop.tensorboard),
+        draw=partial(_draw, loop.tensorboard),
         identity=identity,
         defaults=defaults,
         facts={
@@ -462,17 +462,14 @@ def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, p
     return divergence
 
 
-def _draw(tensorboard: bool) -> Any:
-    def draw(folder: Path, rows: list[EpochRow], facts: Figures) -> None:
-        from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
-        from gymdata.report.run import report
+def _draw(tensorboard: bool, folder: Path, rows: list[EpochRow], facts: Figures) -> None:
+    from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
+    from gymdata.report.run import report
 
-        draw_curve(folder / "curve.png", rows, facts)
-        report(folder, allow_findings=True)  # the run's own page, which is to appear
-        if tensorboard:
-            write_tensorboard(folder / "tensorboard", rows)
-
-    return draw
+    draw_curve(folder / "curve.png", rows, facts)
+    report(folder, allow_findings=True)  # the run's own page, which is to appear
+    if tensorboard:
+        write_tensorboard(folder / "tensorboard", rows)
 
 
 class _NullWatcher(NullProgress):

@@ -16,7 +16,6 @@ from gymdata.errors import DataError, UsageError, first_line, needs
 from gymdata.models._shared_prefixes import answering, share_prefixes
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.scoring import ToScore
-from gymdata.progress import Progress
 from gymdata.store.paths import Facts
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -116,7 +115,7 @@ class ForwardPolicy:
         self.facts: Facts = facts(self._model)
 
     def log_probs(
-        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
+        self, given: ToScore, *, entropy: bool = False, shift: int = 0
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
 
@@ -125,7 +124,7 @@ class ForwardPolicy:
         _check(self._model, given, self._place.name)
         found = np.full(given.n_scored, np.nan, np.float32)
         entropies = found.copy() if entropy else None
-        for batch in _passes(self._model, given, self._batch_tokens, progress):
+        for batch in _passes(self._model, given, self._batch_tokens):
             tokens = batch.scored(shift)
             temperatures = given.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
@@ -181,13 +180,13 @@ class ForwardCritic:
         share_prefixes(self._model)
         self.facts: Facts = facts(self._model)
 
-    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def values(self, given: ToScore) -> tuple[np.ndarray, np.ndarray]:
         """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         import torch
 
         _check(self._model, given, self._place.name)
         found = np.empty((2, given.n_scored), np.float32)
-        for batch in _passes(self._model, given, self._batch_tokens, progress):
+        for batch in _passes(self._model, given, self._batch_tokens):
             for line in (0, 1):
                 tokens = batch.scored(shift=line)
                 with torch.inference_mode():
@@ -228,12 +227,11 @@ class _Pass:
         return _Scored(states, self.ids[line, column], line, self.place[line, column])
 
 
-def _passes(model: Any, given: ToScore, batch_tokens: int, progress: Progress | None = None) -> Iterator[_Pass]:
+def _passes(model: Any, given: ToScore, batch_tokens: int) -> Iterator[_Pass]:
     """Every sequence with something to score, once, those with one prompt together."""
     import torch
 
     device, backbone = next(model.parameters()).device, model.base_model
-    done = 0
     for rows in given.batches(batch_tokens):
         ids, attention, mask, place = _padded(given, rows)
         inputs = {
@@ -243,9 +241,6 @@ def _passes(model: Any, given: ToScore, batch_tokens: int, progress: Progress | 
         with torch.inference_mode():
             hidden = backbone(**inputs, use_cache=False).last_hidden_state
         yield _Pass(rows, hidden, ids, attention, mask, place)
-        done += int(mask.sum())
-        if progress is not None:
-            progress.update(done=done, total=given.n_scored)
 
 
 def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

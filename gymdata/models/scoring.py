@@ -14,7 +14,6 @@ import numpy as np
 
 from gymdata.errors import RefusedError
 from gymdata.models.prefix_tree import prompt_groups, sibling_order
-from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.ragged import Array, Ragged, offsets_of
 from gymdata.rollouts.sequences import RolloutSequences
@@ -109,9 +108,7 @@ class PolicyModel(Protocol):
 
     facts: Facts
 
-    def log_probs(
-        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
-    ) -> tuple[Any, Any]:
+    def log_probs(self, given: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[Any, Any]:
         """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
         (None unless requested): float32 (given.n_scored,). ``shift``: scored with the output this many positions later;
         NaN beyond the end. Raises RefusedError for ids that it cannot read."""
@@ -127,6 +124,6 @@ class Critic(Protocol):
 
     facts: Facts
 
-    def values(self, given: ToScore, *, progress: Progress | None = None) -> tuple[Any, Any]:
+    def values(self, given: ToScore) -> tuple[Any, Any]:
         """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         ...

@@ -269,7 +269,8 @@ def _finished(
                 "result", str(cell.result), "the run that a step writes, such as that of an eval"
             )
     seconds = {name: sum(step["seconds"] for step in steps) for name, steps in records.items()}
-    compared = combinations(cells, done, seconds, config.baseline_of(list(cells)))
+    baseline = next(cell.values for cell in cells if config.baseline.items() <= cell.values.items())
+    compared = combinations(cells, done, seconds, baseline)
     report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted)
     counts = _describe(folder, config, cells, failed, command)
     texts = {

@@ -106,8 +106,3 @@ class SweepConfig(Config):
         return Cell(
             values, seed, folder, [c[1:] if c[0] == "gymdata" else c for c in commands], Path(filled(self.result))
         )
-
-    def baseline_of(self, cells: list[Cell]) -> dict[str, Value]:
-        """The values of the combination that the others are compared with."""
-        fits = (cell.values for cell in cells if self.baseline.items() <= cell.values.items())
-        return next(fits)

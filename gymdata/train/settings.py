@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,18 @@ OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 _Kind = TypeVar("_Kind", bound="TrainConfig")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
+#: None and not False, which a training of an earlier version does not have in its job file.
+Annotate = Annotated[
+    bool | None,
+    pydantic.Field(
+        description="Record per-token training statistics (logprob, ratio, clipping) in RUN/annotations-NAME "
+        "(NAME: the folder of -o)."
+    ),
+]
+PairWeights = Annotated[bool, pydantic.Field(description="Weight the loss of each pair with its weight.")]
+MarginScale = Annotated[
+    float, pydantic.Field(ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair.")
+]
 
 
 class TrainConfig(Config):
@@ -180,10 +192,8 @@ class TrainDpoConfig(RenderedConfig):
     ref: Literal["model", "saved"] = pydantic.Field(
         "model", description="Reference logprobs: model (computed) or saved (the sampler's)."
     )
-    pair_weights: bool = pydantic.Field(True, description="Weight the loss of each pair with its weight.")
-    margin_scale: float = pydantic.Field(
-        0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
-    )
+    pair_weights: PairWeights = True
+    margin_scale: MarginScale = 0.0
     reward_scale: float = pydantic.Field(
         1.0, gt=0.0, description="Scale of the margin of a pair, a difference of rewards, in the loss types rpo_…."
     )
@@ -197,15 +207,6 @@ class TrainDpoConfig(RenderedConfig):
         rendered = bool(self.allow_rendered)
         for first, part in parts(source, self.table, self.columns, rows):
             yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
-
-
-def _annotate() -> Any:
-    # Not False, which a training of an earlier version does not have in its job file.
-    return pydantic.Field(
-        None,
-        description="Record per-token training statistics (logprob, ratio, clipping) in RUN/annotations-NAME "
-        "(NAME: the folder of -o).",
-    )
 
 
 def _with_loss_settings(kind: type[_Kind]) -> type[_Kind]:
@@ -261,7 +262,7 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
-    annotate: bool | None = _annotate()
+    annotate: Annotate = None
 
     @property
     def own_settings(self) -> Mapping[str, object]:
@@ -369,7 +370,7 @@ class TrainSftConfig(RolloutsConfig):
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
-    annotate: bool | None = _annotate()
+    annotate: Annotate = None
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
@@ -438,10 +439,8 @@ class TrainRewardConfig(RenderedConfig):
     split: float = pydantic.Field(
         0.1, ge=0.0, lt=1.0, description="Share of tasks whose pairs are held out for evaluation."
     )
-    pair_weights: bool = pydantic.Field(True, description="Weight the loss of each pair with its weight.")
-    margin_scale: float = pydantic.Field(
-        0.0, ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair."
-    )
+    pair_weights: PairWeights = True
+    margin_scale: MarginScale = 0.0
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
@@ -463,7 +462,7 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
-    annotate: bool | None = _annotate()
+    annotate: Annotate = None
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))

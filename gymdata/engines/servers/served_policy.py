@@ -22,7 +22,6 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.models import model_identity
 from gymdata.models.forward import tokenizer_facts
 from gymdata.models.scoring import ToScore
-from gymdata.progress import Progress
 from gymdata.store.paths import Facts
 from gymdata.workers.signals import together
 
@@ -105,9 +104,7 @@ class ServedPolicy:
             "served_from": engine.get("served_from"),
         }
 
-    def log_probs(
-        self, given: ToScore, *, entropy: bool = False, shift: int = 0, progress: Progress | None = None
-    ) -> tuple[np.ndarray, None]:
+    def log_probs(self, given: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[np.ndarray, None]:
         """As ``PolicyModel``; NaN for another ``shift`` than 0. Raises RefusedError for rows that were sampled at another
         temperature than 1, and for ids that cannot be scored; UsageError for ``entropy``."""
         if entropy:
@@ -116,7 +113,7 @@ class ServedPolicy:
             return np.full(given.n_scored, np.nan, np.float32), None
         self._refuse(given)
         scores = np.empty(given.n_scored, np.float32)
-        self._do(self._score(given, scores, progress))
+        self._do(self._score(given, scores))
         return scores, None
 
     def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
@@ -155,19 +152,14 @@ class ServedPolicy:
         longest = None if self._longest is None else int(self._longest) - 1
         given.refuse_unscorable(_IDS, longest, str(self.facts["served_model"]))
 
-    async def _score(self, given: ToScore, scores: np.ndarray, progress: Progress | None) -> None:
+    async def _score(self, given: ToScore, scores: np.ndarray) -> None:
         rows = iter(np.flatnonzero(given.scores.lengths > 0).tolist())
-        done = 0
 
         async def worker() -> None:
-            nonlocal done
             for row in rows:
                 ids = given.token_ids[row].tolist()
                 found, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]  # mypy infers no lambda with a default
                 # The first token has nothing before it, and is never scored.
                 scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
-                done += 1
-                if progress is not None:
-                    progress.update(done=done, total=len(given))
 
         await together(worker() for _ in range(min(self.servers.default_concurrency, len(given))))
