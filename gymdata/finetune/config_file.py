@@ -154,12 +154,13 @@ def shipped(section: str, name: str, part: Part, where: str, names: Mapping[str,
     return kind.of(part.keys(), where, names, section=f"{section}.{name}") if kind is not None else None
 
 
-def part_of(config: FinetuneConfig, section: str, chosen: str | None) -> tuple[str, Part]:
+def part_of(config: FinetuneConfig, section: str) -> tuple[str, Part]:
     """The entry of ``section`` that ``finetuning`` names, or the only one."""
     parts: dict[str, Part] = getattr(config, section)
+    key = section.removesuffix("s")
+    chosen: str | None = getattr(config.finetuning, key)
     if chosen is None and len(parts) == 1:
         return next(iter(parts.items()))
-    key = section.removesuffix("s")
     if chosen is None:
         raise UsageError(f"finetuning.{key} is missing: {section} has {', '.join(parts)}", hint=f"name one: {key}: …")
     if chosen not in parts:
@@ -262,7 +263,7 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
     loop = config.finetuning
     for section in ("trainers", "trajectory_builders", "trainer_adapters"):
         try:
-            name, part = part_of(config, section, getattr(loop, section.removesuffix("s")))
+            name, part = part_of(config, section)
         except UsageError as error:
             yield error
             continue

@@ -30,7 +30,7 @@ def builder_of(
     config: FinetuneConfig, where: str, beside: Path, commands: Commands, base: Mapping[str, Any]
 ) -> TrajectoryBuilder:
     """The trajectory builder that the configuration names. ``base``: collect settings under the builder's own."""
-    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    name, part = part_of(config, "trajectory_builders")
     settings = shipped("trajectory_builders", name, part, where)
     if settings is not None:
         from gymdata.finetune.jobs import CollectingBuilder
@@ -47,7 +47,7 @@ def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out
     """Raise UsageError for an environment, or a user, that cannot be loaded. ``held_out``: settings of validation."""
     from gymdata.collect.setup import Given, environment_of
 
-    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    name, part = part_of(config, "trajectory_builders")
     builder = shipped("trajectory_builders", name, part, where)
     if builder is None or builder.settings.get("workflow_url") is not None:
         return
@@ -64,10 +64,10 @@ def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
     """Raise UsageError with the command that installs what the parts need, all of it, unless it is there. ``served``: the
     policy is behind a URL, so no engine is needed here."""
     needed: dict[str, list[str]] = {}
-    _, adapter = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    _, adapter = part_of(config, "trainer_adapters")
     if adapter.type_ == "trl":
         needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
-    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    name, part = part_of(config, "trajectory_builders")
     builder = shipped("trajectory_builders", name, part, where)
     if builder is not None and not served and "workflow_url" not in builder.settings:
         needed["engine"] = ["vllm"]
@@ -80,7 +80,7 @@ def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapt
     """The trainer adapter that the configuration names."""
     from gymdata.finetune.jobs import CommandJobs, TrlJobs
 
-    name, part = part_of(config, "trainer_adapters", config.finetuning.trainer_adapter)
+    name, part = part_of(config, "trainer_adapters")
     settings = shipped("trainer_adapters", name, part, where)
     if settings is not None:
         return CommandJobs(settings) if isinstance(settings, CommandAdapter) else TrlJobs(settings)

@@ -147,7 +147,7 @@ def finetune(
         raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
     plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
     adapter = adapter_of(loaded, str(file), file.parent)
-    name, part = part_of(loaded, "trainers", loaded.finetuning.trainer)
+    name, part = part_of(loaded, "trainers")
     loop: Trainer = EpochLoop()
     if shipped("trainers", name, part, str(file)) is None:
         loop = custom("trainers", name, part, str(file), file.parent)
@@ -194,7 +194,7 @@ def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path
         hint = f"to write the result to a file: {option('result_file')}"
         raise UsageError.bad_value(option("result_json_path"), path, "a JSON path such as $.value", hint=hint)
     config = read(overrides)
-    name, part = part_of(config, "trajectory_builders", config.finetuning.trajectory_builder)
+    name, part = part_of(config, "trajectory_builders")
     if part.keys().get("workflow_url") is None:
         text = f"{option('result_json_path', path)}: there is no workflow server whose response has this place"
         hint = f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; for a file: {option('result_file')}"
@@ -241,7 +241,7 @@ def plan_of(
     require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
     validation, own = _validation(config, file, builder, (reward, judging), overrides)
-    _, part = part_of(config, "trainers", loop.trainer)
+    _, part = part_of(config, "trainers")
     trainer = shipped("trainers", "trainer", part, where)
     identity = {
         "sections": _identity(config),
@@ -387,7 +387,7 @@ def _validation(
         scoring = _scoring(own, beside, where)
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
-        name, _ = part_of(own, "trajectory_builders", own.finetuning.trajectory_builder)
+        name, _ = part_of(own, "trajectory_builders")
         parts = (("llms", target_of(own)), ("trajectory_builders", name))
         stated = {key for part, title in parts for key in (document.get(part) or {}).get(title) or {}}
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}

@@ -20,6 +20,19 @@ from gymdata.rollouts.sequences import RolloutSequences
 from gymdata.store.paths import Facts
 
 
+def refuse_unknown_ids(ids: Array, vocab_size: int | None, model: str, where: str = "") -> None:
+    """Raises RefusedError (T206) for one of ``ids`` (some) that is not in the vocabulary of ``model``; its size None: not
+    known."""
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        known = "" if vocab_size is None else f" (0 to {vocab_size - 1})"
+        raise RefusedError(
+            f"{where}token id {low if low < 0 else high} is not in the vocabulary of {model}{known}",
+            code="T206",
+            hint="these tokens were sampled with another tokenizer",
+        )
+
+
 @dataclass(frozen=True)
 class ToScore:
     """n sequences: of ``token_ids`` (int32), those with ``mask`` (bool, a list per sequence) are scored at ``temperature``
@@ -85,16 +98,9 @@ class ToScore:
     def refuse_unscorable(self, vocab_size: int, max_length: int | None, model: str) -> None:
         """Raises RefusedError for what ``model`` cannot read: an id that is not in its vocabulary (T206), a sequence
         that is longer than it reads, or a scored token with nothing before it (T205)."""
-        ids = self.token_ids.values
-        if not len(ids):
+        if not len(self.token_ids.values):
             return
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocab_size:
-            raise RefusedError(
-                f"token id {low if low < 0 else high} is not in the vocabulary of {model} (0 to {vocab_size - 1})",
-                code="T206",
-                hint="these tokens were sampled with another tokenizer",
-            )
+        refuse_unknown_ids(self.token_ids.values, vocab_size, model)
         longest = int(self.lengths.max())
         if max_length is not None and longest > max_length:
             raise RefusedError(f"the longest sequence has {longest:,} tokens, {model} reads at most {max_length:,}")

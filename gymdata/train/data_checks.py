@@ -7,6 +7,7 @@ import numpy as np
 from gymdata.credit.estimators import ALL
 from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.models.model_identity import ModelFacts, check_tokenizer
+from gymdata.models.scoring import refuse_unknown_ids
 from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import sampling_biases, truncations
 from gymdata.rollouts.ragged import Ragged
@@ -35,7 +36,7 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    check_vocabulary(data.sequences.extent, model, source)
+    refuse_unknown_ids(data.sequences.extent, model.vocab_size, model.path, f"{source}: ")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model)
@@ -158,19 +159,6 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
             f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
             "from the rewards. Rollouts of a task that all have the same reward have no advantage (`gymdata experience "
             "--zero-variance keep` writes them): collect more rollouts per task, or tasks that are sometimes solved"
-        )
-
-
-def check_vocabulary(ids: np.ndarray, model: ModelFacts, source: str) -> None:
-    """Raises RefusedError (T206) for an id that the model has no embedding of; ``ids``: the lowest and the highest among
-    them."""
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or (model.vocab_size is not None and high >= model.vocab_size):
-        raise RefusedError(
-            f"{source}: token id {low if low < 0 else high} is not in the vocabulary of {model.path} "
-            f"(0 to {model.vocab_size})",
-            code="T206",
-            hint="these tokens were sampled with another tokenizer",
         )
 
 

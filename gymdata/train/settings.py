@@ -340,10 +340,6 @@ class RolloutsConfig(RenderedConfig):
         rendered = bool(self.allow_rendered)
         return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
 
-    def seen(self) -> set[bytes] | None:
-        """An empty set for the keys of trained sequences, by which duplicates are found; None to keep duplicates."""
-        return None if self.keep_duplicates else set()
-
 
 class TrainSftConfig(RolloutsConfig):
     """``gymdata train-sft``. With ``packing`` a batch size counts rows."""
@@ -385,7 +381,7 @@ class TrainSftConfig(RolloutsConfig):
         else:
             sequences = self.sequences(source, chosen, rows)
             found = (training_experiences(made, self.max_length, source) for *_, made in sequences)
-        total, seen = table.num_rows, self.seen()
+        total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
         for data in found:
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
             yield trained_once(data, counts | ({"groups_of_equal_rewards": tied} if tied else {}), seen)
@@ -418,7 +414,7 @@ class TrainKtoConfig(RolloutsConfig):
         chosen, desirable, counts = rollouts_to_label(
             self.scored(table, source), self.threshold, source, self.target_model
         )
-        seen = self.seen()
+        seen = None if self.keep_duplicates else set[bytes]()
         for numbers, ids, made in self.sequences(source, chosen, rows):
             label_of = dict(zip(ids, desirable[numbers].tolist(), strict=True))
             data = training_experiences(made, self.max_length, source)
