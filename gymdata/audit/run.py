@@ -54,8 +54,7 @@ def audit(
     RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.
     """
-    given = {**settings, "model": model if model is not None else settings.get("model")}
-    config = AuditConfig.called_with(audit, config, given).checked()
+    config = AuditConfig.called_with(audit, config, {**settings, "model": model}).checked()
     sources = paths_of(path, "audit")
     for source in sources:
         files_of(source)

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -65,8 +65,8 @@ class DoctorReport(Report):
         return all(check.state != "fault" for check in self.checks)
 
     def to_dict(self) -> Figures:
-        made = [{"name": c.name, "state": c.state, "found": c.found, "advice": c.advice} for c in self.checks]
-        return {"ok": self.ok, "checks": made, **({"estimate": self.model.to_dict()} if self.model else {})}
+        checks = [asdict(check) for check in self.checks]
+        return {"ok": self.ok, "checks": checks, **({"estimate": self.model.to_dict()} if self.model else {})}
 
     def rows(self) -> list[Row]:
         faults = sum(check.state == "fault" for check in self.checks)

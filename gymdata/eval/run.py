@@ -147,7 +147,7 @@ def evaluate(
     """
     named = {"model": None if model is None else str(model)}
     named["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else None if tasks is None else IN_MEMORY
-    config = EvalConfig.called_with(evaluate, config, {**settings, **{k: v for k, v in named.items() if v is not None}})
+    config = EvalConfig.called_with(evaluate, config, {**settings, **named})
     if reward is None and not config.reward and env is None and not config.env and config.workflow_url is None:
         raise UsageError(
             "eval: nothing scores the rollouts",

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
@@ -325,10 +325,10 @@ class _Training:
         worker = launch.machine_rank(self.config) > 0
         if worker:
             return self.in_temporary(worker=True)
-        state = _state(out, job, defaults, overwrite=overwrite)
+        finished = _is_finished(out, job, defaults, overwrite=overwrite)
         if dry_run:
             return self.in_temporary(worker=False)
-        if state == "finished":
+        if finished:
             self.progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
             if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
                 # It was killed after SUCCESS, or another process works there.
@@ -349,7 +349,7 @@ class _Training:
             begins = True
             if overwrite and not fresh:
                 _clear(out, keep=DATA)
-            _state(out, job, defaults, overwrite=overwrite)
+            _is_finished(out, job, defaults, overwrite=overwrite)
             write_text(out / JOB / "job.json", json.dumps(plain(job), indent=2))
             write_run_json(out, {**self.begun, "status": "running"})
             log_to(out)
@@ -477,14 +477,14 @@ def _is_training(out: Path) -> bool:
     return (out / JOB / "job.json").is_file() or (out / RUN_JSON).is_file()
 
 
-def _state(out: Path, job: Job, defaults: Settings, *, overwrite: bool) -> Literal["nothing", "resumable", "finished"]:
-    """The existing state of this training in ``out``. Raises StoreError when it holds another one.
+def _is_finished(out: Path, job: Job, defaults: Settings, *, overwrite: bool) -> bool:
+    """Whether this training is finished in ``out``. Raises StoreError when that holds another one.
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
     """
     finished = (out / SUCCESS).is_file()
     if overwrite or not (finished or _checkpoints(out)):
-        return "nothing"
+        return False
     try:
         was: Job = json.loads((out / JOB / "job.json").read_text())
     except (FileNotFoundError, ValueError) as error:
@@ -499,7 +499,7 @@ def _state(out: Path, job: Job, defaults: Settings, *, overwrite: bool) -> Liter
     changed = differences(recorded, requested, defaults)
     if changed:
         raise StoreError.other_identity(out, changed)
-    return "finished" if finished else "resumable"
+    return finished
 
 
 def _checkpoints(out: Path) -> bool:
