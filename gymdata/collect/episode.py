@@ -210,42 +210,39 @@ class Rollout:
             self.failure = ends.no_room_at_start(f"{len(self.prompt):,}", setting.limits)
 
     async def _turns(self, first: Generation | OutsideError | None) -> None:
+        """Record one model call after the other, and continue with the next prompt, until the rollout ends."""
+        setting, chat = self.setting, self.setting.chat
+        assert chat is not None
         while self.outcome is None:
             self._place = f"turn {len(self.encoder.turns)}"
             if isinstance(first, OutsideError):
                 raise first
-            generation = first or (await self.setting.sample(self.request()))[0]
+            generation = first or (await setting.sample(self.request()))[0]
             first = None
-            await self._take(generation)
-
-    async def _take(self, generation: Generation) -> None:
-        """Record one model call, then continue with the next prompt or end the rollout."""
-        setting, chat = self.setting, self.setting.chat
-        assert chat is not None
-        turn = self._encode(generation)
-        if setting.on_break == "fail" and turn["prefix_length"] < len(self.held):
-            raise ends.broken(turn["prefix_length"])
-        message = chat.parse(generation.token_ids, self.tools)
-        before = [*self.messages, message]
-        self.messages = before
-        self.produced_by.append(len(self.encoder.turns) - 1)
-        self.finish_reason = generation.finish_reason
-        self.outcome = ends.after_generation(generation.finish_reason, len(generation.token_ids), setting.limits)
-        if self.outcome is not None:
-            return
-        assert self._episode is not None
-        with setting.spent.on("environment"):
-            step = await self._episode.step(copy.deepcopy(message))
-        _add_reward(turn, step.reward)
-        self.messages = [*before, *copy.deepcopy(step.messages)]
-        self.produced_by += [None] * len(step.messages)
-        self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
-        if self.outcome is not None:
-            return
-        self.held = [*generation.prompt_token_ids, *generation.token_ids]
-        self.prompt = setting.prompt_after(self.held, before, self.messages[len(before) :], self.tools)
-        if setting.limits.room(len(self.prompt)) < 1:
-            self.outcome = ends.NO_ROOM
+            turn = self._encode(generation)
+            if setting.on_break == "fail" and turn["prefix_length"] < len(self.held):
+                raise ends.broken(turn["prefix_length"])
+            message = chat.parse(generation.token_ids, self.tools)
+            before = [*self.messages, message]
+            self.messages = before
+            self.produced_by.append(len(self.encoder.turns) - 1)
+            self.finish_reason = generation.finish_reason
+            self.outcome = ends.after_generation(generation.finish_reason, len(generation.token_ids), setting.limits)
+            if self.outcome is not None:
+                return
+            assert self._episode is not None
+            with setting.spent.on("environment"):
+                step = await self._episode.step(copy.deepcopy(message))
+            _add_reward(turn, step.reward)
+            self.messages = [*before, *copy.deepcopy(step.messages)]
+            self.produced_by += [None] * len(step.messages)
+            self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
+            if self.outcome is not None:
+                return
+            self.held = [*generation.prompt_token_ids, *generation.token_ids]
+            self.prompt = setting.prompt_after(self.held, before, self.messages[len(before) :], self.tools)
+            if setting.limits.room(len(self.prompt)) < 1:
+                self.outcome = ends.NO_ROOM
 
     def _encode(self, generation: Generation) -> Turn:
         # Own copies: in process, the reported prompt is the very list that was passed in.

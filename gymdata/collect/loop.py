@@ -28,6 +28,8 @@ from gymdata.store import Run
 from gymdata.workers.signals import Stop, together
 
 Sink = Callable[[Rollout], Awaitable[None]]
+#: Plays a rollout to its end, given its first generation (or its error) where that was sampled with its group.
+Play = Callable[[Rollout, Generation | OutsideError | None], Awaitable[None]]
 
 
 async def play_all(
@@ -49,7 +51,8 @@ async def play_all(
     workers = max(1, concurrency // len(first.indexes))
     died: list[Failure] = []
 
-    async def finish(rollout: Rollout) -> None:
+    async def play(rollout: Rollout, first: Generation | OutsideError | None) -> None:
+        await rollout.play(first)
         if rollout.failure is not None and rollout.failure.fatal:
             died.append(rollout.failure)
             stop.drain()
@@ -60,7 +63,7 @@ async def play_all(
             for at in range(0, len(group.indexes), concurrency):
                 if stop.draining:
                     return
-                await _play_group(setting, group, group.indexes[at : at + concurrency], finish)
+                await _play_group(setting, group, group.indexes[at : at + concurrency], play)
 
     await together(worker() for _ in range(workers))
     if died:
@@ -68,14 +71,14 @@ async def play_all(
         raise OutsideError(kind, died[0].message.removeprefix(f"{kind}: "), hint=died[0].hint, fatal=True)
 
 
-async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], finish: Sink) -> None:
+async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], play: Play) -> None:
     """The members of one group. The first turn of neighbours is one request; then each continues alone."""
     kind = Rollout if setting.workflow is None else WorkflowRollout
     make = kind if setting.agents is None else setting.agents.rollout
     rollouts = [make(setting, group.task, index) for index in indexes]
     if len(rollouts) == 1:
         await rollouts[0].begin()
-        await _go_on(rollouts[0], None, finish)
+        await play(rollouts[0], None)
         return
     await together(rollout.begin() for rollout in rollouts)
     # Consecutive indexes with the same prompt; those that have ended already are runs of their own.
@@ -87,10 +90,10 @@ async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[i
             runs[-1].append(rollout)
         else:
             runs.append([rollout])
-    await together(_play_neighbours(run, finish) for run in runs)
+    await together(_play_neighbours(run, play) for run in runs)
 
 
-async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
+async def _play_neighbours(run: list[Rollout], play: Play) -> None:
     firsts: list[Generation | OutsideError | None] = [None] * len(run)
     if not run[0].over:
         try:
@@ -103,12 +106,7 @@ async def _play_neighbours(run: list[Rollout], finish: Sink) -> None:
                 rollout.out_of_time()
         except OutsideError as error:
             firsts = [error] * len(run)
-    await together(_go_on(rollout, first, finish) for rollout, first in zip(run, firsts, strict=True))
-
-
-async def _go_on(rollout: Rollout, first: Generation | OutsideError | None, finish: Sink) -> None:
-    await rollout.play(first)
-    await finish(rollout)
+    await together(play(rollout, first) for rollout, first in zip(run, firsts, strict=True))
 
 
 __all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Stop"]
