@@ -11,9 +11,10 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +22,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, StoreError
-from gymdata.pairs import select
-from gymdata.pairs.contents import COLUMNS, CONTENTS, contents, message_keys, token_columns, trained_keys
+from gymdata.pairs.contents import COLUMNS, CONTENTS, COPIED, TOKENS, message_keys, token_columns, trained_keys
 from gymdata.pairs.groups import run_starts
+from gymdata.pairs.select import at_fork, pair_id
 from gymdata.pairs.settings import PairsConfig
 from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.ragged import Ints, Ragged, first_like
-from gymdata.rollouts.schema import HASHES, ROLLOUTS
+from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS
 from gymdata.rollouts.sequences import require_agents
 from gymdata.store import scan_batches
 from gymdata.store.lineage import vocabulary
 from gymdata.store.paths import Source
 from gymdata.store.run_json import unnamed_file
-from gymdata.store.tables import files_of, scan_source
+from gymdata.store.tables import files_of, scan_source, shaped
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
@@ -66,21 +67,33 @@ class RolloutFile:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """The contents of a file's rollouts that are True in a mask, in batches, here or in a worker."""
+def read_contents(
+    job: tuple[RolloutFile, npt.NDArray[np.bool_]], agents: Sequence[str], rendered: bool
+) -> Iterator[pa.Table]:
+    """A row of ``CONTENTS`` for each rollout of a file that is True in a mask, in batches, here or in a worker.
 
-    agents: Sequence[str]
-    rendered: bool
-
-    def __call__(self, job: tuple[RolloutFile, npt.NDArray[np.bool_]]) -> Iterator[pa.Table]:
-        (file, mask), start = job, 0
-        for batch in scan_source(file.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
-            rows = np.flatnonzero(mask[start : start + batch.num_rows])
-            start += batch.num_rows
-            if len(rows):
-                some, where = batch.take(pa.array(rows)), str(file.source.path)
-                yield contents(some, self.agents, where=where, vocab_size=file.vocab_size, rendered=self.rendered)
+    ``agents``: generations of other agents are context (empty: none are). Raises as ``stitch`` does.
+    """
+    (file, mask), start = job, 0
+    for batch in scan_source(file.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
+        rows = np.flatnonzero(mask[start : start + batch.num_rows])
+        start += batch.num_rows
+        if not len(rows):
+            continue
+        some = batch.take(pa.array(rows))
+        tokens = token_columns(
+            some.column("turns"),
+            some.column("rollout_id"),
+            agents,
+            where=str(file.source.path),
+            vocab_size=file.vocab_size,
+            rendered=rendered,
+        )
+        prompt, completion = split_messages(some.column("messages"), some.column("n_turns").to_numpy())
+        more = (*map(some.column, COPIED), prompt, completion, some.column("tools").dictionary_encode())
+        fields = list(CONTENTS)[len(TOKENS) :]
+        columns = [column.cast(field.type) for field, column in zip(fields, more, strict=True)]
+        yield pa.Table.from_arrays([*tokens.columns, *columns], schema=CONTENTS)
 
 
 def read_rollouts(
@@ -167,7 +180,7 @@ class Candidates:
         self._ends, self._spans = [0], list[tuple[int, int]]()
 
     def read(self, rows: Ints) -> None:
-        """Read the contents of those ``rows`` of the frame that were not read before. Raises as ``contents``, and DataError
+        """Read the contents of those ``rows`` of the frame that were not read before. Raises as ``stitch``, and DataError
         when they are not the rollouts that were selected."""
         unread = np.zeros(len(self.frame) + 1, np.bool_)
         unread[rows] = self._position[rows] < 0
@@ -180,8 +193,8 @@ class Candidates:
                 jobs.append((file, mask))
                 frame_rows.append(row_of[mask])
         order, start = np.concatenate(frame_rows), 0
-        reader = _Reader(self._config.target_agents, bool(self._config.allow_rendered))
-        tables = in_order(reader, jobs, self._config.workers, lambda job: str(job[0].source.path))
+        read = partial(read_contents, agents=self._config.target_agents, rendered=bool(self._config.allow_rendered))
+        tables = in_order(read, jobs, self._config.workers, lambda job: str(job[0].source.path))
         with contextlib.closing(tables):
             for table in tables:
                 self._add(order[start : start + table.num_rows], table)
@@ -275,10 +288,33 @@ class PairBatches:
             give_back()
 
     def _table(self, rollouts: pa.Table, chosen: Ints, rejected: Ints, margin: npt.NDArray[np.float64]) -> pa.Table:
-        table = select.pair_rows(
-            rollouts, chosen, rejected, margin, source=self.source, score_name=self.score_name, rendered=self.rendered
-        )
-        return select.at_fork(table) if self.fork else table
+        """The pairs of the rows ``chosen`` and ``rejected`` of ``rollouts`` (``CONTENTS``)."""
+        better, worse = rollouts.take(pa.array(chosen)), rollouts.take(pa.array(rejected))
+        ids = zip(better["rollout_id"].to_pylist(), worse["rollout_id"].to_pylist(), strict=True)
+        n = len(margin)
+        columns: dict[str, Any] = {
+            "pair_id": pa.array([pair_id(a, b, self.source, self.score_name) for a, b in ids], pa.string()),
+            **{name: better[name] for name in ("run_id", "task_id")},
+            "tools": better["tools"],
+            "prompt": better["prompt_messages"],
+            "chosen": better["completion_messages"],
+            "rejected": worse["completion_messages"],
+            "chosen_rollout_id": better["rollout_id"],
+            "rejected_rollout_id": worse["rollout_id"],
+            "margin": pa.array(margin),
+            "weight": pa.array(np.ones(n)),
+            "source": pa.array([self.source] * n, pa.string()),
+            "score": pa.array([self.score_name] * n, pa.string()),
+            **{name: better[name] for name in ("policy_hash", "policy_version", "temperature")},
+            "prompt_ids": better["prompt_ids"],
+        }
+        for part in ("ids", "mask", "logprobs"):
+            columns[f"chosen_{part}"] = better[f"completion_{part}"]
+            columns[f"rejected_{part}"] = worse[f"completion_{part}"]
+        if self.rendered:
+            columns["rendered"] = pc.or_(better["rendered"], worse["rendered"])
+        table = shaped(pa.table(columns), PAIRS)
+        return at_fork(table) if self.fork else table
 
     @property
     def schema(self) -> pa.Schema:

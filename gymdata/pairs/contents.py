@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from gymdata.rollouts.messages import split_messages
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
@@ -38,43 +37,20 @@ TOKENS = pa.schema(
 )
 
 
-#: Columns of rollouts that ``contents`` is made of, and that it has as they are.
-_COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
-COLUMNS = (*_COPIED, "n_turns", "messages", "tools", "turns")
-#: Columns that ``contents`` adds. Tools are few texts in many rows.
+#: Columns of rollouts that contents have as they are, and all that they are made of.
+COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
+COLUMNS = (*COPIED, "n_turns", "messages", "tools", "turns")
 _MESSAGES = ROLLOUTS.schema.field("messages").type
+#: Tools are few texts in many rows.
 CONTENTS = pa.schema(
     [
         *TOKENS,
-        *(ROLLOUTS.schema.field(name) for name in _COPIED),
+        *(ROLLOUTS.schema.field(name) for name in COPIED),
         pa.field("prompt_messages", _MESSAGES),
         pa.field("completion_messages", _MESSAGES),
         pa.field("tools", pa.dictionary(pa.int32(), pa.string())),
     ]
 )
-
-
-def contents(
-    batch: pa.RecordBatch,
-    agents: Collection[str] = (),
-    *,
-    where: str = "",
-    vocab_size: int | None = None,
-    rendered: bool = False,
-) -> pa.Table:
-    """One row of ``CONTENTS`` for each row of ``batch`` (``COLUMNS``).
-
-    ``agents``: generations of other agents are context (empty: none are). Raises as ``stitch`` does.
-    """
-    ids = batch.column("rollout_id")
-    turns = batch.column("turns")
-    tokens = token_columns(turns, ids, agents, where=where, vocab_size=vocab_size, rendered=rendered)
-    prompt, completion = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())
-    tools = batch.column("tools").dictionary_encode()
-    more = (*map(batch.column, _COPIED), prompt, completion, tools)
-    fields = list(CONTENTS)[len(TOKENS) :]
-    columns = [column.cast(field.type) for field, column in zip(fields, more, strict=True)]
-    return pa.Table.from_arrays([*tokens.columns, *columns], schema=CONTENTS)
 
 
 def token_columns(

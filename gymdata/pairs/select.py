@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.pairs.groups import Groups, ranks, run_starts
 from gymdata.pairs.strategies import STRATEGIES
 from gymdata.rollouts.ragged import Array, Ints, Ragged, first_like
-from gymdata.rollouts.schema import PAIRS, conform
 
 #: Two scores closer than this are equal; a margin must beat the wanted one by more than this.
 TOLERANCE = 1e-9
@@ -314,47 +313,6 @@ class _Candidates:
         out = np.zeros(len(self.alive), dtype=bool)
         out[longer[np.lexsort((tie_break, -self.margin[longer]))[allowed:]]] = True
         self.drop("length_balance", out)
-
-
-def pair_rows(
-    rollouts: pa.Table,
-    chosen: Ints,
-    rejected: Ints,
-    margin: npt.NDArray[np.float64],
-    *,
-    source: str,
-    score_name: str,
-    rendered: bool = False,
-) -> pa.Table:
-    """The pairs table of the rows ``chosen`` and ``rejected`` of ``rollouts`` (``gymdata.pairs.contents.CONTENTS``).
-
-    ``rendered``: whether the table has that column.
-    """
-    better, worse = rollouts.take(pa.array(chosen)), rollouts.take(pa.array(rejected))
-    ids = zip(better["rollout_id"].to_pylist(), worse["rollout_id"].to_pylist(), strict=True)
-    n = len(margin)
-    columns: dict[str, Any] = {
-        "pair_id": pa.array([pair_id(a, b, source, score_name) for a, b in ids], pa.string()),
-        **{name: better[name] for name in ("run_id", "task_id")},
-        "tools": better["tools"],
-        "prompt": better["prompt_messages"],
-        "chosen": better["completion_messages"],
-        "rejected": worse["completion_messages"],
-        "chosen_rollout_id": better["rollout_id"],
-        "rejected_rollout_id": worse["rollout_id"],
-        "margin": pa.array(margin),
-        "weight": pa.array(np.ones(n)),
-        "source": pa.array([source] * n, pa.string()),
-        "score": pa.array([score_name] * n, pa.string()),
-        **{name: better[name] for name in ("policy_hash", "policy_version", "temperature")},
-        "prompt_ids": better["prompt_ids"],
-    }
-    for part in ("ids", "mask", "logprobs"):
-        columns[f"chosen_{part}"] = better[f"completion_{part}"]
-        columns[f"rejected_{part}"] = worse[f"completion_{part}"]
-    if rendered:
-        columns["rendered"] = pc.or_(better["rendered"], worse["rendered"])
-    return conform(pa.table(columns), PAIRS, "pairs")
 
 
 def pair_id(chosen_rollout_id: str, rejected_rollout_id: str, source: str, score_name: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables, their versions, and how a table is brought into the shape of its schema.
+"""The tables and their versions.
 
 Invariants: Parquet and JSONL hold the same columns; a file says which table and version it is; a newer version is
 refused and an older one read; a column is nullable exactly when its meaning allows "not known".
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.errors import DataError, counted, plural
+from gymdata.errors import DataError
 
 SCHEMA_KEY = b"gymdata.schema"
 VERSION_KEY = b"gymdata.version"
@@ -404,36 +404,6 @@ ANNOTATIONS = Table(
 TABLES: dict[str, Table] = {
     t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT, ANNOTATIONS)
 }
-
-
-def conform(data: pa.Table, table: Table, where: str = "table") -> pa.Table:
-    """``data`` with exactly the columns, order and types of ``table``, its name and version in the metadata.
-
-    Optional columns that are absent stay absent; unknown columns are dropped only by the caller's choice, so here they
-    are an error. Raises DataError for a missing or unknown column, a type that cannot be cast without loss, or a null
-    where the schema has none.
-    """
-    missing = [c for c in table.required() if c not in data.column_names]
-    if missing:
-        raise DataError.missing_columns(where, table.name, missing, data.column_names)
-    unknown = [c for c in data.column_names if c not in table.schema.names]
-    if unknown:
-        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
-    fields = [f for f in table.schema if f.name in data.column_names]
-    columns = []
-    for f in fields:
-        column = data.column(f.name)
-        if not f.nullable and column.null_count:
-            raise DataError(
-                f"{where}: column {f.name!r} of {table.name} has {counted(column.null_count, 'null value')}"
-            )
-        try:
-            columns.append(column if column.type == f.type else column.cast(f.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(
-                f"{where}: column {f.name!r} of {table.name}: got {column.type}, expected {f.type}: {error}"
-            ) from error
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
 
 
 def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Table | None = None) -> str | None:
