@@ -75,18 +75,12 @@ def refuse_unsound_turns(
     flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
     if flat.rendered is not None and not rendered:
         found = np.flatnonzero(flat.rendered)
-        name = rollout_ids[int(flat.rollout[found[0]])].as_py()
-        raise rendered_ids(where, f"rollout {name}, turn {flat.number[found[0]]}", f"{len(found):,} turns")
-
+        raise rendered_ids(where, flat.place(found[0], rollout_ids), f"{len(found):,} turns")
     logprobs = unless_rendered(flat.logprobs, flat.rendered)
-
-    def named(turn: int) -> str:
-        return f"rollout {rollout_ids[int(flat.rollout[turn])].as_py()}, turn {flat.number[turn]}"
-
     refuse_unsound(
         (Lists("the prompt", flat.delta), Lists("the generation", flat.generation)),
         Lists("generated token", _without_unknown(logprobs) if unknown else logprobs),
-        named,
+        lambda turn: flat.place(turn, rollout_ids),
         where,
         vocab_size,
     )

@@ -174,14 +174,15 @@ class TurnColumns:
         match (T209)."""
         for k in np.flatnonzero((self.parent < -1) | (self.parent >= self.number))[:1]:
             what = f"got parent {self.parent[k]}, expected an earlier turn or -1"
-            raise DataError.altered("T210", self._place(k, rollout_ids), what)
+            raise DataError.altered("T210", self.place(k, rollout_ids), what)
         for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.held))[:1]:
             what = f"got prefix_length {self.prefix[k]}, expected 0 to {self.held[k]}"
-            raise DataError.altered("T210", self._place(k, rollout_ids), what)
+            raise DataError.altered("T210", self.place(k, rollout_ids), what)
         for k in np.flatnonzero(self.digests() != self.digest)[:1]:
-            raise DataError.altered("T209", self._place(k, rollout_ids), "its content does not match its digest")
+            raise DataError.altered("T209", self.place(k, rollout_ids), "its content does not match its digest")
 
-    def _place(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
+    def place(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
+        """What messages call a turn."""
         return f"rollout {rollout_ids[int(self.rollout[turn])].as_py()}, turn {self.number[turn]}"
 
     def prompts(self) -> Ragged:
