@@ -1,7 +1,7 @@
 """The policy losses of ``train-rl``: one file of this folder each, or a small family; other packages add theirs by the
 entry-point group ``gymdata.losses``.
 
-``python .ci/losses_page.py --write gymdata/docs`` writes the documentation's table after a change.
+``make schemas`` writes the documentation's table after a change.
 """
 
 from __future__ import annotations
