@@ -12,15 +12,23 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NoReturn
 
+import pytest
+
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import reading, write_table
+from gymdata.store import reading, tables, write_table
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
 from tests.rollout_files import rollout, rollouts_table, two_turns
 from tests.validate.generate import NATIVE_PLANTS, NEMO_PLANTS, native_rows, nemo_rows, plant, write_lines
 
 Rows = list[dict[str, Any]]
+
+
+def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read at a time is a few rows, and a row group of what is written is, too."""
+    monkeypatch.setattr(tables.ParquetSink, "group_tokens", 150)
+    monkeypatch.setattr(tables, "PARSE_BYTES", 20_000)
 
 
 def planted(rows: Rows, plants: Sequence[Any]) -> Rows:

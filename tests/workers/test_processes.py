@@ -71,8 +71,14 @@ def test_an_error_and_what_was_reported_come_in_their_places(workers: int) -> No
     assert lines[2:] == ["piece 3 is odd", "piece 3 is damaged"]
     assert found.damage == ["piece 3 is damaged"]
     error = caught.value
-    assert (str(error), error.code, error.exit_code) == ("T205: nothing\n  → another", "T205", 1)
-    assert (error.where, error.got, error.expected) == ("here", "3", "a turn")
+    assert (str(error), error.code, error.where, error.got, error.expected, error.exit_code) == (
+        "T205: nothing\n  → another",
+        "T205",
+        "here",
+        "3",
+        "a turn",
+        1,
+    )
 
 
 def test_a_defect_says_where_it_was() -> None:

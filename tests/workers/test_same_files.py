@@ -76,9 +76,13 @@ def trajectories(folder: Path) -> list[str]:
 @pytest.mark.matrix("gym_lines", "unfit_rows")
 @pytest.mark.parametrize("shape", [gym_lines, gym_files, unfit_rows, trajectories], ids=lambda s: s.__name__)
 def test_an_import_is_the_same(
-    shape: Callable[[Path], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: Callable[[Path], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Rows, ids, groups, rejected lines, counts, messages and exit code; in Parquet and in JSON lines."""
+    inputs.in_small_batches(monkeypatch)
     files, output = shape(tmp_path), tmp_path / "out"
     capsys.readouterr()
     words = ["import", *files, "--run-id", "run", "-o", str(output / "run")]
@@ -91,6 +95,7 @@ def test_an_import_is_the_same(
 
 def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of several files, and one that was stopped after the first of them and is resumed, by either."""
+    inputs.in_small_batches(monkeypatch)
     monkeypatch.setattr(run, "PART_TOKENS", 700)
     (file,) = gym_lines(tmp_path)
     for workers in (1, 2):
@@ -110,8 +115,11 @@ def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.torch
-def test_prompts_are_rebuilt_by_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_rebuilt_by_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each worker loads the tokenizer; what cannot be rebuilt is named with its line and rollout."""
+    inputs.in_small_batches(monkeypatch)
     rows = nemo_rows(20)
     for row in rows[3::4]:
         with_ids(row, 2).pop("prompt_token_ids")
@@ -161,9 +169,15 @@ FORMATS = [
 @pytest.mark.matrix("parts-nemo-gym-jsonl", "of_pairs-trl-preference-jsonl")
 @pytest.mark.parametrize(("shape", "format", "suffix"), FORMATS, ids=lambda given: getattr(given, "__name__", given))
 def test_an_export_is_the_same(
-    shape: Callable[[Path], str], format: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: Callable[[Path], str],
+    format: str,
+    suffix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Lines, account, messages and exit code, in every kind of format."""
+    inputs.in_small_batches(monkeypatch)
     path, output = shape(tmp_path), tmp_path / "out"
     capsys.readouterr()
     words = ["export", path, "--format", format, "-o", str(output / f"rows.{suffix}")]
@@ -175,9 +189,10 @@ def test_an_export_is_the_same(
 @pytest.mark.matrix("page")
 @pytest.mark.parametrize("fault", ["id", "page"])
 def test_what_stops_an_export_stops_it_with_the_same_words(
-    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An id that no consumer may take, and a file that is not as it was recorded; nothing is left of the output."""
+    inputs.in_small_batches(monkeypatch)
     rows = inputs.native(40)
     if fault == "id":
         rows[33]["turns"][0]["generation_token_ids"][0] = -4
@@ -226,9 +241,14 @@ def with_journal(folder: Path) -> list[str]:
     ids="-".join,
 )
 def test_training_files_are_the_same(
-    shape: Callable[[Path], list[str]], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: Callable[[Path], list[str]],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Pairs, experiences, their accounts and run.json, which does not record the workers."""
+    inputs.in_small_batches(monkeypatch)
     runs, output = shape(tmp_path), tmp_path / "out"
     command = [words[0], *runs, *words[1:], "-o", str(output / "made")]
     one = made(capsys, output, *command)
@@ -238,8 +258,11 @@ def test_training_files_are_the_same(
     assert main([*command, "--workers", "3"]) == one[0]
 
 
-def test_an_unsound_rollout_stops_pairs_with_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsound_rollout_stops_pairs_with_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a worker refuses is named as one process names it."""
+    inputs.in_small_batches(monkeypatch)
     rows = inputs.scored(40)
     rows[30]["turns"][0]["generation_log_probs"][0] = float("nan")
     output = tmp_path / "out"

@@ -13,6 +13,7 @@ import sample_data
 from gymdata.cli.main import main
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
+from gymdata.validate.run import validate
 from tests.rollout_files import rollouts_table
 from tests.validate.generate import write_lines, write_native
 from tests.workers import inputs
@@ -100,9 +101,13 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 @pytest.mark.matrix("run_with_journal", "damaged_page", "nemo")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.__name__)
 def test_the_report_does_not_depend_on_the_workers(
-    shape: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shape: Callable[[Path], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """JSON, text, standard error and exit code are those of one process, whatever the input is."""
+    inputs.in_small_batches(monkeypatch)
     path = str(shape(tmp_path))
     as_json, shown = said(capsys, path, "--json"), said(capsys, path, "-v")
     assert as_json[0] == 1
@@ -110,8 +115,18 @@ def test_the_report_does_not_depend_on_the_workers(
     assert said(capsys, path, "-v", "--workers", "3") == shown
 
 
-def test_settings_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_reach_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which codes count, and the tokenizer that bounds ids and tells the cause of a break, are those of the call."""
+    inputs.in_small_batches(monkeypatch)
     file, tokenizer = str(nemo(tmp_path)), str(Path(sample_data.__file__).parent / "policy")
     for more in (["--strict"], ["--select", "T2", "--ignore", "T206"], ["--select", "T2", "--tokenizer", tokenizer]):
         assert said(capsys, file, *more, "--json", "--workers", "2") == said(capsys, file, *more, "--json")
+
+
+def test_the_function_takes_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``gymdata.validate(path, workers=2)`` is the command."""
+    inputs.in_small_batches(monkeypatch)
+    file = one_file(tmp_path)
+    assert validate(file, workers=2).to_dict() == validate(file).to_dict()
