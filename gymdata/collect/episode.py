@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -27,11 +27,14 @@ from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
 from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
-from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict, Workflow
+from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
 from gymdata.errors import GymdataError, OutsideError
 from gymdata.rollouts.messages import Message, RolloutRow, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
+
+if TYPE_CHECKING:
+    from gymdata.environments.workflow import HttpWorkflow
 
 #: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
@@ -54,7 +57,7 @@ class EpisodeConfig:
     on_break: Literal["keep", "fail"] = "keep"
     next_prompt: NextPrompt | None = None
     #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
-    workflow: Workflow | None = None
+    workflow: HttpWorkflow | None = None
     #: Plays and writes the rollouts of agents, which call the model by themselves.
     agents: Agents | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -42,7 +42,7 @@ from gymdata.environments import (
     load_user,
     server_url,
 )
-from gymdata.environments.port import Environment, User, Workflow
+from gymdata.environments.port import Environment, User
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.responses import conversation_of, task_body, verify_body
 from gymdata.errors import DataError, OutsideError, UsageError, require
@@ -59,6 +59,7 @@ from gymdata.urls import with_scheme
 
 if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
+    from gymdata.environments.workflow import HttpWorkflow
 
 #: Prompts that are rendered to see whether the context holds them; rendering takes about a millisecond.
 _PROMPTS = 200
@@ -277,21 +278,21 @@ class Parts:
     model: Facts
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
-    workflow: Workflow | None = None
+    workflow: HttpWorkflow | None = None
     #: The prompt of the user's model, rendered for each task.
     user_prompt: TextTemplate | None = None
     #: Calls the model in the environment's place.
     agent: Agent | None = None
 
     @property
-    def source(self) -> Sampler | Workflow:
+    def source(self) -> Sampler | HttpWorkflow:
         """The source of rollouts, which is started and closed: the sampler, or the workflow."""
         source = self.workflow or self.sampler
         assert source is not None
         return source
 
     @property
-    def place(self) -> Environment | Workflow | Agent:
+    def place(self) -> Environment | HttpWorkflow | Agent:
         part = self.workflow or self.agent or self.environment
         assert part is not None
         return part

@@ -1,4 +1,4 @@
-"""Where rollouts happen: the protocols of environments, their episodes, and workflows."""
+"""Where rollouts happen: the protocols of environments and their episodes, and what a workflow is given and answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gymdata.engines.port import Generation
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
-from gymdata.store.paths import Facts, Identity
+from gymdata.store.paths import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +114,3 @@ class RemoteRequest:
     rollout_index: int
     seed: int
     sampling: Mapping[str, Any]
-
-
-class Workflow(Protocol):
-    """Makes whole rollouts elsewhere. ``identity`` goes to run.json; a change of it is another run."""
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def default_concurrency(self) -> int: ...
-
-    async def start(self) -> Facts:
-        """Open connections; returns facts for run.json."""
-        ...
-
-    async def run(self, request: RemoteRequest) -> RemoteRollout:
-        """Raises OutsideError("environment", …)."""
-        ...
-
-    async def close(self) -> None: ...

@@ -67,7 +67,8 @@ def spelt(path: tuple[str | int, ...]) -> str:
 
 
 class HttpWorkflow:
-    """A ``Workflow`` behind ``url`` (the whole address). ``timeout_s`` is for one try of one rollout."""
+    """Makes whole rollouts elsewhere, behind ``url`` (the whole address). ``timeout_s`` is for one try of one rollout;
+    ``identity`` goes to run.json, and a change of it is another run."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class HttpWorkflow:
         return {"engine": "workflow", "transport": "http", "endpoint": self._http.base}
 
     async def run(self, request: RemoteRequest) -> RemoteRollout:
-        """One rollout. Cancelling drops the connection."""
+        """One rollout. Cancelling drops the connection. Raises OutsideError("environment", …)."""
         row, sampling = self._task_body(request.task), dict(request.sampling)
         row["responses_create_params"] = {
             **row["responses_create_params"],

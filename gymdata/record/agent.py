@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from gymdata.errors import DataError, OutsideError, UsageError, brief
@@ -93,24 +93,6 @@ class AgentResult:
     reward: float | None = None
 
 
-class Agent(Protocol):
-    """Runs attempts. ``identity`` goes to run.json; a change of it is another run."""
-
-    identity: Identity
-
-    def check(self, task: Task) -> None:
-        """Raises DataError for a task that it cannot be given."""
-        ...
-
-    def prepare(self, attempt: Attempt) -> None:
-        """Make the attempt's folder. Raises OSError."""
-        ...
-
-    async def run(self, attempt: Attempt) -> AgentResult:
-        """Raises OutsideError("agent", …). When it is cancelled, the agent is ended."""
-        ...
-
-
 def load_agent(spec: Any, files: Path | None = None, *, isolate: bool = False) -> Agent:
     """The agent that ``--agent`` names, or a function, async or not. Raises UsageError."""
     if files is not None and not files.is_dir():
@@ -159,8 +141,9 @@ def refuse_unreadable(words: Sequence[str], files: Path | None = None) -> None:
             raise UsageError(f"{file}: {reading.stderr.strip()}", hint=f"mend it: {words[0]} cannot run it")
 
 
-class FolderAgent:
-    """What both kinds of agents share: the files that an attempt starts from. ``source``: the identity of its code."""
+class Agent:
+    """Runs attempts, each from the same ``files``. ``source``: the identity of its code; ``identity`` goes to run.json, and
+    a change of it is another run."""
 
     def __init__(self, source: str, files: Path | None) -> None:
         self.files = files
@@ -180,7 +163,7 @@ class FolderAgent:
                 )
 
     def prepare(self, attempt: Attempt) -> None:
-        """Make the attempt's folder: the files that are the same for all tasks, then the task's own."""
+        """Make the attempt's folder: the files that are the same for all tasks, then the task's own. Raises OSError."""
         attempt.folder.mkdir(mode=0o700)
         if self.files is None:
             attempt.work.mkdir()
@@ -191,8 +174,12 @@ class FolderAgent:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
 
+    async def run(self, attempt: Attempt) -> AgentResult:
+        """Raises OutsideError("agent", …). When it is cancelled, the agent is ended."""
+        raise NotImplementedError  # a command and a function have their own
 
-class CommandAgent(FolderAgent):
+
+class CommandAgent(Agent):
     """A command line, run without a shell. ``preset``: with a home folder of its own, called ``name``; ``isolate``: in a
     network namespace from which only the recorder can be reached."""
 
@@ -290,7 +277,7 @@ class CommandAgent(FolderAgent):
         return re.sub(r"\{(prompt|prompt_file|base_url|key)\}", lambda match: values[match[1]], text)
 
 
-class FunctionAgent(FolderAgent):
+class FunctionAgent(Agent):
     """A function, async or not, called in a thread with a loop of its own, so that it cannot hold up the recorder."""
 
     def __init__(self, function: Callable[..., Any], source: str, files: Path | None) -> None:

@@ -14,32 +14,20 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gymdata.rollouts.messages import JsonObject, Message, Tools
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from gymdata.chat.template import TransformersChat
+
 MODEL, CONTEXT = "scripted", 2048
 #: Seconds that requests which a case sends together wait for each other.
 _TOGETHER_S = 3.0
-
-
-class Tokens(Protocol):
-    """The recorder's tokenizer and chat template."""
-
-    stop_token_ids: tuple[int, ...]
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]: ...
-
-    def written_by_template(self, message: Message, tools: Tools) -> list[int] | None: ...
 
 
 @dataclass(slots=True)
@@ -59,10 +47,10 @@ class Draw:
 
 @dataclass
 class ScriptedEngine:
-    """``script``: what the next generations are; without one it samples a few letters. ``failing``: the status of every
-    answer, for now."""
+    """``tokens``: the recorder's tokenizer and chat template; ``script``: what the next generations are; without one it
+    samples a few letters. ``failing``: the status of every answer, for now."""
 
-    tokens: Tokens
+    tokens: TransformersChat
     script: deque[list[int]] = field(default_factory=deque)
     failing: int | None = None
     draws: list[Draw] = field(default_factory=list)
