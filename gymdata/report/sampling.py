@@ -50,7 +50,8 @@ def mixed(rewards: npt.NDArray[Any], groups: npt.NDArray[Any]) -> npt.NDArray[np
     least, most = (np.full(int(groups.max(initial=-1)) + 1, end) for end in (np.inf, -np.inf))
     np.minimum.at(least, groups[scored], rewards[scored])
     np.maximum.at(most, groups[scored], rewards[scored])
-    return most > least
+    differ: npt.NDArray[np.bool_] = most > least
+    return differ
 
 
 def sampled_as(kind: Sample, shown: int, total: int, score: str | None) -> str:

@@ -72,7 +72,7 @@ class Fields:
         return {name: value for name, value in values.items() if value is not None}
 
     def stop(self, name: str) -> tuple[str, ...]:
-        value = self.take(name, (str, list), "text or a list of texts")
+        value: Any = self.take(name, (str, list), "text or a list of texts")
         texts = [value] if isinstance(value, str) else value or []
         if not all(isinstance(text, str) and text for text in texts):
             raise self._invalid(name, value, "text or a list of texts")
@@ -96,7 +96,7 @@ class Fields:
     def _number(self, name: str, kind: type, least: float, most: float) -> Any:
         bounds = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
         expected = ("an integer" if kind is int else "a number") + bounds
-        value = self.take(name, kind if kind is int else (int, float), expected)
+        value: Any = self.take(name, kind if kind is int else (int, float), expected)
         if value is not None and not least <= value <= most:
             raise self._invalid(name, value, expected)
         return value
