@@ -117,7 +117,8 @@ def check(model: str, *, chat_template: str | None = None) -> ModelReport:
 
     chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
     template = known_template(chat.tokenizer.chat_template)
-    return ModelReport(model, template and template.name, check_template(chat), _cure(chat), chat.facts())
+    name = None if template is None else template.name
+    return ModelReport(model, name, check_template(chat), _cure(chat), chat.facts())
 
 
 def check_endpoint(endpoint: str, model: str | None = None) -> EndpointReport:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from gymdata.collect.episode import EpisodeConfig, NextPrompt, Rollout, WorkflowRollout
 from gymdata.collect.outcome import Failure, Limits
@@ -29,7 +30,7 @@ from gymdata.workers.signals import Stop, together
 
 Sink = Callable[[Rollout], Awaitable[None]]
 #: Plays a rollout to its end, given its first generation (or its error) where that was sampled with its group.
-Play = Callable[[Rollout, Generation | OutsideError | None], Awaitable[None]]
+Play = Callable[[Rollout, Generation | OutsideError | None], Coroutine[Any, Any, None]]
 
 
 async def play_all(

@@ -36,7 +36,7 @@ def load_judge(config: GenrmConfig) -> Judge:
             **settings,
         )
         if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
-            return make(config.endpoint[0], max_retries=config.retries)
+            return make(endpoint=config.endpoint[0], max_retries=config.retries)
         servers = Endpoints(config.endpoint, judge_address)
         return HttpJudges(servers, partial(make, max_retries=0), retries=config.retries, pause_s=config.retry_pause)
     from gymdata.judge._vllm import EngineJudge, ReplicaJudge
