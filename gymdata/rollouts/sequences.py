@@ -186,14 +186,14 @@ def stitch(
         pieces = _Pieces(np.arange(len(simple)), np.zeros(len(simple), np.int32), flat.offsets, flat.delta)
     else:
         pieces = _cut(flat, simple, abandoned)
-    prompts = None
-    if prompts_apart:
-        opens = np.zeros(len(pieces.context), np.bool_)
-        opens[pieces.bounds[:-1]] = True
-        lengths, of_prompt = pieces.context.lengths, pieces.context.spread(opens)
-        prompts = pieces.context.only(of_prompt, lengths[opens])
-        pieces = replace(pieces, context=pieces.context.only(~of_prompt, np.where(opens, 0, lengths)))
-    return replace(_stitched(flat, pieces), prompts=prompts)
+    if not prompts_apart:
+        return _stitched(flat, pieces)
+    opens = np.zeros(len(pieces.context), np.bool_)
+    opens[pieces.bounds[:-1]] = True
+    lengths, of_prompt = pieces.context.lengths, pieces.context.spread(opens)
+    rest = pieces.context.only(~of_prompt, np.where(opens, 0, lengths))
+    prompts = pieces.context.only(of_prompt, lengths[opens])
+    return replace(_stitched(flat, replace(pieces, context=rest)), prompts=prompts)
 
 
 @dataclass(frozen=True)
