@@ -14,15 +14,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-#: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere.
+#: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere; the
+#: folders of strategies, rewards, losses, formats, codes, charts and sampling parameters have room for one more of these.
 BUDGETS: dict[str, int] = {
     ".": 3_575,
     "audit": 1_281,
     "chat": 1_171,
     "check": 2_484,
-    "checks": 2_635,
+    "checks": 2_685,
     "cli": 4_018,
-    "collect": 3_738,
+    "collect": 3_748,
     "credit": 1_296,
     "demo": 617,
     "doctor": 617,
@@ -33,19 +34,19 @@ BUDGETS: dict[str, int] = {
     "filter": 1_019,
     "finetune": 3_165,
     "genrm": 938,
-    "interop": 8_703,
+    "interop": 8_763,
     "judge": 2_503,
     "ls": 441,
     "merge": 402,
     "mix": 362,
     "models": 1_576,
-    "pairs": 1_543,
+    "pairs": 1_583,
     "publish": 599,
     "query": 1_457,
     "record": 4_691,
     "remote": 1_418,
-    "report": 1_680,
-    "rewards": 1_913,
+    "report": 1_710,
+    "rewards": 1_953,
     "rollouts": 3_192,
     "scan": 589,
     "score": 771,
@@ -57,14 +58,14 @@ BUDGETS: dict[str, int] = {
     "sweep": 491,
     "tokenize": 424,
     "tour": 199,
-    "train": 7_019,
+    "train": 7_059,
     "validate": 1_300,
     "view": 4_023,
     "workers": 623,
 }
-#: What the whole may have.
-TOTAL, FILE_LINES = 86_987, 600
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 395, 282, 14
+#: What the whole may have, with room for one of them.
+TOTAL, FILE_LINES = 87_047, 600
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 282, 14
 
 
 def sources() -> list[Path]:
