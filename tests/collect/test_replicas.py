@@ -45,8 +45,11 @@ class Nodes:
     """A cluster whose head has no CPU, and nodes of one CPU each by name."""
 
     def __init__(self, folder: str) -> None:
+        from ray._private.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 
+        # Ray notes the cluster's address below its default folder, whatever the cluster's own is, and does not make it.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={
