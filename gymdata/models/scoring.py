@@ -25,9 +25,9 @@ def refuse_unknown_ids(ids: Array, vocab_size: int | None, model: str, where: st
     known."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (vocab_size is not None and high >= vocab_size):
-        known = "" if vocab_size is None else f" (0 to {vocab_size - 1})"
+        id_range = "" if vocab_size is None else f" (0 to {vocab_size - 1})"
         raise RefusedError(
-            f"{where}token id {low if low < 0 else high} is not in the vocabulary of {model}{known}",
+            f"{where}token id {low if low < 0 else high} is not in the vocabulary of {model}{id_range}",
             code="T206",
             hint="these tokens were sampled with another tokenizer",
         )
