@@ -106,7 +106,9 @@ def test_tools_reach_the_prompt(shows: str, choice: str) -> None:
     text = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     called = {"role": "assistant", "content": None, "tool_calls": [call, text]}
     messages = [TALK[0], called, {"role": "tool", "content": "5"}]
-    request = SampleRequest("r", WANTED, max_tokens=2, conversation=Conversation(messages, [{"type": "function"}], HELD))
+    request = SampleRequest(
+        "r", WANTED, max_tokens=2, conversation=Conversation(messages, [{"type": "function"}], HELD)
+    )
     (out,) = against(settings, lambda sampler: sampler.sample(request))
     assert settings.requests[-1]["tool_choice"] == choice
     assert list(out.prompt_token_ids) == chat_prompt(settings.requests[-1], settings)
