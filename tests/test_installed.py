@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from gymdata.errors import BROUGHT_BY, DataError, UsageError, needs, require
 from gymdata.installed import install_command, update_advice
@@ -129,3 +131,13 @@ def test_windows_is_refused_by_name():
     code = "import sys; sys.platform = 'win32'; import gymdata"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr.splitlines()[-1].startswith("ImportError: gymdata runs on Linux and macOS")
+
+
+def test_every_pinned_release_accepts_the_oldest_python_that_gymdata_does() -> None:
+    """`make setup` takes these releases on each Python from 3.11 on; Debian 12 has 3.11.2."""
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+    for dist in importlib.metadata.distributions():
+        name = canonicalize_name(dist.metadata["Name"])
+        if pinned.get(name) == dist.version:
+            assert "3.11.0" in SpecifierSet(dist.metadata["Requires-Python"] or ""), (name, dist.version)
