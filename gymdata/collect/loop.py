@@ -1,7 +1,7 @@
 """Tasks in, rollouts on disk, given an engine, an environment and an open run: bounded workers over pending rollouts.
 
 Invariants: at most ``concurrency`` rollouts exist at a time, however many are pending; a finished one is journaled the
-moment it is scored and is then forgotten; after ``Stop.drain`` nothing new is started and what is in flight ends by itself;
+moment it is scored and is then forgotten; once ``stop`` is set nothing new is started and what is in flight ends by itself;
 whatever ends the loop, what was journaled stays; a failure is recorded with everything that was sampled in it; an error that
 is not a rollout's own failure stops everything and is raised once the workers have ended.
 """
@@ -9,6 +9,7 @@ is not a rollout's own failure stops everything and is raised once the workers h
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
 from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
-from gymdata.workers.signals import Stop, together
+from gymdata.workers.signals import together
 
 Sink = Callable[[Rollout], Awaitable[None]]
 #: Plays a rollout to its end, given its first generation (or its error) where that was sampled with its group.
@@ -34,9 +35,9 @@ Play = Callable[[Rollout, Generation | OutsideError | None], Coroutine[Any, Any,
 
 
 async def play_all(
-    setting: EpisodeConfig, groups: Iterator[OwedGroup], sink: Sink, *, concurrency: int, stop: Stop
+    setting: EpisodeConfig, groups: Iterator[OwedGroup], sink: Sink, *, concurrency: int, stop: threading.Event
 ) -> None:
-    """Play every pending rollout; ``sink`` gets each that ended, failed ones too.
+    """Play every pending rollout until ``stop`` is set; ``sink`` gets each that ended, failed ones too.
 
     Raises the first error that is not one rollout's own. When the engine dies or the environment cannot be reached, every
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
@@ -56,13 +57,13 @@ async def play_all(
         await rollout.play(first)
         if rollout.failure is not None and rollout.failure.fatal:
             died.append(rollout.failure)
-            stop.drain()
+            stop.set()
         await sink(rollout)
 
     async def worker() -> None:
         for group in shared:
             for at in range(0, len(group.indexes), concurrency):
-                if stop.draining:
+                if stop.is_set():
                     return
                 await _play_group(setting, group, group.indexes[at : at + concurrency], play)
 
@@ -110,7 +111,7 @@ async def _play_neighbours(run: list[Rollout], play: Play) -> None:
     await together(play(rollout, first) for rollout, first in zip(run, firsts, strict=True))
 
 
-__all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt", "Stop"]
+__all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt"]
 
 _SAY_EVERY_S = 0.2
 #: The name of the environment's own reward among the parts.
@@ -141,7 +142,7 @@ class Collector:
     _reward_sum: float = 0.0
     _last_reported: float = field(default_factory=time.monotonic)
 
-    async def collect(self, tasks: Iterable[Task], *, concurrency: int, stop: Stop) -> None:
+    async def collect(self, tasks: Iterable[Task], *, concurrency: int, stop: threading.Event) -> None:
         """Play every pending rollout of ``tasks``. Raises what ``play_all`` raises; rows written so far stay."""
         self._say(force=True)
         try:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -49,7 +50,7 @@ from gymdata.store.paths import RunFacts, placed_output, refuse_unwritable
 from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
-from gymdata.workers.signals import Cancelled, Stop, cancellable, ctrl_c, run_async
+from gymdata.workers.signals import Cancelled, cancellable, ctrl_c, run_async
 from gymdata.workers.tuning import rare_collections
 
 __all__ = ["CollectPlan", "CollectSummary", "Parts", "collect"]
@@ -289,7 +290,7 @@ async def _play(
     key: RunKey,
     progress: Progress,
 ) -> _Done:
-    stop, serving, agents = Stop(), contextlib.AsyncExitStack(), None
+    stop, serving, agents = threading.Event(), contextlib.AsyncExitStack(), None
     with ctrl_c(stop, progress) as interrupted:
         try:
             progress.message(_starting(config, parts))

@@ -39,7 +39,7 @@ from gymdata.record.settings import RecordConfig
 from gymdata.rollouts.messages import JsonObject
 from gymdata.texts import raised
 from gymdata.urls import OnlyHosts
-from gymdata.workers.serving import Bodies, BodyLimits, Refused
+from gymdata.workers.serving import Bodies, Refused
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Service:
 
     def __init__(self, config: RecordConfig, recorder: Recorder) -> None:
         self.config, self.recorder = config, recorder
-        self.bodies = Bodies.of(BodyLimits(config.max_body_bytes, config.max_depth, _OBJECTS))
+        self.bodies = Bodies(config.max_body_bytes, config.max_depth, _OBJECTS)
         self.requests: dict[tuple[str, int], int] = {}
         self.grace_s = _GRACE_S
         self._stopping = False

@@ -15,7 +15,7 @@ import re
 import resource
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -65,9 +65,9 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
 
 
 @dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """Bytes, levels of nesting, and lists and objects of a body. ``objects_setting``: the setting that raises the last, of
-    requests that have ``objects_kind``."""
+class Bodies:
+    """Reads and parses request bodies of so many bytes, levels of nesting, and lists and objects. ``objects_setting``: the
+    setting that raises the last, of requests that have ``objects_kind``."""
 
     max_bytes: int
     max_depth: int
@@ -75,19 +75,8 @@ class BodyLimits:
     objects_setting: str = "max_body_bytes"
     objects_kind: str = "objects"
     objects_named: str = "lists and objects in a request"
-
-
-@dataclass(frozen=True, slots=True)
-class Bodies:
-    """Reads and parses request bodies within ``limits``."""
-
-    limits: BodyLimits
-    threads: ThreadPoolExecutor
-
-    @classmethod
-    def of(cls, limits: BodyLimits) -> Bodies:
-        # A body is parsed while holding the interpreter, so more threads would only hold up the others.
-        return cls(limits, ThreadPoolExecutor(1, "gymdata-bodies"))
+    # A body is parsed while holding the interpreter, so more threads would only hold up the others.
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "gymdata-bodies"))
 
     async def read(self, request: Request) -> bytes:
         """The body. Raises Refused (413, 415)."""
@@ -96,7 +85,7 @@ class Bodies:
             # This also keeps web pages from posting here: a browser sends a preflight request before this type.
             detail = f"content-type: got {kind or 'none'!r}, expected application/json"
             raise Refused(415, {"detail": detail, "kind": "content_type"})
-        limit = self.limits.max_bytes
+        limit = self.max_bytes
         declared = request.headers.get("content-length", "")
         length = int(declared) if declared.isascii() and declared.isdigit() else 0
         if length > _READ_ON * limit:
@@ -129,12 +118,11 @@ class Bodies:
     def parse(self, body: bytes, *, strict: bool = False) -> Any:
         """The JSON of a body; not ``strict``: also as Python writes it. Raises Refused (422)."""
         depth, objects = shape(body)
-        limits = self.limits
-        if depth > limits.max_depth:
-            raise Refused.over(422, "depth", "levels of nesting", depth, limits.max_depth, "max_depth")
-        if objects > limits.max_objects:
-            what, setting = limits.objects_named, limits.objects_setting
-            raise Refused.over(422, limits.objects_kind, what, objects, limits.max_objects, setting)
+        if depth > self.max_depth:
+            raise Refused.over(422, "depth", "levels of nesting", depth, self.max_depth, "max_depth")
+        if objects > self.max_objects:
+            what, setting = self.objects_named, self.objects_setting
+            raise Refused.over(422, self.objects_kind, what, objects, self.max_objects, setting)
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -148,7 +136,7 @@ class Bodies:
             raise Refused(422, {"detail": detail, "kind": "not_json"}) from error
 
     def _too_long(self, got: int) -> Refused:
-        return Refused.over(413, "body", "bytes of a request", got, self.limits.max_bytes, "max_body_bytes")
+        return Refused.over(413, "body", "bytes of a request", got, self.max_bytes, "max_body_bytes")
 
 
 def shape(body: bytes) -> tuple[int, int]:

@@ -8,30 +8,19 @@ child makes of it (a checkpoint, a drained engine).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from gymdata.progress import Progress
-
-
-class Stop:
-    """A request to stop, by the user or because of an error."""
-
-    def __init__(self) -> None:
-        self.draining = False
-
-    def drain(self) -> None:
-        """Start nothing new."""
-        self.draining = True
-
 
 #: For subprocess.Popen: a process group of its own, which a Ctrl-C of the terminal does not reach.
 OWN_GROUP: dict[str, Any] = {"process_group": 0}
@@ -61,33 +50,26 @@ def last_lines(log: Path, n: int = 14) -> list[str]:
 
 
 @contextmanager
-def interruptions_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass every SIGINT on to a child that was started with OWN_GROUP; ours is not interrupted meanwhile.
-
-    Outside the main thread no signal arrives, and nothing is changed.
-    """
-    try:
-        before = signal.signal(signal.SIGINT, lambda *_: send(process, signal.SIGINT))
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+def _handling(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle a signal with ``handler`` meanwhile. Outside the main thread no signal arrives, and nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+
+
+def interruptions_passed_to(process: subprocess.Popen[bytes]) -> AbstractContextManager[None]:
+    """Pass every SIGINT on to a child that was started with OWN_GROUP; ours is not interrupted meanwhile."""
+    return _handling(signal.SIGINT, lambda *_: send(process, signal.SIGINT))
+
+
+def sigterm_interrupts() -> AbstractContextManager[None]:
+    """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
+    return _handling(signal.SIGTERM, signal.default_int_handler)
 
 
 T = TypeVar("T")
@@ -117,9 +99,9 @@ async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) 
         raise
 
 
-@contextlib.contextmanager
-def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
-    """SIGINT and SIGTERM: the first drains, or cancels what is starting; the second drops. Outside the main thread
+@contextmanager
+def ctrl_c(stop: threading.Event, progress: Progress) -> Iterator[Interrupts]:
+    """SIGINT and SIGTERM: the first sets ``stop``, or cancels what is starting; the second drops. Outside the main thread
     signals are left alone."""
     interrupted = Interrupts()
     loop = asyncio.get_running_loop()
@@ -128,7 +110,7 @@ def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
     def on_signal() -> None:
         if not interrupted.is_set():
             interrupted.set()
-            stop.drain()
+            stop.set()
             progress.message(_STARTING if interrupted.drop is None else _PLAYING)
             if interrupted.drop is not None:
                 return
@@ -137,17 +119,14 @@ def ctrl_c(stop: Stop, progress: Progress) -> Iterator[Interrupts]:
         elif main is not None:
             main.cancel()
 
-    ours: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Event loops without signal support (Windows) keep Python's own Ctrl-C.
-            with contextlib.suppress(NotImplementedError):
-                loop.add_signal_handler(number, on_signal)
-                ours.append(number)
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    for number in handled:
+        loop.add_signal_handler(number, on_signal)
     try:
         yield interrupted
     finally:
-        for number in ours:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 
@@ -172,18 +151,5 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
             return asyncio.run(work)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    result: list[T] = []
-    fault: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            result.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            fault.append(error)
-
-    thread = threading.Thread(target=body, name="gymdata-collect")
-    thread.start()
-    thread.join()
-    if fault:
-        raise fault[0]
-    return result[0]
+    # Not as a context, which would wait for the work after an interruption here.
+    return ThreadPoolExecutor(1, "gymdata-collect").submit(lambda: asyncio.run(work)).result()

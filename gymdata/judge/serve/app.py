@@ -25,7 +25,7 @@ from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import OnlyHosts
-from gymdata.workers.serving import Bodies, BodyLimits, Refused, refused_fields
+from gymdata.workers.serving import Bodies, Refused, refused_fields
 
 _STATUS = {"conflict": 409, "cohort_incomplete": 503, "judge_failed": 503, "stopping": 503}
 #: Time for judging in progress when the server stops; requests that wait for members are answered at once.
@@ -92,8 +92,7 @@ class Service:
         self.config, self.queue, self.run_id = config, queue, run_id
         most = OBJECTS_PER_RESPONSE * config.max_responses
         named = f"lists and objects in a request ({OBJECTS_PER_RESPONSE:,} for each response that is allowed)"
-        limits = BodyLimits(config.max_body_bytes, config.max_depth, most, "max_responses", "responses", named)
-        self.bodies = Bodies.of(limits)
+        self.bodies = Bodies(config.max_body_bytes, config.max_depth, most, "max_responses", "responses", named)
         size = max(2, config.num_rollouts_per_prompt)
         self.cohorts = Cohorts(size, config.cohort_timeout, queue.decide, answers, config.max_waiting)
         self.requests: dict[tuple[str, int], int] = {}
