@@ -114,25 +114,24 @@ def merge(
     target = None
     if write and not dry_run:
         target = files_apart(output, _NAME, sources, ROLLOUTS, "merged")["kept"]
+    ids = [_ids(source) for source in sources]
+    counted_ids = pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string()).value_counts()
+    several = counted_ids.filter(pc.greater(counted_ids.field("counts"), 1))
     # The ids that are there more than once, with how often.
-    twice: dict[str, int] = {}
-    if chunks := [ids for ids, _ in _ids(sources)]:
-        counted_ids = pa.chunked_array(chunks, pa.string()).value_counts()
-        several = counted_ids.filter(pc.greater(counted_ids.field("counts"), 1))
-        twice = dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
-    total = sum(n for _, n in _ids(sources))
+    twice = dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
+    duplicates = sum(n - 1 for n in twice.values())
     report = MergeReport(
         runs=[
             {
                 "path": str(source),
                 "run_id": one.get("run_id"),
                 "shard": ", ".join(_shards(one)) or None,
-                "rollouts": sum(n for _, n in _ids([source])),
+                "rollouts": len(own),
             }
-            for source, one in zip(sources, facts, strict=True)
+            for source, one, own in zip(sources, facts, ids, strict=True)
         ],
-        rollouts=total - sum(n - 1 for n in twice.values()),
-        duplicates=sum(n - 1 for n in twice.values()),
+        rollouts=sum(map(len, ids)) - duplicates,
+        duplicates=duplicates,
         shards_missing=_missing(facts),
         not_merged=[str(folder) for run in _folders(sources) for folder in derived(run)],
         failures=[str(file) for run in _folders(sources) if (file := run / FAILURES).is_file() and file.stat().st_size],
@@ -160,7 +159,7 @@ def _facts(source: Path) -> RunFacts:
     facts = read_run_json(found)
     if (state := state_left(facts)) == "complete":
         return facts
-    rows = sum(n for _, n in _ids([source]))
+    rows = len(_ids(source))
     if facts.get("stage") == "import":
         raise DataError(
             f"{source}: the import was {state} with {rows:,} rollouts: how many are missing is not known",
@@ -208,10 +207,8 @@ def _refuse_others(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
             )
 
 
-def _ids(sources: Sequence[Path]) -> Iterator[tuple[pa.Array, int]]:
-    for source in sources:
-        for batch in scan_batches(source, ROLLOUTS, ["rollout_id"]):
-            yield batch.column(0), batch.num_rows
+def _ids(source: Path) -> pa.ChunkedArray:
+    return pa.chunked_array((batch.column(0) for batch in scan_batches(source, ROLLOUTS, ["rollout_id"])), pa.string())
 
 
 def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,8 @@ def score(
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
         parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
-        scored, values, flips = run_async(_score_all(config, sources, name, parts, progress))
-        if not len(values):
+        scored, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
+        if not values:
             raise DataError.empty(config.path, "rollouts to score")
         # With the types of the scores table, a batch at a time.
         tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
@@ -165,12 +165,12 @@ def score(
         if (there := out.folder / target.name).exists() and not config.overwrite:
             rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
         out.batches(target.name, rows, SCORES, SCORES.arrow)
-        mean, low, high = mean_ci(np.frombuffer(values.value), np.frombuffer(values.task, np.int64))
+        mean, low, high = mean_ci(np.frombuffer(values), tasks)
         summary = ScoreSummary(
             path=str(target.parent if config.output is None else target),
             name=name,
             rollouts=len(values),
-            scored=values.scored,
+            scored=int(np.isfinite(values).sum()),
             failed=len(scored.filter(pc.equal(scored["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
             mean=None if mean != mean else mean,
             ci95=None if low != low else [low, high],
@@ -220,12 +220,13 @@ def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
 
 async def _score_all(
     config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress
-) -> tuple[pa.Table, _Values, Flips]:
+) -> tuple[pa.Table, array[float], np.ndarray, Flips]:
+    """The rows of the scores, each rollout's new score (NaN: none) and a number for its task, and who flipped."""
     rewards, source_of = sources.rewards, sources.names()
     queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
     rows: list[ScoreRow] = []
     tables: list[pa.Table] = []
-    values = _Values()
+    values, tasks = array("d"), list[pa.Array]()
     flips = Flips(config.threshold)
     alone = len(rewards) == 1 and sources.recipe is None
     compare, weight = (rewards[0].function.name, rewards[0].weight) if alone else (name, 1.0)
@@ -245,14 +246,16 @@ async def _score_all(
                 parts[part.name].add(part.value, result.faults.get(part.name))
             made, value = score_rows(row, result, source_of, name)
             rows += made
-            values.add(value, row["task_id"])
+            values.append(math.nan if value is None else value)
             flips.add(row, old_score(row, compare, weight=weight, or_total=same_scale), value)
+        tasks.append(rollouts.column("task_id"))
         progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
         if len(rows) >= _HELD_ROWS:
             tables.append(_columns(rows))
             rows = []
     tables.append(_columns(rows))
-    return pa.concat_tables(tables), values, flips
+    codes = pa.chunked_array(tasks, pa.string()).combine_chunks().dictionary_encode().indices.to_numpy()
+    return pa.concat_tables(tables), values, codes, flips
 
 
 def _columns(rows: list[ScoreRow]) -> pa.Table:
@@ -261,21 +264,3 @@ def _columns(rows: list[ScoreRow]) -> pa.Table:
     for name in SCORES.dictionary:
         table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
     return table
-
-
-@dataclass(slots=True)
-class _Values:
-    """The new score of each rollout (NaN: none) with a number for its task; ``scored``: rollouts that have one."""
-
-    value: array[float] = field(default_factory=lambda: array("d"))
-    task: array[int] = field(default_factory=lambda: array("q"))
-    scored: int = 0
-    _tasks: dict[str, int] = field(default_factory=dict)
-
-    def add(self, value: float | None, task: str) -> None:
-        self.value.append(math.nan if value is None else value)
-        self.task.append(self._tasks.setdefault(task, len(self._tasks)))
-        self.scored += value is not None
-
-    def __len__(self) -> int:
-        return len(self.value)

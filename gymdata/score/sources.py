@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from gymdata.errors import RefusedError, UsageError, option
 from gymdata.progress import Progress
@@ -61,7 +61,7 @@ def load_sources(
     """
     loader = _Loader(config, progress)
     if config.recipe is None:
-        decode = loader.decode() if any(spec.startswith("http") for spec in config.reward) else None
+        decode = loader.decode if any(spec.startswith("http") for spec in config.reward) else None
         loaded = load_rewards(config.reward, decode, functions)
         rewards = [Weighted(function, weight) for function, weight in loaded]
         if config.reward_model is not None:
@@ -95,8 +95,6 @@ class _Loader:
         self.models: list[str] = []
         self._config = config
         self._progress = progress
-        self._text: Decode | None = None
-        self._loaded = False
 
     def source(self, source: RewardSource) -> RewardFunction:
         kind, place = source.what()
@@ -128,26 +126,16 @@ class _Loader:
         return RemoteReward(
             url,
             name=label or "remote",
-            decode=self.decode(),
+            decode=self.decode,
             batch_size=config.request_batch,
             timeout_s=config.request_timeout,
             max_retries=config.retries,
             notice=self._progress.message,
         )
 
+    @cached_property
     def decode(self) -> Decode | None:
         """Decodes the saved ids; None when no tokenizer is known, and the messages' text is sent."""
-        if not self._loaded:
-            self._loaded = True
-            self._text = self._find_tokenizer()
-            if self._text is None:
-                self._progress.message(
-                    "the tokenizer of these rollouts is not known: the reward server gets their messages as text "
-                    f"({option('tokenizer', 'FOLDER')} sends the text of their tokens)"
-                )
-        return self._text
-
-    def _find_tokenizer(self) -> Decode | None:
         from gymdata.models._transformers import load_reader, load_tokenizer
         from gymdata.models.model_identity import hash_of_tokenizer
         from gymdata.models.vocabulary import find_tokenizer
@@ -166,4 +154,8 @@ class _Loader:
                     hint=f"give the folder of that tokenizer with {option('tokenizer')}",
                 )
             return load_reader(folder).decode
+        self._progress.message(
+            "the tokenizer of these rollouts is not known: the reward server gets their messages as text "
+            f"({option('tokenizer', 'FOLDER')} sends the text of their tokens)"
+        )
         return None

@@ -124,8 +124,7 @@ def marks_file(path: str | Path) -> Path | None:
 
 def sizes_of_marks(paths: Iterable[str | Path]) -> list[int]:
     """The sizes of the logs, which only grow: other ones mean that there are new marks."""
-    files = dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    return [file.stat().st_size if file.is_file() else 0 for file in files]
+    return [file.stat().st_size if file.is_file() else 0 for file in _logs(paths)]
 
 
 def append(file: Path, mark: Mark) -> None:
@@ -152,8 +151,8 @@ def append(file: Path, mark: Mark) -> None:
 
 def read_marks(paths: Iterable[str | Path]) -> Marks:
     """The marks of all the rollouts under path arguments. Raises DataError for a line that is no mark."""
-    marks, logs = Marks(), dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    for mark in sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at):
+    marks = Marks()
+    for mark in _in_time(paths):
         marks.add(mark)
     return marks
 
@@ -162,13 +161,11 @@ def marks_table(paths: Sequence[str | Path]) -> pa.Table:
     """Every mark that was made, oldest first, for SQL: numbers of rewards apart from texts."""
     import pyarrow as pa
 
-    logs = dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None)
-    marks = sorted((mark for file in logs for mark in _lines(file)), key=lambda one: one.marked_at)
     rows = [
         asdict(mark)
         | {"value": mark.value if isinstance(mark.value, str) else None}
         | {"reward": None if isinstance(mark.value, str) else mark.value}
-        for mark in marks
+        for mark in _in_time(paths)
     ]
     texts = [(name, pa.string()) for name in ("marked_at", "who", "kind", "rollout_id", "task_id", "value", "over")]
     return pa.Table.from_pylist(rows, pa.schema([*texts, ("reward", pa.float64())]))
@@ -177,6 +174,16 @@ def marks_table(paths: Sequence[str | Path]) -> pa.Table:
 def now() -> str:
     """The time of a mark."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def _logs(paths: Iterable[str | Path]) -> list[Path]:
+    """The logs of path arguments, each once."""
+    return list(dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None))
+
+
+def _in_time(paths: Iterable[str | Path]) -> list[Mark]:
+    """Every mark under path arguments, oldest first."""
+    return sorted((mark for file in _logs(paths) for mark in _lines(file)), key=lambda one: one.marked_at)
 
 
 def _lines(file: Path) -> Iterable[Mark]:
