@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gymdata.errors import ACTS, printable, shown
@@ -64,7 +64,9 @@ def emit_json(value: Any) -> None:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+        from gymdata.store.lines import name_non_finite
+
+        text = json.dumps(name_non_finite(value), ensure_ascii=False, default=str)
     text = shown(text)
     _answers.append(len(text))
     # Control characters for a terminal as JSON escapes: they only occur in strings.
@@ -104,16 +106,6 @@ def folded(text: str, stream: TextIO, indent: int = 2) -> str:
         parts = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
         lines.append("\n".join(parts).replace(_NO_BREAK, " "))
     return "\n".join(lines)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def finish(report: Report, text: str | Callable[[], None], *, json: bool, then: str = "") -> int:

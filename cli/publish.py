@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.errors import UsageError
+
 from .console import Watch, finish
 from .flags import DryRun, Json, Output, Overwrite
 
@@ -55,7 +57,6 @@ def push(
 
 def pull(source: _Source, output: Output = None, json: Json = False) -> int:
     """The folder appears when every file is there and matches its run.json; the same command again resumes."""
-    from gymdata.errors import UsageError
     from gymdata.publish.pull import pull as run
 
     if output is None:

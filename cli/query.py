@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gymdata.errors import counted, printable
+from gymdata.errors import UsageError, counted, printable
 
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
 from .flags import Json, Overwrite
@@ -57,7 +57,6 @@ def query(
     """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only. find_ids(turns, [22, 426]) finds a
     sequence of token IDs.
     """
-    from gymdata.errors import UsageError
     from gymdata.query.child import run_query
     from gymdata.query.run import check_target, write_result, write_text
     from gymdata.query.types import json_value, python_values
@@ -117,7 +116,6 @@ class _Printable(io.TextIOBase):
 def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
-    from gymdata.errors import UsageError
     from gymdata.query.saved import saved
     from gymdata.remote.places import is_url
 

@@ -8,7 +8,7 @@ import typer
 
 from gymdata.show.settings import FIRST, ShowConfig
 
-from .console import note
+from .console import finish, note
 from .flags import Json, is_path, optional_value, with_flags
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
@@ -29,8 +29,6 @@ def show(
 ) -> int:
     """Messages by role, tool calls, rewards, tokens, and what is wrong with a rollout. Works on a run in progress."""
     from gymdata.show.run import show as choose
-
-    from .console import finish
 
     shown = choose(path, rollout_id, config=settings)
 

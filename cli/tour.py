@@ -35,7 +35,7 @@ def tour(
     """Copies 300 rollouts that come with gymdata, answers six questions about them with a command each, and opens the
     viewer. Needs no model, no GPU and no network.
     """
-    from gymdata.tour.run import prepare
+    from gymdata.tour.run import prepare, process
     from gymdata.tour.run import tour as whole
 
     if json:
@@ -46,13 +46,11 @@ def tour(
     say(f"They are in {prepared.output}; to remove them: rm -r {shlex.quote(str(prepared.output))}")
     steps = []
     for number, step in enumerate(prepared.steps, 1):
-        # The command on this terminal, so that its answer is shown as it would be.
-        from gymdata.tour.run import process
-
         say()
         say(f"{number}/{len(prepared.steps)}  {step.question}")
         say(f"$ {shlex.join(step.command)}")
         sys.stdout.flush()
+        # The command on this terminal, so that its answer is shown as it would be.
         done = subprocess.run(process(step.command), check=False)
         say()
         paragraphs(step.look_at)

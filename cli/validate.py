@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gymdata.errors import counted, printable
+from gymdata.errors import UsageError, counted, printable
 from gymdata.validate.settings import ValidateConfig
 
 from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
@@ -57,8 +57,6 @@ def validate(
             paragraphs(str(code))
         return 0
     if path is None:
-        from gymdata.errors import UsageError
-
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
@@ -79,7 +77,6 @@ def validate(
 def _fix(
     path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
 ) -> int:
-    from gymdata.errors import UsageError
     from gymdata.validate.run import fix
 
     if output is None:

@@ -54,12 +54,10 @@ def place_described(run_json: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An unfinished output. ``run_json``: its path once complete; ``lock``: the command's lock file; ``files``: all
-    that the command has written, including the lock; ``stage``: the kind of output; ``state``: being written, or
-    interrupted."""
+    """An unfinished output. ``run_json``: its path once complete; ``files``: all that the command has written, including
+    its lock; ``stage``: the kind of output; ``state``: being written, or interrupted."""
 
     run_json: Path
-    lock: Path
     files: tuple[Path, ...]
     stage: str
     state: str
@@ -85,7 +83,7 @@ def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
             mine = [new_files(run_json) / file for file in named]
             found = tuple(f for f in [*mine, folder / name] if f.is_file() and not f.is_symlink())
             state = "being written" if is_held(folder, name) else "interrupted"
-            yield Unfinished(run_json, folder / name, found, stage, state)
+            yield Unfinished(run_json, found, stage, state)
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gymdata import __version__
 from gymdata.errors import GymdataError, counted
+from gymdata.public import markdown_table
 from gymdata.report.run import report
 from gymdata.rollouts.schema import Table
 from gymdata.store.paths import RUN_JSON, RunFacts
@@ -54,8 +55,8 @@ def card(
     about = [("rows", f"{counted(n_rows, 'row')} of the table `{table.name}`"), *_origin(facts)]
     with contextlib.suppress(GymdataError):  # a table that no report is about
         about.insert(1, ("result", report(source, write=False).headline))
-    texts = [(what, f"{value:,}" if isinstance(value, int) else str(value)) for what, value in about]
-    columns = [f"| `{field.name}` | `{_brief(field.type)}` |" for field in schema]
+    texts = [(what, f"{value:,}" if isinstance(value, int) else str(value).replace("\n", " ")) for what, value in about]
+    columns = [(f"`{field.name}`", f"`{_brief(field.type)}`") for field in schema]
     return "\n".join(
         [
             *front,
@@ -67,10 +68,7 @@ def card(
             f"Made with `gymdata {stage}` {facts.get('gymdata') or __version__}, with the token ids and log-probabilities"
             " as the engine sampled them, where it gave them.",
             "",
-            "| | |",
-            "| --- | --- |",
-            *("| " + what + " | " + text.replace("|", "\\|").replace("\n", " ") + " |" for what, text in texts),
-            "",
+            markdown_table(("", ""), texts),
             "## Read it",
             "",
             "```bash",
@@ -83,10 +81,7 @@ def card(
             "",
             "## Columns",
             "",
-            "| column | type |",
-            "| --- | --- |",
-            *columns,
-            "",
+            markdown_table(("column", "type"), columns),
         ]
     )
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from gymdata.engines.servers.background import BackgroundServer, background_servers, stop_servers
 from gymdata.engines.servers.vllm_process import ended, running, shell_line, wait_until_healthy, words_of
-from gymdata.errors import UsageError, option, require
-from gymdata.models.model_identity import policy_facts
+from gymdata.errors import GymdataError, UsageError, option, require
+from gymdata.models.model_identity import policy_facts, tokenizer_folder
 from gymdata.serve.settings import ServerConfig
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.signals import sigterm_interrupts
@@ -161,8 +161,6 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
     """The parser of vLLM, and what to say about the choice."""
     from gymdata.chat.template import TransformersChat
     from gymdata.engines._vllm import tool_parsers
-    from gymdata.errors import GymdataError
-    from gymdata.models.model_identity import tokenizer_folder
 
     if config.tool_parser == "none":
         return None, []

@@ -8,20 +8,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from gymdata.checks.violations import Violation
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, MissingExtraError, UsageError
+from gymdata.models._transformers import reader_of
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import Message, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.scores.chosen import default_score, scores_of, unscored_hint
 from gymdata.show.rollout import parsed, violations
 from gymdata.show.settings import FIRST, ShowConfig
+from gymdata.store import read_table, scan_batches
+from gymdata.store.lineage import vocabulary
+from gymdata.store.partial_reads import row_groups
 from gymdata.store.paths import find_run_json, read_facts
+from gymdata.store.reading import warn
+from gymdata.store.tables import holds_pairs
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from gymdata.checks.breaks import Reading
-    from gymdata.rollouts.schema import Table
 
 _KEYS = ("rollout_id", "task_id", "rollout_index")
 #: The shortest prefix of an id that identifies it.
@@ -100,9 +108,6 @@ def show(
         chosen.append(config.called("limit"))
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
-    from gymdata.models._transformers import reader_of
-    from gymdata.store.tables import holds_pairs
-
     found = find_run_json(path)
     reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
     if config.pair is not None or (not chosen and holds_pairs(path)):
@@ -113,9 +118,6 @@ def show(
             )
         pair, total = _pair(path, config.pair)
         return Shown([], pair, total, not chosen, _read(reader))
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.store import scan_batches
-
     keys: dict[str, list[Any]] = {name: [] for name in _KEYS}
     for batch in scan_batches(path, ROLLOUTS, _KEYS, 65_536):
         for name in _KEYS:
@@ -124,9 +126,6 @@ def show(
         raise DataError.empty(path, "rollouts")
     score = None  # the total reward
     if config.best or config.worst:
-        from gymdata.scores.chosen import default_score
-        from gymdata.store.reading import warn
-
         score, note = default_score([path], config.reward)
         if note:
             warn(note)
@@ -140,8 +139,6 @@ def show(
 
 def _read(reader: Any) -> Reading | None:
     """The tokenizer's texts; None where the tokenizer's library is not installed: ids are shown then."""
-    from gymdata.errors import MissingExtraError
-
     with contextlib.suppress(MissingExtraError):
         return None if reader is None else reader()
     return None
@@ -163,16 +160,12 @@ def _choose(
         rewards = _scores(path, score)[: len(ids)]
         scored = [row for row, reward in enumerate(rewards) if reward is not None]
         if not scored:
-            from gymdata.scores.chosen import unscored_hint
-
             raise DataError(f"{path}: no rollout has a reward", hint=unscored_hint([path]))
         sign = -1 if config.best else 1
         return sorted(scored, key=lambda row: (sign * rewards[row], keys["task_id"][row], ids[row]))[
             : config.limit or 1
         ]
     if config.random is not None:
-        import numpy as np
-
         drawn: list[int] = np.random.default_rng(config.seed).permutation(len(ids))[: config.random].tolist()
         return sorted(drawn)
     return list(range(min(config.limit or 1, len(ids))))
@@ -180,10 +173,6 @@ def _choose(
 
 def _scores(path: str | Path, name: str | None) -> list[Any]:
     """Per rollout its score, None where it has none."""
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.scores.chosen import scores_of
-    from gymdata.store import read_table
-
     rollouts = read_table(path, ROLLOUTS, ("rollout_id", "reward", "rewards"))
     scores: list[Any] = scores_of([path], rollouts, name)[1].to_pylist()
     return scores
@@ -206,9 +195,6 @@ def _one(path: str | Path, what: str, given: str, ids: Sequence[str]) -> int:
 
 def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], reader: Any) -> list[ShownRollout]:
     """The rollouts in the order of ``rows``, which count over all files."""
-    from gymdata.rollouts.schema import ROLLOUTS
-    from gymdata.store.lineage import vocabulary
-
     wanted, vocab = [keys["rollout_id"][row] for row in rows], vocabulary(path)
     for _ in range(_TRIES):
         tables = _take(path, ROLLOUTS, rows)
@@ -227,8 +213,6 @@ def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], 
 
 def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]:
     """One row each; only the row groups that hold them are read."""
-    from gymdata.store.partial_reads import row_groups
-
     found: dict[int, pa.Table] = {}
     start = 0
     for group in row_groups(path, table):
@@ -246,9 +230,6 @@ def _message(message: Message) -> Message:
 
 
 def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
-    from gymdata.rollouts.schema import PAIRS
-    from gymdata.store import scan_batches
-
     ids: list[str] = []
     for batch in scan_batches(path, PAIRS, ["pair_id"]):
         ids += batch.column("pair_id").to_pylist()

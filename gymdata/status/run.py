@@ -14,7 +14,7 @@ import shutil
 import time
 import urllib.request
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow as pa
 from gymdata.errors import DataError, OutsideError
 from gymdata.ls.output import Output, Unfinished
 from gymdata.ls.run import below, cells_of, output_of, unfinished_output
-from gymdata.public import Figures, Report, Row, path_of
+from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import mirrored
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.journal import read_failures
@@ -115,9 +115,6 @@ class StatusReport(Report):
     def ok(self) -> bool:
         """Every output is complete or is being written."""
         return all(run.is_running or run.state == "complete" for run in self.runs)
-
-    def to_dict(self) -> Figures:
-        return asdict(self)
 
     def rows(self) -> list[Row]:
         return [("runs", len(self.runs)), ("disk free", self.disk_free)]

@@ -9,7 +9,7 @@ and has no log-probability (NaN).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,30 +27,14 @@ from gymdata.rollouts.messages import (
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.tokenize.settings import Mask
 
+if TYPE_CHECKING:
+    from gymdata.chat.template import TransformersChat
+
 #: A placeholder for the assistant's text: words that no template looks for.
 _STAND_IN = "gymdata stands here"
 
 
-class Rendering(Protocol):
-    """A tokenizer with one chat template."""
-
-    @property
-    def end_of_turn_ids(self) -> tuple[int, ...]:
-        """Tokens that close an assistant's message."""
-        ...
-
-    def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
-        """The conversation as the template writes it. Raises DataError when the template refuses it."""
-        ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids, and where each one ends in the text."""
-        ...
-
-
-def rendered_row(row: RolloutRow, chat: Rendering, mask: Mask = "completion") -> RolloutRow:
+def rendered_row(row: RolloutRow, chat: TransformersChat, mask: Mask = "completion") -> RolloutRow:
     """A rollouts row without turns, with turns rendered from its text. Raises DataError saying why it cannot be
     rendered."""
     messages = [chat_message(m, f"message {n}") for n, m in enumerate(row["messages"])]
@@ -70,7 +54,7 @@ def rendered_row(row: RolloutRow, chat: Rendering, mask: Mask = "completion") ->
     }
 
 
-def rendered_pair(row: PairRow, chat: Rendering) -> PairRow:
+def rendered_pair(row: PairRow, chat: TransformersChat) -> PairRow:
     """A pairs row without ids, with the ids and masks of its prompt and both sides rendered from their text. Raises
     DataError saying why it cannot be rendered."""
     prompt = [chat_message(m, f"prompt, message {n}") for n, m in enumerate(row["prompt"])]
@@ -103,7 +87,7 @@ def _tools(row: RolloutRow) -> Tools:
 
 
 def calls(
-    messages: Sequence[Message], written: Sequence[int], tools: Tools, chat: Rendering, *, cut: bool
+    messages: Sequence[Message], written: Sequence[int], tools: Tools, chat: TransformersChat, *, cut: bool
 ) -> list[Call]:
     """The model calls that wrote the messages at ``written`` (rising). ``cut``: a limit ended the last one, so it has no
     end token. Raises DataError when the template refuses the conversation, or leaves out what the assistant wrote."""
@@ -127,7 +111,7 @@ def calls(
     return made
 
 
-def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Rendering) -> str:
+def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: TransformersChat) -> str:
     """The part of ``whole`` before the text of its last message: the prompt that a model would continue. When the
     template changes that text, the part before a placeholder in its place."""
     prompt = chat.text(messages[:-1], tools, generate=True) if len(messages) > 1 else ""
