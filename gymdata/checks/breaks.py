@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.turns import Ids, Turn, common_prefix
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A turn that does not simply continue the one before: its code, position, and the ids there."""
+class Relation(NamedTuple):
+    """A turn that does not simply continue the one before: its code, position, and the ids there. Fields of a violation."""
 
     code: str
     turn: int
@@ -31,17 +30,6 @@ class Relation:
     detail: str | None = None
     #: Evidence of a break: ids and texts of the differing spans.
     evidence: dict[str, Any] | None = None
-
-    def place(self) -> dict[str, object]:
-        """The fields of a violation."""
-        return {
-            "turn": self.turn,
-            "position": self.position,
-            "expected": self.expected,
-            "got": self.got,
-            "detail": self.detail,
-            "evidence": self.evidence,
-        }
 
 
 def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relation]:
@@ -64,16 +52,8 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
         whole, earlier = np.concatenate((prompt, generation)), range(index if len(generation) else 0)
         later = next((n for n in earlier if np.array_equal(prompts[n][: len(whole)], whole)), None)
         if shared < min(len(above), len(prompt)) and above[shared] == prompt[shared]:
-            longest = tokens.common_prefix(above, prompt)
-            found.append(
-                Relation(
-                    "T210",
-                    index,
-                    expected=f"prefix_length {longest}",
-                    got=f"prefix_length {shared}",
-                    detail="not longest",
-                )
-            )
+            wanted, got = (f"prefix_length {size}" for size in (common_prefix(above, prompt), shared))
+            found.append(Relation("T210", index, None, wanted, got, "not longest"))
         elif later is not None:
             found.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
         elif kind == "break":
@@ -190,19 +170,19 @@ def cause_of_break(
     return Cause(code, spans, holds, explanation)
 
 
+@dataclass(frozen=True, slots=True)
 class _Case:
     """One break, and the questions about its first span."""
 
-    def __init__(
-        self,
-        before: Ids,
-        prompt: Ids,
-        spans: list[Span],
-        generations: Sequence[tuple[int, int]],
-        reading: Reading | None,
-    ) -> None:
-        self.before, self.prompt, self.spans, self.span = before, prompt, spans, spans[0]
-        self.generations, self.reading = generations, reading
+    before: Ids
+    prompt: Ids
+    spans: list[Span]
+    generations: Sequence[tuple[int, int]]
+    reading: Reading | None
+
+    @property
+    def span(self) -> Span:
+        return self.spans[0]
 
     def predicates(self) -> tuple[str, ...]:
         """The predicates that hold, in order. Equal text is not re-templated, and a dropped front is not a rewrite."""

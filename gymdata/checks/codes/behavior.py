@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
@@ -120,7 +121,7 @@ _CODES = (
 
 @CHECKS.register("behavior")
 class Behavior(Check):
-    """The findings of family B over all rows of a path: those of single rollouts from ``add``, the others from
+    """The findings of family B over all rows of a path: those of single rollouts from ``find``, the others from
     ``finish``."""
 
     codes = _CODES
@@ -128,12 +129,12 @@ class Behavior(Check):
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
-        self._calls = self._cut = self._spelled = self._malformed = 0
-        self._malformed_text = ""
-        self._parsed = self._offered = self._foreign = False
-        self._first_cut: Violation | None = None
-        self._first_spelled: Violation | None = None
-        self._first: Violation | None = None
+        #: Model calls, and those that were cut; messages that spell a call, and a malformed one; batches in which a call was
+        #: parsed, tools were offered, and rows are foreign.
+        self._counts = Counter[str]()
+        #: By code, the first place of what is found over all rows; and the first malformed call.
+        self._first: dict[str, Violation] = {}
+        self._malformed = ""
         self._reward: list[npt.NDArray[np.float64]] = []
         self._parts: dict[str, list[npt.NDArray[np.float64]]] = {}
         self._sizes: list[Ints] = []
@@ -142,22 +143,20 @@ class Behavior(Check):
 
     def find(self, e: Evidence) -> list[Violation]:
         """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
-        turns = e.turns
-
-        if self._first is None and e.n:
-            self._first = self.at_rollout(e, 0, "B806")
-        found = [
-            self.at_turn(
-                e, k, "B801", position=start, detail=loop_text(period, start, end, int(turns.generation.lengths[k]))
-            )
-            for k, period, start, end in loops(turns.generation)
-        ]
+        turns, found = e.turns, list[Violation]()
+        if e.n:
+            self._first.setdefault("B806", self.at_rollout(e, 0, "B806"))
+        for k, period, start, end in loops(turns.generation):
+            # One more token may end the turn.
+            after = int(turns.generation.lengths[k]) - end
+            detail = f"{_tokens(period)} repeated {(end - start) // period} times"
+            detail += f", then {_tokens(after)} more" if after > 1 else ""
+            found.append(self.at_turn(e, k, "B801", position=start, detail=detail))
         if e.cut is not None:
-            self._calls += len(turns) if e.tells_cut is None else int(e.tells_cut.sum())
-            self._foreign = e.foreign
-            self._cut += int(e.cut.sum())
-            if self._first_cut is None and e.cut.any():
-                self._first_cut = self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802")
+            calls = len(turns) if e.tells_cut is None else int(e.tells_cut.sum())
+            self._counts.update(calls=calls, cut=int(e.cut.sum()), foreign=e.foreign)
+            if e.cut.any():
+                self._first.setdefault("B802", self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802"))
         if e.messages is not None:
             found += self._of_messages(e, e.messages)
         self._remember(e)
@@ -173,31 +172,24 @@ class Behavior(Check):
             r, turn = int(owner[i]), int(m.turn[i])
             k = int(offsets[r]) + turn
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
-                yield self.at_rollout(
-                    e,
-                    r,
-                    "B803",
-                    turn=turn,
-                    detail=("" if e.foreign else f"{m.named(i, r)}; ") + empty_turn(int(generated[k])),
-                )
+                where = "" if e.foreign else f"{m.named(i, r)}; "
+                yield self.at_rollout(e, r, "B803", turn=turn, detail=f"{where}{_tokens(int(generated[k]))} sampled")
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
         every = np.bincount(owner[results], minlength=e.n)
-        for r in np.flatnonzero(bad >= STORM).tolist():
-            if (text := storm(int(bad[r]), int(every[r]))) is not None:
-                yield self.at_rollout(e, r, "B804", detail=text)
-        self._parsed = self._parsed or bool((assistant & m.calls).any())
-        self._offered = self._offered or e.offers_tools
+        for r in np.flatnonzero((bad >= STORM) & (bad >= STORM_SHARE * every)).tolist():
+            yield self.at_rollout(e, r, "B804", detail=f"{bad[r]:,} of {every[r]:,} tool results are errors")
+        self._counts.update(parsed=bool((assistant & m.calls).any()), offered=e.offers_tools)
         # Texts are searched for calls only until a call was parsed.
-        if not self._parsed:
+        if not self._counts["parsed"]:
             spelled = m.spelled_calls()
             malformed = [text for _, text in spelled if not is_whole_call(text)]
-            self._spelled, self._malformed = self._spelled + len(spelled), self._malformed + len(malformed)
-            self._malformed_text = self._malformed_text or next(iter(malformed), "")
-            if self._first_spelled is None and spelled:
+            self._counts.update(spelled=len(spelled), malformed=len(malformed))
+            self._malformed = self._malformed or next(iter(malformed), "")
+            if spelled:
                 i = spelled[0][0]
                 r, turn = int(owner[i]), int(m.turn[i])
-                self._first_spelled = self.at_rollout(e, r, "B805", turn=turn if turn >= 0 else None)
+                self._first.setdefault("B805", self.at_rollout(e, r, "B805", turn=turn if turn >= 0 else None))
 
     def _remember(self, e: Evidence) -> None:
         if e.reward is None or e.reward_null is None:
@@ -215,20 +207,9 @@ class Behavior(Check):
 
     def append(self, other: Self) -> None:
         """Append the data of another, of the rows that follow."""
-        self._calls, self._cut, self._spelled = (
-            self._calls + other._calls,
-            self._cut + other._cut,
-            self._spelled + other._spelled,
-        )
-        self._malformed, self._malformed_text = (
-            self._malformed + other._malformed,
-            self._malformed_text or other._malformed_text,
-        )
-        self._parsed, self._offered = self._parsed or other._parsed, self._offered or other._offered
-        self._foreign = self._foreign or other._foreign
-        self._first_cut = self._first_cut or other._first_cut
-        self._first_spelled = self._first_spelled or other._first_spelled
-        self._first = self._first or other._first
+        self._counts.update(other._counts)
+        self._first = other._first | self._first
+        self._malformed = self._malformed or other._malformed
         self._reward += other._reward
         for name in {*self._parts, *other._parts}:
             known = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
@@ -239,29 +220,25 @@ class Behavior(Check):
 
     def finish(self) -> list[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""
-        found = []
-        what = "rollouts end in a model call that was cut" if self._foreign else "model calls were cut"
-        cut = runaway(self._cut, self._calls, what)
-        if self._first_cut is not None and cut is not None:
-            found.append(self._first_cut._replace(detail=cut))
-        spelled = unparsed(self._spelled, parsed=self._parsed, offered=self._offered)
-        if self._first_spelled is not None and spelled is not None:
-            if self._malformed:
-                n = "all" if self._malformed == self._spelled else f"{self._malformed:,}"
-                spelled += f"; {n} of these calls are malformed, as {brief(self._malformed_text)}"
-            found.append(self._first_spelled._replace(detail=spelled))
-        if self._first is not None:
+        found, n, first = [], self._counts, self._first
+        if "B802" in first and n["calls"] >= CUT_OF and n["cut"] >= CUT_SHARE * n["calls"]:
+            what = "rollouts end in a model call that was cut" if n["foreign"] else "model calls were cut"
+            share = f"{n['cut']:,} of {n['calls']:,} {what} at a token limit ({n['cut'] / n['calls']:.0%})"
+            found.append(first["B802"]._replace(detail=share))
+        if n["spelled"] >= UNPARSED and n["offered"] and not n["parsed"]:
+            spelled = f"{n['spelled']:,} messages spell a tool call, and none was parsed"
+            if n["malformed"]:
+                many = "all" if n["malformed"] == n["spelled"] else f"{n['malformed']:,}"
+                spelled += f"; {many} of these calls are malformed, as {brief(self._malformed)}"
+            found.append(first["B805"]._replace(detail=spelled))
+        if "B806" in first:
             reward = np.concatenate([np.empty(0), *self._reward])
             weighted = self._parts.keys() - self.settings.unweighted
             parts = {name: np.concatenate(self._parts[name]) for name in sorted(weighted)}
-            texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", self._drift()))
-            found += [self._first._replace(code=code, detail=text) for code, text in texts if text is not None]
+            drift = length_drift(np.concatenate(self._started), np.concatenate(self._sizes)) if self._started else None
+            texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", drift))
+            found += [first["B806"]._replace(code=code, detail=text) for code, text in texts if text is not None]
         return found
-
-    def _drift(self) -> str | None:
-        if not self._started:
-            return None
-        return length_drift(np.concatenate(self._started), np.concatenate(self._sizes))
 
 
 def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
@@ -312,38 +289,6 @@ def _suspects(generations: Ragged) -> list[tuple[int, int, int]]:
     at, period, owner = at[whole], period[whole], owner[whole]
     order = np.lexsort((at, period, owner))
     return list(zip(owner[order].tolist(), period[order].tolist(), at[order].tolist(), strict=True))
-
-
-def loop_text(period: int, start: int, end: int, size: int) -> str:
-    """B801's text for a loop in a generation of ``size`` tokens, the last of which may end the turn."""
-    more = f", then {_tokens(size - end)} more" if size - end > 1 else ""
-    return f"{_tokens(period)} repeated {(end - start) // period} times{more}"
-
-
-def empty_turn(sampled: int) -> str:
-    """B803's text for an empty turn."""
-    return f"{_tokens(sampled)} sampled"
-
-
-def runaway(cut: int, of: int, what: str) -> str | None:
-    """B802's text when many calls were cut."""
-    if of < CUT_OF or cut < CUT_SHARE * of:
-        return None
-    return f"{cut:,} of {of:,} {what} at a token limit ({cut / of:.0%})"
-
-
-def storm(bad: int, every: int) -> str | None:
-    """B804's text for the tool results of one rollout."""
-    return f"{bad:,} of {every:,} tool results are errors" if bad >= STORM and bad >= STORM_SHARE * every else None
-
-
-def unparsed(spelled: int, *, parsed: bool, offered: bool) -> str | None:
-    """B805's text when messages contain unparsed tool calls, and none was parsed although tools were offered."""
-    return (
-        f"{spelled:,} messages spell a tool call, and none was parsed"
-        if spelled >= UNPARSED and offered and not parsed
-        else None
-    )
 
 
 def is_whole_call(text: str) -> bool:

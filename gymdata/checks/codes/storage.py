@@ -125,4 +125,4 @@ class Storage(Check):
         # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
         for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
             for found in breaks.relations(t.structs(r), self.settings.reader):
-                yield self.at_rollout(e, r, found.code, **found.place())
+                yield self.at_rollout(e, r, **found._asdict())
