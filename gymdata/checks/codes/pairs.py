@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import xxhash
 
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
 from gymdata.rollouts.messages import PairRow
-from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts, places
+from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts
 from gymdata.rollouts.soundness import is_rendered, odd_log_probs, outside, unless_rendered
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 _SIDES = ("chosen", "rejected")
 _TIE = 1e-9
+#: The fields of a message that both sides are compared by.
+_SAID = ("role", "content", "reasoning", "tool_calls")
 
 
 _CODES = (
@@ -147,46 +148,37 @@ class PairChecks:
 def _content(batch: pa.RecordBatch) -> list[bytes]:
     """A key of what each pair holds: its ids, or its messages where neither side has ids."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
     keys = joined_keys([one.keys() for one in lists])
     rows = np.flatnonzero((lists[1].lengths == 0) & (lists[2].lengths == 0))
-    if len(rows):
-        parts = []
-        for side in ("prompt", *_SIDES):
-            offsets, messages = list_parts(batch.column(side).take(pa.array(rows)))
-            fields = [
-                pc.struct_field(messages, name) for name in ("role", "content", "reasoning", "tool_calls", "name")
-            ]
-            joined = pc.binary_join_element_wise(*fields, "\x1f", null_handling="replace").to_pylist()
-            parts.append(["\x1e".join(joined[a:b]) for a, b in pairwise(offsets.tolist())])
-        for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
-            keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
+    bare = batch.select(["prompt", *_SIDES]).take(pa.array(rows))
+    parts = [_texts(bare, name, *_SAID, "name").to_pylist() for name in ("prompt", *_SIDES)]
+    for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
+        keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
     return keys
 
 
 def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
     """Where both sides have the same ids, or the same messages."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
-    same = (a == b) & (a != 0)
-    sides = [list_parts(batch.column(side)) for side in _SIDES]
-    lengths = [np.diff(offsets) for offsets, _ in sides]
-    rows = np.flatnonzero((lengths[0] == lengths[1]) & (lengths[0] > 0) & ~same)
-    if not len(rows):
-        return same
-    owner = np.repeat(rows, lengths[0][rows])
-    picked = [values.take(pa.array(places(offsets[rows], lengths[0][rows])[0])) for offsets, values in sides]
-    differs = np.zeros(len(owner), np.bool_)
-    for name in ("role", "content", "reasoning", "tool_calls"):
-        left, right = (pc.fill_null(pc.struct_field(p, name), "") for p in picked)
-        differs |= pc.not_equal(left, right).to_numpy(zero_copy_only=False)
-    equal = np.bincount(owner, weights=differs, minlength=len(batch)) == 0
-    same[rows] = equal[rows]
-    return same
+    sides = [_texts(batch, side, *_SAID) for side in _SIDES]
+    same_texts = pc.and_(pc.equal(*sides), pc.not_equal(sides[0], "")).to_numpy(zero_copy_only=False)
+    return ((a == b) & (a != 0)) | same_texts
+
+
+def _texts(batch: pa.RecordBatch, side: str, *fields: str) -> pa.Array:
+    """The messages of each pair's side as one text, empty where there is none; a null field is an empty one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    offsets, messages = list_parts(batch.column(side))
+    joined = pc.binary_join_element_wise(
+        *(pc.struct_field(messages, name) for name in fields), "\x1f", null_handling="replace"
+    )
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), joined), "\x1e")
 
 
 def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, PairRow]]:
