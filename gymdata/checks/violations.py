@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from gymdata.errors import UsageError, option, printable
@@ -49,30 +50,26 @@ class Code:
 class _Codes(Mapping[str, Code]):
     """The codes of all checks by their names, in the order of the documentation; read at the first use."""
 
-    def __init__(self) -> None:
-        self._codes: dict[str, Code] = {}
-
+    @cached_property
     def _all(self) -> dict[str, Code]:
-        if not self._codes:
-            codes = [code for entry in CHECKS for code in entry.object.codes]
-            letters = "".join(FAMILIES)
-            codes.sort(key=lambda code: (letters.find(code.code[0]) % (len(letters) + 1), code.code))
-            self._codes = {code.code: code for code in codes}
-        return self._codes
+        codes = [code for entry in CHECKS for code in entry.object.codes]
+        letters = "".join(FAMILIES)
+        codes.sort(key=lambda code: (letters.find(code.code[0]) % (len(letters) + 1), code.code))
+        return {code.code: code for code in codes}
 
     def add(self, code: Code) -> None:
         """A code of a user's own check. Raises UsageError for one that another check has."""
-        if self._all().setdefault(code.code, code) != code:
-            raise UsageError(f"{option('check')}: the code {code.code} is taken: {self._codes[code.code].name}")
+        if (there := self._all.setdefault(code.code, code)) != code:
+            raise UsageError(f"{option('check')}: the code {code.code} is taken: {there.name}")
 
     def __getitem__(self, name: str) -> Code:
-        return self._all()[name]
+        return self._all[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._all)
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._all)
 
 
 #: The letters of codes in the order of the documentation.
@@ -240,7 +237,7 @@ def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which codes count, and as what. ``reward_named``: run.json names a reward, so a missing one is an error."""
+    """Which codes count, and as what."""
 
     select: frozenset[str] = field(default_factory=lambda: frozenset(CODES))
     ignore: frozenset[str] = frozenset()
