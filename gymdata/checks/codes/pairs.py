@@ -112,9 +112,13 @@ class PairChecks:
                 yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
 
     def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        import pyarrow.compute as pc
+
         lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
-        prompt, chosen, rejected = (np.where(ids.lengths > 0, ids.hashes(), np.uint64(0)).tolist() for ids in lists)
-        for row in np.flatnonzero(_same(batch, chosen, rejected)):
+        prompt, *hashes = (np.where(ids.lengths > 0, ids.hashes(), np.uint64(0)) for ids in lists)
+        texts = [_texts(batch, side, *_SAID) for side in _SIDES]
+        same_texts = pc.and_(pc.equal(*texts), pc.not_equal(texts[0], "")).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(same_texts | ((hashes[0] == hashes[1]) & (hashes[0] != 0))):
             yield row, "P601", {}
         for row in np.flatnonzero(is_rendered(batch)):
             yield int(row), "T213", {}
@@ -129,7 +133,7 @@ class PairChecks:
         # Wherever the border between prompt and completion is.
         whole = [Ragged.interleaved([lists[0], side])[0].hashes().tolist() for side in lists[1:]]
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
-        tasks = batch.column("task_id").to_pylist()
+        prompts, tasks = prompt.tolist(), batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
             here = f"{file} row {first_row + row}"
             if better and worse:
@@ -137,8 +141,8 @@ class PairChecks:
                     yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
                 self._preferred.setdefault((better, worse), here)
                 for name, ids in ((better, whole[0][row]), (worse, whole[1][row])):
-                    was = self._prompts.setdefault(name, (prompt[row], ids))
-                    if was[0] != prompt[row] and was[1] != ids:
+                    was = self._prompts.setdefault(name, (prompts[row], ids))
+                    if was[0] != prompts[row] and was[1] != ids:
                         yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
             if task is not None and self._split_of.setdefault(task, file) != file and (task, file) not in self._shared:
                 self._shared.add((task, file))
@@ -157,16 +161,6 @@ def _content(batch: pa.RecordBatch) -> list[bytes]:
     for row, texts in zip(rows.tolist(), zip(*parts, strict=True), strict=True):
         keys[row] = xxhash.xxh3_128_digest("\x1d".join(texts).encode())
     return keys
-
-
-def _same(batch: pa.RecordBatch, chosen: list[int], rejected: list[int]) -> Any:
-    """Where both sides have the same ids, or the same messages."""
-    import pyarrow.compute as pc
-
-    a, b = np.asarray(chosen, np.uint64), np.asarray(rejected, np.uint64)
-    sides = [_texts(batch, side, *_SAID) for side in _SIDES]
-    same_texts = pc.and_(pc.equal(*sides), pc.not_equal(sides[0], "")).to_numpy(zero_copy_only=False)
-    return ((a == b) & (a != 0)) | same_texts
 
 
 def _texts(batch: pa.RecordBatch, side: str, *fields: str) -> pa.Array:
