@@ -57,10 +57,6 @@ class RolloutColumns:
     #: Each row's group as a code from 0.
     groups: Any = None
 
-    def group_kinds(self) -> dict[str, Kind]:
-        """The columns that a condition on groups may name."""
-        return {name: kind for name, kind in self.kinds.items() if name in self.of_group}
-
     def numbers(self, name: str) -> Any:
         """A numeric column as float64, NaN where it is missing."""
         return self.values[name].to_numpy(zero_copy_only=False)
@@ -73,14 +69,6 @@ class Loaded:
 
     columns: Callable[[Sequence[str]], pa.Table]
     batches: Callable[[Table, Sequence[str]], Iterable[pa.RecordBatch]]
-
-
-def loaded_from(sources: Sequence[str | Path]) -> Loaded:
-    """The rollouts under path arguments, read when they are needed."""
-    return Loaded(
-        lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
-        lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
-    )
 
 
 def load_columns(
@@ -101,7 +89,10 @@ def load_columns(
         wanted |= {"reward", "rewards"}
     by_reward = rollouts is None and ("reward" in (*plain, *under) or "n_scored" in named)
     newest = default_score(sources, None)[0] if by_reward else None
-    rollouts = rollouts or loaded_from(sources)
+    rollouts = rollouts or Loaded(
+        lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
+        lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
+    )
     table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
@@ -184,41 +175,36 @@ def category_name(name: str) -> str:
 
 
 def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path], tasks: _TaskFields) -> None:
-    if name in columns.values:
-        return
+    if name not in columns.values:
+        columns.values[name], columns.kinds[name] = _column(columns, name, where, sources, tasks)
+
+
+def _column(
+    columns: RolloutColumns, name: str, where: str, sources: Sequence[str | Path], tasks: _TaskFields
+) -> tuple[pa.Array, Kind]:
     table = columns.table
-    if name.startswith("task."):
-        columns.values[name], columns.kinds[name] = tasks.column(name.removeprefix("task."), where)
+    if name in _OF_GROUP or name.startswith("task."):
         columns.of_group.add(name)
-        return
+    if name.startswith("task."):
+        return tasks.column(name.removeprefix("task."), where)
     if name in SCALARS:
-        columns.values[name], columns.kinds[name] = _plain(table[name].combine_chunks(), name)
-        if name in _OF_GROUP:
-            columns.of_group.add(name)
-        return
+        return _plain(table[name].combine_chunks(), name)
     if name == "errors":
-        columns.values[name], columns.kinds[name] = errors_of(sources, table["rollout_id"]), "text"
-        return
+        return errors_of(sources, table["rollout_id"]), "text"
+    if name == "bad_task":
+        bad = pa.array(sorted(read_marks(sources).bad_tasks), pa.string())
+        return pc.is_in(table["task_id"], value_set=bad).combine_chunks(), "boolean"
     if name in MARKED:
         marks = read_marks(sources)
-        if name == "bad_task":
-            columns.values[name] = pc.is_in(table["task_id"], value_set=pa.array(sorted(marks.bad_tasks), pa.string()))
-            columns.values[name] = columns.values[name].combine_chunks()
-            columns.kinds[name] = "boolean"
-            return
         texts = [marks.text("tags" if name == "tags" else "comments", row) for row in table["rollout_id"].to_pylist()]
-        columns.values[name] = pa.array(texts, pa.string())
-        columns.kinds[name] = "text"
-        return
-    columns.kinds[name] = "number"
+        return pa.array(texts, pa.string()), "text"
     if name.startswith("reward_"):
         known = [TOTAL, *named_scores(sources, table)]
         if name.removeprefix("reward_") not in known:
             raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
         _, values, scored_by = scores_of(sources, table, name.removeprefix("reward_"))
-        columns.values[name] = pa.array(values.to_numpy(), pa.float64(), from_pandas=True)
         columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
-        return
+        return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), "number"
     columns.of_group.add(name)
     if name in COUNTS:
         counted = np.ones(table.num_rows, bool)
@@ -230,7 +216,7 @@ def _add(columns: RolloutColumns, name: str, where: str, sources: Sequence[str |
         what, _, of = name.partition("_")
         _add(columns, of, where, sources, tasks)
         per_group = group_statistic(what, columns.numbers(of), columns.groups, int(columns.groups.max()) + 1)
-    columns.values[name] = pa.array(per_group[columns.groups], pa.float64(), from_pandas=True)
+    return pa.array(per_group[columns.groups], pa.float64(), from_pandas=True), "number"
 
 
 def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:

@@ -170,7 +170,7 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
     # All are checked before the first is evaluated.
     for expression in plan.where:
         conditions.check(expression, columns.kinds, "--where")
-    kinds = columns.group_kinds()
+    kinds = {name: kind for name, kind in columns.kinds.items() if name in columns.of_group}
     for expression in plan.group_where:
         for name in expression.names:
             if name in columns.kinds and name not in kinds:

@@ -57,7 +57,6 @@ def expand_turns(table: AnyTable) -> AnyTable:
 def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     import pyarrow as pa
 
-    from gymdata.errors import DataError
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.rollouts.turn_columns import with_prompts
     from gymdata.store.columns import reshape

@@ -50,9 +50,6 @@ class Files:
     by_table: dict[str, list[Source]] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
 
-    def parquet(self) -> list[Path]:
-        return [s.path.resolve() for found in self.by_table.values() for s in found if s.kind == "parquet"]
-
 
 def find_files(paths: Sequence[str | Path]) -> Files:
     """The tables under path arguments: run folders (with their stages), stage folders, files and globs of these.
@@ -145,17 +142,13 @@ class Views:
     def __init__(self, files: Files, limits: Limits = Limits()) -> None:
         self.files = files
         self.limits = limits
-        self.names: tuple[str, ...] = tuple(dict.fromkeys((*self._possible(), *files.by_table)))
+        always = _ALWAYS if "rollouts" in files.by_table else ("failures",) if files.folders else ()
+        self.names: tuple[str, ...] = tuple(dict.fromkeys((*always, *files.by_table)))
         self._fault: DataError | None = None
         self._scanned: list[Any] = []
         self._made: set[str] = set()
         self._udf = False
         self._con: duckdb.DuckDBPyConnection | None = None
-
-    def _possible(self) -> Iterable[str]:
-        if "rollouts" in self.files.by_table:
-            return _ALWAYS
-        return ("failures",) if self.files.folders else ()
 
     def __enter__(self) -> Views:
         import duckdb
@@ -250,7 +243,8 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
             parts.append(f"SELECT * FROM gymdata_{name}_{number}")
         body = " UNION ALL BY NAME ".join(parts)
         if name == "rollouts" and rewards:
-            names = self._reward_names(body)
+            distinct = f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n"
+            names = [name for (name,) in self.con.execute(distinct).fetchall() if name is not None]
             # SQL ignores case: names that differ only in case are numbered.
             alike, seen, extra = Counter(map(str.lower, names)), Counter[str](), ""
             for reward in names:
@@ -295,7 +289,8 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
         """The file that cannot be read, when that is why a query failed."""
         from gymdata.store.partial_reads import first_broken
 
-        return first_broken(self.files.parquet())
+        sources = (source for of_table in self.files.by_table.values() for source in of_table)
+        return first_broken([source.path.resolve() for source in sources if source.kind == "parquet"])
 
     def _warn_of_copies(self, names: Iterable[str]) -> None:
         """Rows that several paths give are counted as often."""
@@ -315,10 +310,6 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
                     f"{counted(found[0], 'rollout is', 'rollouts are')} there more than once (first: "
                     f"{found[1]}): their rows are counted as often"
                 )
-
-    def _reward_names(self, body: str) -> list[str]:
-        rows = self.con.execute(f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n").fetchall()
-        return [row[0] for row in rows if row[0] is not None]
 
     def _register_prompts(self) -> None:
         import numpy as np
