@@ -45,4 +45,4 @@ def filter_(
             grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
         facts("filter", report.rows())
 
-    return finish(report, show, json=json)
+    return finish(report, show, json=json, then="train-sft {} -m MODEL -o POLICY")

@@ -29,4 +29,4 @@ def merge(
         grid(("run", "run ID", "shard", "rollouts"), rows)
         facts("merge", report.rows())
 
-    return finish(report, show, json=json)
+    return finish(report, show, json=json, then="validate {}")

@@ -59,4 +59,5 @@ def mix(
         grid(("source", "weight", "rows", "taken", "tasks", "share", "similar tasks"), rows)
         facts("mix", report.rows())
 
-    return finish(report, show, json=json)
+    trainer = "train-dpo" if report.table == "pairs" else "train-sft"
+    return finish(report, show, json=json, then=f"{trainer} {{}} -m MODEL -o POLICY")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import shlex
 from typing import Annotated
 
 import typer
@@ -45,4 +46,6 @@ def score(
             grid(columns, rows, title=f"Flipped ({first})")
         facts("score", summary.rows())
 
-    return finish(summary, show, json=json)
+    # Scores that are not in the run are no choice of its pairs.
+    then = f"pairs {shlex.quote(settings.path)}" if settings.output is None else ""
+    return finish(summary, show, json=json, then=then)

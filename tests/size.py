@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "chat": 1_171,
     "check": 2_484,
     "checks": 2_593,
-    "cli": 4_002,
+    "cli": 4_006,
     "collect": 3_750,
     "credit": 1_296,
     "demo": 617,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_804, 600
+TOTAL, FILE_LINES = 86_808, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 395, 282, 14
 
 
