@@ -68,7 +68,6 @@ class EvalReport(Report):
         return {**figures, "files": [str(file) for file in self.files]}
 
     def rows(self) -> list[Row]:
-        mean = {"rate": self.reward["mean"], "ci95": self.reward["ci95"]}
         rows: list[Row] = [
             *(
                 (f"pass@{one['k']}", f"{rate_text({**one, 'rate': one['value']})} of {one['tasks']:,} tasks")
@@ -77,8 +76,8 @@ class EvalReport(Report):
             ("rollouts", self.rollouts),
         ]
         if not self.reward["binary"]:
-            bounds = mean["ci95"]
-            text = "not scored" if mean["rate"] is None else f"{mean['rate']:.3f}"
+            mean, bounds = self.reward["mean"], self.reward["ci95"]
+            text = "not scored" if mean is None else f"{mean:.3f}"
             rows.append(("mean reward", text + (f" (95 %: {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")))
         rows += [("truncated", self.truncated)] if self.truncated else []
         rows += [("missing (rerun to resume)", self.missing)] if self.missing else []

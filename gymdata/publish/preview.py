@@ -21,7 +21,8 @@ _COLUMNS = {
     ROLLOUTS.name: ["rollout_id", "task_id", "status", "reward", "rewards", "n_generated_tokens", "messages", "task"],
     PAIRS.name: ["pair_id", "task_id", "margin", "prompt", "chosen", "rejected"],
 }
-_TEXTS = {ROLLOUTS.name: ("prompt", "answer", "reference"), PAIRS.name: ("prompt", "chosen", "rejected")}
+#: The tables that have a preview, with its texts.
+TEXTS = {ROLLOUTS.name: ("prompt", "answer", "reference"), PAIRS.name: ("prompt", "chosen", "rejected")}
 _KEPT = {
     ROLLOUTS.name: ("rollout_id", "task_id", "status", "reward", "n_generated_tokens"),
     PAIRS.name: ("pair_id", "task_id", "margin"),
@@ -29,15 +30,10 @@ _KEPT = {
 _BATCH_ROWS = 1_024
 
 
-def has_preview(table: Table) -> bool:
-    """Whether a table has texts that a viewer can show."""
-    return table.name in _COLUMNS
-
-
 def write_preview(paths: Sequence[Path], table: Table, rewards: Sequence[str], target: Path) -> None:
     """Write the plain columns of the rows of ``paths`` to ``target``. ``rewards``: named rewards, a column each."""
     kinds = {field.name: field.type for field in table.schema}
-    columns = [(name, kinds[name]) for name in _KEPT[table.name]] + [(name, pa.string()) for name in _TEXTS[table.name]]
+    columns = [(name, kinds[name]) for name in _KEPT[table.name]] + [(name, pa.string()) for name in TEXTS[table.name]]
     columns += [(f"reward_{name}", pa.float64()) for name in rewards]
     schema = pa.schema(columns)
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
@@ -48,7 +44,7 @@ def write_preview(paths: Sequence[Path], table: Table, rewards: Sequence[str], t
                     rows.append({name: row[name] for name in _KEPT[table.name]})
                     if table is PAIRS:
                         # The last text of a conversation.
-                        for name in _TEXTS[table.name]:
+                        for name in TEXTS[table.name]:
                             texts = (text_of(message.get("content")) for message in reversed(row[name] or ()))
                             rows[-1][name] = next(filter(None, texts), "")
                         continue

@@ -19,7 +19,7 @@ from gymdata.errors import DataError, RefusedError, StoreError, option
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row
 from gymdata.publish.card import CARD, card
-from gymdata.publish.preview import PREVIEW, has_preview, write_preview
+from gymdata.publish.preview import PREVIEW, TEXTS, write_preview
 from gymdata.publish.repository import data_set, publish
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.scan.files import all_rows, rewritten
@@ -183,7 +183,7 @@ def _contents(
     contents: dict[str, Path | bytes] = dict(files)
     rewards = sorted((facts.get("counts") or {}).get("parts") or {})
     previews: dict[str, str] = {}
-    for split, some in splits.items() if has_preview(table) else ():
+    for split, some in splits.items() if table.name in TEXTS else ():
         previews[split] = f"{PREVIEW}/{split}.parquet"
         contents[previews[split]] = scratch / f"{split}.parquet"
         write_preview([files[here] for here in some], table, rewards, scratch / f"{split}.parquet")

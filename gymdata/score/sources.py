@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from gymdata.errors import RefusedError, UsageError, option
+from gymdata.models._transformers import load_reader, load_tokenizer
+from gymdata.models.model_identity import check_tokenizer, hash_of_tokenizer, model_facts
+from gymdata.models.vocabulary import find_tokenizer
 from gymdata.progress import Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
@@ -19,6 +22,7 @@ from gymdata.rewards.scheduler import Weighted
 from gymdata.rollouts.messages import TaskRow
 from gymdata.score.settings import ScoreConfig
 from gymdata.store import hash_file
+from gymdata.store.lineage import lineage
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -110,9 +114,7 @@ class _Loader:
         return function
 
     def model(self, folder: str, label: str | None) -> RewardFunction:
-        from gymdata.models.model_identity import check_tokenizer, model_facts
         from gymdata.rewards._torch import RewardModel
-        from gymdata.store.lineage import lineage
 
         facts = model_facts(folder)
         check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress)
@@ -136,11 +138,6 @@ class _Loader:
     @cached_property
     def decode(self) -> Decode | None:
         """Decodes the saved ids; None when no tokenizer is known, and the messages' text is sent."""
-        from gymdata.models._transformers import load_reader, load_tokenizer
-        from gymdata.models.model_identity import hash_of_tokenizer
-        from gymdata.models.vocabulary import find_tokenizer
-        from gymdata.store.lineage import lineage
-
         if self._config.tokenizer is not None:
             return load_reader(self._config.tokenizer).decode
         for facts in lineage(self._config.path):

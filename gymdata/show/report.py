@@ -20,7 +20,7 @@ from gymdata.checks.violations import CODES, both_sides
 from gymdata.errors import counted, printable
 from gymdata.rollouts.messages import RolloutRow, object_of
 from gymdata.show.conversations import conversations_of
-from gymdata.show.rollout import MessageView, errors_in, messages_of
+from gymdata.show.rollout import MessageView, messages_of
 
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reading
@@ -153,7 +153,8 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     row = shown.row
     out.title(f"rollout {row['rollout_id']}")
     score = [] if shown.score is None else [(f"score {shown.score[0]}", _number(shown.score[1]))]
-    codes = errors_in(shown.violations)
+    # Faults that put the other numbers in doubt, each once.
+    codes = dict.fromkeys(violation.code for violation in shown.violations if violation.severity == "error")
     listed = ", ".join(f"{code} {CODES[code].name}" for code in codes)
     out.facts([*_facts(row), *score, *([("faults", f"{listed} (explained below)")] if codes else [])])
     turns, shown_turns = row["turns"] or [], set()

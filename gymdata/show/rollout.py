@@ -85,8 +85,3 @@ def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Rea
         severity = "warning" if of_texts else violation.severity or CODES[violation.code].severity
         found.append(violation._replace(severity=severity))
     return found
-
-
-def errors_in(found: Sequence[Violation]) -> list[str]:
-    """The codes of faults that put the other numbers in doubt, each once."""
-    return list(dict.fromkeys(violation.code for violation in found if violation.severity == "error"))
