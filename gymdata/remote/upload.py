@@ -84,7 +84,7 @@ class Upload:
         self._tags: dict[str, str] = {}
         self._doomed: list[Place] = []
         self._is_run = False
-        self._busy, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
+        self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -98,8 +98,9 @@ class Upload:
         if (place := mirrored(run_json)) is None:
             return None
         upload = cls(place, run_json)
-        if not upload.refresh(discard=overwrite):
-            upload.refuse_other_writer(take_over=take_over)
+        is_current = upload.refresh(discard=overwrite)
+        upload.refuse_other_writer(take_over=take_over)
+        if not is_current:
             unsent = upload.unsent()
             raise StoreError(
                 f"{upload.shown}: another machine has written here, and "
@@ -108,7 +109,6 @@ class Upload:
                 hint=f"they stay in the staging folder, {run_json.parent}; set {SPOOL} or {option('spool')} to another "
                 f"folder to continue from what was sent, or give {option('overwrite', True)}",
             )
-        upload.refuse_other_writer(take_over=take_over)
         upload._is_run = derived is not None
         upload._stage_files(overwrite, derived)
         return upload
@@ -191,9 +191,9 @@ class Upload:
                 if there is not None and not (self.local.parent / name).exists():
                     refer(self.folder.below(name), there, self.local.parent / name)
             return
-        top = self.folder.below("").key
+        top, names = self.folder.below("").key, list[str]()
         for each in client.listed(self.folder):
-            name = each.key.removeprefix(top)
+            names.append(name := each.key.removeprefix(top))
             local = self.local.parent / HASHED.sub("", name)
             other = "/" not in name and not HASHED.search(name) and WANTED.fullmatch(name) and name != RUN_JSON
             if (each.key in named or other) and not is_odd(name) and not local.exists():
@@ -204,15 +204,11 @@ class Upload:
                 self._doomed.append(self.folder.at(each.key))
                 if name.endswith(f"/{RUN_JSON}"):
                     self.derived.append(name.partition("/")[0])
-        if derived is not None and self._store is None and not overwrite and not self.local.exists():
-            self._refuse_foreign()
-
-    def _refuse_foreign(self) -> None:
-        top = self.folder.below("").key
-        names = [each.key.removeprefix(top) for each in client.listed(self.folder)]
-        if names := sorted({name.partition("/")[0] for name in names if not HASHED.search(name)}):
+        is_new = derived is not None and self._store is None and not overwrite and not self.local.exists()
+        foreign = sorted({name.partition("/")[0] for name in names if not HASHED.search(name)})
+        if is_new and foreign:
             raise StoreError(
-                f"{self.shown}: is not empty and not a run: it has no run.json (it holds {', '.join(names[:6])})",
+                f"{self.shown}: is not empty and not a run: it has no run.json (it holds {', '.join(foreign[:6])})",
                 hint="give another output folder",
             )
 
@@ -220,10 +216,14 @@ class Upload:
         """Bring the store to the state that the staged run.json describes. Raises StoreError when another writer was first,
         OutsideError("object store") when the store is unreachable: the next call sends the rest."""
         try:
-            with self._busy:
-                self._send()
+            self._send()
         except TakenError as error:
-            raise self._lost() from error
+            what = "machine took over this run" if self._is_run else "command has written here meanwhile"
+            raise StoreError(
+                f"{self.shown}: another {what}",
+                hint="its rows are there; what this one had not sent stays in the staging folder. Give another output, or "
+                f"{option('overwrite', True)}",
+            ) from error
 
     def _send(self) -> None:
         facts = _facts(self.local.read_bytes())
@@ -307,14 +307,6 @@ class Upload:
             there = client.Object(place.key, size, tag, "") if tag is not None else client.head(place)
             if there is not None and there.size == size:
                 refer(place, there, local)
-
-    def _lost(self) -> StoreError:
-        what = "machine took over this run" if self._is_run else "command has written here meanwhile"
-        return StoreError(
-            f"{self.shown}: another {what}",
-            hint="its rows are there; what this one had not sent stays in the staging folder. Give another output, or "
-            f"{option('overwrite', True)}",
-        )
 
     def _facts_there(self) -> dict[str, Any]:
         return _facts(self._store[0]) if self._store is not None else {}
