@@ -83,7 +83,8 @@ def _xml_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
         arguments[found["name"].strip()] = value
         at = found.end()
     end = _END.match(text, at)
-    return (_call(match["xml"] or match["keyed"], arguments), end.end()) if end is not None else None
+    name = match["xml"] or match["keyed"]
+    return ({"name": name, "arguments": arguments}, end.end()) if end is not None else None
 
 
 def _python_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
@@ -100,7 +101,7 @@ def _python_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
         arguments = {str(k.arg): _constant(k.value) for k in parsed.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
-    return _call(match["python"], arguments), end + 1
+    return {"name": match["python"], "arguments": arguments}, end + 1
 
 
 _READ: dict[str, Callable[[str, re.Match[str]], tuple[Any, int] | None]] = {
@@ -145,10 +146,6 @@ def _constant(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             return {str(_constant(k)): _constant(v) for k, v in zip(keys, values, strict=True) if k is not None}
     raise ValueError("no constant")
-
-
-def _call(name: str, arguments: dict[str, Any]) -> dict[str, object]:
-    return {"name": name, "arguments": arguments}
 
 
 def _collapsed(text: str) -> str:

@@ -146,10 +146,7 @@ class OpenedRun:
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rollouts, or some of their columns, as an Arrow table."""
-        from gymdata.rollouts.schema import ROLLOUTS
-        from gymdata.store import read_table
-
-        return read_table(self.path, ROLLOUTS, columns)
+        return load_rollouts(self.path, columns)
 
     def query(self, sql: str) -> pa.Table:
         """The result of one SELECT over the run, as ``gymdata.query`` gives it."""
