@@ -36,7 +36,7 @@ BUDGETS: dict[str, int] = {
     "genrm": 938,
     "interop": 8_763,
     "judge": 2_502,
-    "ls": 439,
+    "ls": 445,
     "merge": 399,
     "mix": 362,
     "models": 1_576,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_776, 600
+TOTAL, FILE_LINES = 86_782, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 395, 281, 14
 
 

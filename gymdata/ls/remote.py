@@ -64,6 +64,8 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
                 changed=max((one.changed for one in own), default=described_by.changed),
                 parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
                 state=state,
+                experiment=facts.get("experiment"),
+                tags=tuple(facts.get("tags") or ()),
             )
         )
     return str(place), tuple(outputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,13 @@ def ls(
     what a link leads to is needed. Raises DataError when ``path`` is no folder; with ``unused`` also for a damaged run.json
     and a folder that cannot be read, UsageError for a URL, StoreError for what is begun and has no run.json yet.
     """
+
+    def asked_for(outputs: Iterable[Output]) -> tuple[Output, ...]:
+        return tuple(one for one in outputs if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
+
     if isinstance(path, (str, Path)) and is_url(path) and not unused:
-        return LsReport(*listed(str(path)))
+        url, outputs_there = listed(str(path))
+        return LsReport(url, asked_for(outputs_there))
     top = Path(path_of(local_output(path) if unused else path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
@@ -82,8 +87,7 @@ def ls(
         for output in below(top, unreadable)
     }
     if not unused:
-        shown = (one for one in outputs.values() if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
-        return LsReport(str(top), tuple(shown))
+        return LsReport(str(top), asked_for(outputs.values()))
     idle = unused_outputs(top, outputs)
     return LsReport(str(top), tuple(idle), removal(str(top), idle))
 

@@ -17,7 +17,7 @@ from gymdata.errors import DataError, OutsideError, RefusedError, UsageError
 from gymdata.remote import client
 from gymdata.remote.places import place_of
 from gymdata.remote.reading import located
-from gymdata.store import read_run_json
+from gymdata.store import read_run_json, write_run_json
 from gymdata.train.annotations import run_behind
 from tests.objects.conftest import ROWS, parquet_held, upload
 from tests.objects.stores import FaultyStore
@@ -253,6 +253,16 @@ def test_ls_of_a_url_fetches_only_run_jsons(stored: str, run: Path, store: Fault
     }
     assert found["b/pairs-reward"].bytes == sum(p.stat().st_size for p in (run / "pairs-reward").iterdir())
     assert store.count("GET", "parquet$") == 0
+
+
+def test_ls_of_a_url_is_of_one_experiment(run: Path, store: FaultyStore) -> None:
+    """Tags and experiments choose below a URL as below a folder: there they were not looked at."""
+    facts = read_run_json(run)
+    for key, of in (("runs/a", {"experiment": "first"}), ("runs/b", {"experiment": "second", "tags": ["x"]})):
+        write_run_json(run, {**facts, **of})
+        upload(store, run, key)
+    assert [one.path for one in gymdata.ls("s3://bucket/runs", experiment="first").outputs] == ["a"]
+    assert [one.path for one in gymdata.ls("s3://bucket/runs", tags=["x"]).outputs] == ["b"]
 
 
 def test_ls_of_an_empty_bucket_finds_no_runs(store: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
