@@ -32,7 +32,7 @@ def demo(
 ) -> int:
     """Held-out accuracy is measured before and after."""
     if dry_run:
-        plan = planned(output, settings)
+        plan = planned(output, settings, overwrite=overwrite)
 
         def steps() -> None:
             typer.echo("\n".join(plan.steps))

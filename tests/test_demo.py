@@ -11,7 +11,7 @@ import pytest
 
 from gymdata.demo.model import MODEL
 from gymdata.demo.run import DemoConfig, demo, planned, summarise, summarise_judged
-from gymdata.demo.steps import rise
+from gymdata.demo.steps import clear, rise
 from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
@@ -84,6 +84,32 @@ def test_a_folder_of_somebody_elses_is_not_written_to(tmp_path: Path):
     assert (tmp_path / "mine.txt").read_text() == "keep me"
 
 
+@pytest.mark.parametrize(
+    "marks", [["summary.json"], ["heldout-before/run.json", "summary.json"]], ids=["figures", "demo"]
+)
+def test_overwrite_removes_nothing_that_the_demo_did_not_write(marks: list[str], tmp_path: Path) -> None:
+    """Neither a folder with figures of the same name, nor what was put beside a demo's output; the plan says so, too."""
+    names = [*marks, "thesis.txt", "sub/data"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(StoreError, match=r"not made by the demo|contains sub, thesis\.txt, which"):
+        clear(tmp_path, overwrite=True)
+    with pytest.raises(StoreError):
+        planned(tmp_path, DemoConfig(), overwrite=True)
+    assert all((tmp_path / name).is_file() for name in names)
+
+
+def test_overwrite_removes_the_output_of_either_demo(tmp_path: Path) -> None:
+    """With what a killed one left."""
+    for name in ("heldout-before", "round-1", "heldout-judged", "sft", "heldout-sft", "rollouts"):
+        (tmp_path / name).mkdir()
+    for name in ("summary.json", "report.html", "report-sft.html", ".summary.json.tmp"):
+        (tmp_path / name).touch()
+    clear(tmp_path, overwrite=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.full
 @pytest.mark.engine
 @pytest.mark.skipif(bool(smollm2_missing()), reason=smollm2_missing())
@@ -118,6 +144,10 @@ def test_the_real_demo_names_what_installs_its_model(
     """Nothing was written; both commands are there, and the plan has them, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "before" / "heldout-before").mkdir(parents=True)
+    with pytest.raises(UsageError, match=f"'{module}'"):
+        demo(tmp_path / "before", real=True, overwrite=True)
+    assert (tmp_path / "before" / "heldout-before").is_dir()
     with pytest.raises(UsageError, match=f"'{module}'") as missing:
         demo(tmp_path / "demo", real=True)
     assert "[real]" in str(missing.value.hint)

@@ -168,16 +168,13 @@ def demo(
     batch RL; with ``threshold`` the interval of each rise must be above 20 points.
     """
     require(*NEEDED)  # of all its commands, before the first
-    if real:
-        require_model()
     folder = local_output(output or _OUTPUTS[real])
-    clear(folder, overwrite)
     began, seconds = time.monotonic(), list[tuple[str, float]]()
     run = running(say, seconds)
     if real:
-        began_model = time.monotonic()
-        model = cached_model(say)
-        seconds.append(("model", round(time.monotonic() - began_model, 1)))
+        model = cached_model(say)  # before anything is removed
+        seconds.append(("model", round(time.monotonic() - began, 1)))
+        clear(folder, overwrite)
         runs = RealSteps(folder, model, seed, limit, run).all(num_rollouts or NUM_ROLLOUTS)
         real_report = RealDemoReport.of(folder, runs, seed, seconds, round(time.monotonic() - began, 1))
         _write(folder, real_report)
@@ -186,6 +183,7 @@ def demo(
         for name, figures in real_report.policies.items() if threshold else ():
             require_rise(figures, f"with train-{name}", folder, MIN_RISE, REAL_RISE)
         return real_report
+    clear(folder, overwrite)
     runs, jobs = _Commands(folder, seed, limit, run).all(rounds, num_rollouts or OWN_ROLLOUTS, judged_groups)
 
     summary = summarise(folder / "heldout-before", folder / "heldout-after", runs, jobs)
@@ -206,14 +204,14 @@ def _write(folder: Path, report: Report) -> None:
     write_text(folder / "summary.json", json.dumps(report.to_dict(), indent=2) + "\n")
 
 
-def planned(output: str | Path | None, settings: DemoConfig) -> DemoPlan:
+def planned(output: str | Path | None, settings: DemoConfig, *, overwrite: bool = False) -> DemoPlan:
     """The plan of ``demo``, without running it.
 
     Raises StoreError for an output folder that ``demo`` would refuse, and DataError for a shipped file that is missing.
     """
     real, seed, limit = settings.real, settings.seed, settings.limit
     folder = Path(output or _OUTPUTS[real])
-    refuse_foreign(folder)
+    refuse_foreign(folder, overwrite)
     steps = list[list[str]]()
 
     def keep(command: Sequence[str], _: Collection[int]) -> None:

@@ -6,6 +6,7 @@ never hold the machine together; the figures are recomputed from the sealed held
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,8 +23,13 @@ from gymdata.store import scan_lazy
 
 #: Extras, and what they install.
 NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
-#: Files that only a demo writes: its first step's output, and its figures.
-_OURS = ("heldout-before", "summary.json")
+#: The output of a demo's first step, which marks a folder as the demo's.
+_FIRST = "heldout-before"
+#: The names of what demos write into their folder, with what a killed one leaves of a file.
+OUTPUTS = re.compile(
+    r"heldout-(before|after|judged|sft|dpo|rl)|round-\d+|rollouts|pairs|experiences|sft|dpo|rl"
+    r"|\.?(summary\.json|report(-(sft|dpo|rl))?\.html)(\.tmp)?"
+)
 
 Run = Callable[[Sequence[str], Collection[int]], None]
 
@@ -126,21 +132,25 @@ def _rate(correct: Mapping[str, float]) -> Figures:
     return {"n": n, "successes": right, "rate": right / n, "ci95": [low, high]}
 
 
-def clear(folder: Path, overwrite: bool) -> None:
-    """Make the output folder, or empty a demo's own with ``overwrite``."""
-    if not folder.exists() or not any(folder.iterdir()):
-        folder.mkdir(parents=True, exist_ok=True)
-        return
-    refuse_foreign(folder)
+def clear(folder: Path, overwrite: bool, outputs: re.Pattern[str] = OUTPUTS) -> None:
+    """Make the output folder, or empty a demo's own with ``overwrite``. Raises as ``refuse_foreign``."""
+    refuse_foreign(folder, overwrite, outputs)
+    folder.mkdir(parents=True, exist_ok=True)
     if overwrite:
-        # The files that mark it as the demo's are removed last, so that the same command finishes an interrupted
-        # removal.
-        for path in sorted(folder.iterdir(), key=lambda path: path.name in _OURS):
+        # What marks it as the demo's is removed last, so that the same command finishes an interrupted removal.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == _FIRST):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def refuse_foreign(folder: Path) -> None:
-    """A folder with anything in it that the demo did not make is left alone."""
-    ours = any((folder / name).exists() for name in _OURS)
-    if folder.exists() and any(folder.iterdir()) and not ours:
+def refuse_foreign(folder: Path, overwrite: bool, outputs: re.Pattern[str] = OUTPUTS) -> None:
+    """Raises StoreError for a folder that the demo did not make, and with ``overwrite`` for one that holds anything besides
+    its ``outputs``."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if names and _FIRST not in names:
         raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")
+    foreign = [name for name in names if not outputs.fullmatch(name)]
+    if foreign and overwrite:
+        raise StoreError(
+            f"{folder}: contains {', '.join(foreign[:3])}, which the demo did not write",
+            hint="move it out, or give another output folder",
+        )

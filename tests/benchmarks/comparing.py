@@ -7,6 +7,7 @@ could type, run as a process of its own; the figures are recomputed from sealed 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ RECIPES = {
 }
 #: Those that leave a policy.
 POLICIES = tuple(name for name in RECIPES if name != "reward")
+_NAMES = "|".join(RECIPES)
+#: The names in the output folder.
+_OUTPUTS = re.compile(
+    rf"heldout-(before|{_NAMES})|rollouts|pairs|experiences|teacher|{_NAMES}|summary\.json|\.?report-({_NAMES})\.html(\.tmp)?"
+)
 
 
 def compare_trainers(
@@ -84,7 +90,7 @@ def compare_trainers(
     half.
     """
     folder, began = Path(output), time.monotonic()
-    demo.clear(folder, overwrite)
+    demo.clear(folder, overwrite, _OUTPUTS)
     run = _Comparison(folder, seed, limit, run_command or demo.running(say))
     run.held_out("heldout-before", run.data / "policy")
     run.collect_once(num_rollouts)
