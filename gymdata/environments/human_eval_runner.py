@@ -1,7 +1,8 @@
 """Runs one program of HumanEval: ``python human_eval_runner.py``, with the job as JSON on standard input.
 
 The process has no network but what the job allows, 2 GiB of memory, files of at most 16 MB, and a few seconds; in it the
-package's own ``unsafe_execute`` runs the program. The last line of the output, after ``@``, is its result.
+package's own ``unsafe_execute`` runs the program. The output begins with ``@`` when the program is begun; its last line,
+after another ``@``, is the result.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> int:
         resource.setrlimit(limit, (value, value))
     result: list[str] = []
     write, leave = os.write, os._exit
+    write(1, b"@\n")
     unsafe_execute(job["problem"], job["completion"], float(job["timeout"]), result)
     write(1, f"\n@{result[0]}".encode())
     leave(0)

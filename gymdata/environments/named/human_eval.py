@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -40,6 +41,11 @@ class HumanEval(NamedEnvironment):
             raise UsageError.unknown_choice("--env human_eval", which, ["HumanEval"])
         if unknown := sorted(self.arguments.keys() - _DEFAULTS.keys() - {"seed"}):
             raise UsageError.unknown_choice("--set env_args of human_eval", unknown[0], sorted(_DEFAULTS))
+        seconds, network = self.arguments["timeout"], self.arguments["network"]
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise UsageError.bad_value("--set env_args.timeout of human_eval", seconds, "a number of seconds above 0")
+        if not isinstance(network, bool):
+            raise UsageError.bad_value("--set env_args.network of human_eval", network, "true or false")
 
     @cached_property
     def problems(self) -> dict[str, dict[str, str]]:
@@ -64,7 +70,7 @@ class HumanEval(NamedEnvironment):
         """1 where the tests of the problem pass. Raises OutsideError where they cannot be run."""
         completion = completion_of(text)
         job = {"problem": dict(problem), "completion": completion, **self.arguments}
-        pipe, words = subprocess.PIPE, [sys.executable, "-s", str(_RUNNER)]
+        timed_out, pipe, words = False, subprocess.PIPE, [sys.executable, "-s", str(_RUNNER)]
         with tempfile.TemporaryDirectory() as folder:
             environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": folder, "TMPDIR": folder}
             with subprocess.Popen(
@@ -72,20 +78,26 @@ class HumanEval(NamedEnvironment):
             ) as process:
                 try:
                     output, errors = process.communicate(json.dumps(job).encode(), 2 * float(job["timeout"]) + 10)
-                except subprocess.TimeoutExpired:
-                    return Verdict(0.0, {"completion": completion, "result": "timed out"})
+                except subprocess.TimeoutExpired as expired:
+                    output, errors, timed_out = expired.output or b"", expired.stderr or b"", True
                 finally:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)  # what the program started, too
-        if process.returncode == _NO_NAMESPACE:
+        if not output.startswith(b"@"):  # the program was not begun: no answer of the policy's is to blame
+            no_namespace = process.returncode == _NO_NAMESPACE
+            reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
             raise OutsideError(
                 "environment",
-                f"HumanEval's programs cannot be run without a network: {errors.decode(errors='replace').strip()}",
-                hint="--set env_args.network=true runs them all the same",
+                f"HumanEval's programs cannot be run{' without a network' if no_namespace else ''}: "
+                f"{reason or f'exit code {process.returncode}'}",
+                hint="--set env_args.network=true runs them all the same" if no_namespace else None,
             )
         # What ends the runner otherwise was done by the program.
-        _, marked, result = output.decode(errors="replace").rpartition("\n@")
-        result = result.strip() if marked else f"failed: exit code {process.returncode}"
+        _, marked, result = output.decode(errors="replace").strip().rpartition("\n@")
+        if timed_out:
+            result = "timed out"
+        elif not marked:
+            result = f"failed: exit code {process.returncode}"
         return Verdict(float(result == "passed"), {"completion": completion, "result": result[:200]})
 
 
