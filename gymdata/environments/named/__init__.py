@@ -35,6 +35,10 @@ class NamedEnvironment:
         self.which, self.timeout_s = which, timeout_s
         self.arguments: Mapping[str, Any] = {SEED: 0, **arguments}
         spec = f"{self.module}:{which}"
+        for key, expected in ((SEED, "an integer"), (SIZE, "an integer above 0")):
+            value = self.arguments.get(key, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or (key == SIZE and value < 1):
+                raise UsageError.bad_value(f"--set env_args.{key} of {spec}", value, expected)
         self.identity: Mapping[str, Any] = {
             "name": "named",
             "spec": spec,

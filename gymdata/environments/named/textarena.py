@@ -100,12 +100,15 @@ class TextArena(NamedEnvironment):
 
         if which not in ENV_REGISTRY:
             raise UsageError.unknown_choice("--env textarena", which, sorted(ENV_REGISTRY))
-        self._make = partial(
-            _Game, which, {key: value for key, value in self.arguments.items() if key not in (SEED, SIZE)}
-        )
+        own = {key: value for key, value in self.arguments.items() if key not in (SEED, SIZE)}
+        self._make = partial(_Game, which, own)
         try:
             self._make().reset(0)
         except Exception as error:  # games raise anything
+            if own:
+                what = f"--set env_args of textarena:{which}: the game cannot be set up: {raised(error)}"
+                known = ", ".join([SEED, SIZE, *ENV_REGISTRY[which].kwargs])
+                raise UsageError(what, hint=f"its arguments include {known}") from error
             what = f"--env textarena:{which}: the game cannot be set up for one player: {raised(error)}"
             raise UsageError(what, hint="games for several players are not played here") from error
         self._tools = PythonTools(_Game, self.identity, timeout_s=timeout_s, make=self._make, tools=False)
