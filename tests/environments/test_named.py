@@ -106,6 +106,7 @@ def test_settings_of_a_family_are_part_of_the_run(tmp_path: Path) -> None:
     [
         ("reasoning_gym:chain_sums", {}, "chain_sum"),
         ("reasoning_gym:", {}, "reasoning_gym:chain_sum"),
+        ("reasoning-gym:chain_sum", {}, "did you mean 'reasoning_gym:chain_sum'"),
         ("reasoning_gym:chain_sum", {"terms": 2}, "terms"),
         ("reasoning_gym:chain_sum", {"seed": "abc"}, "env_args.seed of .*chain_sum: got 'abc', expected an integer"),
         ("reasoning_gym:chain_sum", {"size": -3}, "env_args.size of .*chain_sum: got -3, expected an integer above 0"),

@@ -63,9 +63,12 @@ ENVIRONMENTS: Registry[type[NamedEnvironment]] = Registry(
 
 
 def is_named(spec: object) -> bool:
-    """Whether a spec is ``NAME:WHICH``."""
-    name, colon, _ = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    return bool(colon) and name in ENVIRONMENTS.names()
+    """Whether a spec is ``NAME:WHICH``. Raises UsageError for a name that is spelt with a hyphen, as its extra is."""
+    name, colon, which = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    names, spelt = ENVIRONMENTS.names(), name.replace("-", "_")
+    if colon and spelt in names and name not in names:
+        raise UsageError.bad_value("--env", spec, "an environment", hint=f"did you mean '{spelt}:{which}'?")
+    return bool(colon) and name in names
 
 
 def named_environment(
