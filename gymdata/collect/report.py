@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gymdata.environments.named import is_named
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Figures, Report, Row
 from gymdata.rewards.scheduler import PartTally
@@ -225,7 +226,9 @@ class CollectPlan(Report):
     def _environments(self) -> list[Row]:
         tried = [line for one in self.environments for line in one.lines()]
         env = self.config["env"] or []
-        left = [spec for spec in ([env] if isinstance(env, str) else env) if "://" in spec]
+        specs = [env] if isinstance(env, str) else env
+        # Servers and environments of other packages are not tried.
+        left = [spec for spec in specs if "://" in spec or is_named(spec.rpartition("=")[2])]
         return [*tried, *(("environment", spec) for spec in left)] or [("environment", None)]
 
 

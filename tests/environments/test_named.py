@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.collect.report import CollectPlan
+from gymdata.collect.settings import CollectConfig
 from gymdata.environments.named import ENVIRONMENTS
 from gymdata.environments.named.human_eval import HumanEval
 from gymdata.errors import OutsideError, UsageError
@@ -223,6 +225,20 @@ def test_a_program_that_could_not_be_begun_has_no_score(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(OutsideError, match="cannot be run: exit code 1"):
         environment.passes(problem, problem["canonical_solution"])
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        (["textarena:Sudoku-v0"], ["textarena:Sudoku-v0"]),
+        (["q=human_eval:HumanEval", "s=http://a:1"], ["q=human_eval:HumanEval", "s=http://a:1"]),
+    ],
+)
+def test_a_plan_names_the_environment(env: list[str], named: list[str]) -> None:
+    """It is not tried on a task, and is there all the same."""
+    config = CollectConfig(tasks="t.jsonl", model="m", env=env).model_dump(mode="json")
+    plan = CollectPlan("run", 1, 0, 1, 0, 0, [], {"rewards": []}, [], config)
+    assert [value for name, value in plan.rows() if name == "environment"] == named
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "human_eval"])
