@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
-from gymdata.texts import brief, option, plural, raised, redacted
+from gymdata.texts import brief, choices, option, plural, raised, redacted
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -130,7 +130,7 @@ class UsageError(GymdataError):
     @classmethod
     def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:
         names = list(known)
-        expected = f"one of {', '.join(names)}"
+        expected = f"one of {choices(got, names)}"
         return cls(f"{what}: got {got!r}, expected {expected}", hint=_nearest(got, names)).at(what, got, expected)
 
     @classmethod

@@ -6,10 +6,11 @@ goes through ``redacted``.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
@@ -95,6 +96,15 @@ def printable(text: str, *, lines: bool = True) -> str:
     escaped, too."""
     text = ACTS.sub(lambda match: match[0].encode("unicode_escape").decode(), shown(text))
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def choices(got: str, names: Sequence[str]) -> str:
+    """Names for a message: all of them; where they would fill a screen, how many there are and those nearest to ``got``."""
+    everything = ", ".join(names)
+    if len(everything) < 1_000:
+        return everything
+    nearest = difflib.get_close_matches(got, names, n=5, cutoff=0.3) or names[:5]
+    return f"{len(names):,}, such as {', '.join(nearest)}"
 
 
 def plural(value: int, noun: str, several: str | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.checks.violations import Selection
-from gymdata.errors import DataError, RewardError, counted, json_kind, json_value, reported
+from gymdata.errors import DataError, RewardError, UsageError, counted, json_kind, json_value, reported
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.store.paths import Source
@@ -100,6 +100,15 @@ def test_a_number_agrees_with_its_noun():
     """One is singular, every other number plural, and so is what must agree with it."""
     assert [counted(n, "row") for n in (0, 1, 2_000)] == ["0 rows", "1 row", "2,000 rows"]
     assert [counted(n, "group has", "groups have") for n in (1, 2)] == ["1 group has", "2 groups have"]
+
+
+def test_names_that_would_fill_a_screen_are_counted() -> None:
+    """With the nearest ones; a few are all listed."""
+    games = [f"Game{number}-v0" for number in range(300)]
+    many = UsageError.unknown_choice("--env", "Game1", games)
+    assert many.expected is not None
+    assert re.fullmatch(r"one of 300, such as (Game\d+-v0(, )?){5}", many.expected)
+    assert UsageError.unknown_choice("--env", "Game1", games[:3]).expected == "one of Game0-v0, Game1-v0, Game2-v0"
 
 
 def test_a_folder_with_failures_alone_names_the_query_of_them(tmp_path: Path) -> None:
