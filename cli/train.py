@@ -79,7 +79,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         from gymdata.train.trainer_settings import check_settings
 
         settings: TrainConfig = load(given)
-        check_settings(settings.algorithm, settings.trainer, own=kind.model_fields, called=settings.called)
+        check_settings(settings.algorithm, settings.trainer, kind.model_fields, settings.called, settings.model)
         return settings
 
     command.loaded = loaded  # type: ignore[attr-defined]  # what a sweep checks

@@ -267,7 +267,8 @@ def train(
     if others and not _is_training(out):
         message = f"{out}: is not empty and not a training (it holds {', '.join(sorted(others)[:6])})"
         raise StoreError(message, hint="give another output folder")
-    check_settings(settings.algorithm, settings.trainer, own=type(settings).model_fields, called=settings.called)
+    own_keys = type(settings).model_fields
+    check_settings(settings.algorithm, settings.trainer, own_keys, settings.called, settings.model)
     with contextlib.ExitStack() as stack:
         if text is not None:
             model = model or model_facts(settings.model)

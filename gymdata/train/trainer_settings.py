@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError
@@ -75,11 +76,15 @@ def _of_settings(key: str) -> str:
 
 
 def check_settings(
-    algorithm: str, values: Mapping[str, object], own: Iterable[str] = (), called: Callable[[str], str] = _of_settings
+    algorithm: str,
+    values: Mapping[str, object],
+    own: Iterable[str] = (),
+    called: Callable[[str], str] = _of_settings,
+    model: str | None = None,
 ) -> None:
     """Check the trainer's keys without loading it. Raises UsageError naming all that is wrong, or what is not installed.
 
-    ``called``: what errors call a key."""
+    ``called``: what errors call a key. ``model``: what is to be trained."""
     for module in _NEEDED:
         if find_spec(module) is None:
             raise UsageError.missing_extra(module, "train")
@@ -101,6 +106,13 @@ def check_settings(
         loss_types = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
         if losses and loss not in loss_types:
             raise UsageError.unknown_choice(called("loss_type"), str(loss), loss_types)
+    if model is not None and values.get("use_peft") and (Path(model) / "adapter_config.json").is_file():
+        # The second adapter would be saved without a base that can be loaded.
+        raise UsageError(
+            f"{called('use_peft')}: {model} is a LoRA folder, and a new adapter needs a complete model as its base",
+            hint="leave the LoRA settings out to train this adapter further, or merge it first: "
+            f"gymdata merge-adapter {model} -o MODEL",
+        )
 
 
 def _source_fields(algorithm: str) -> dict[str, Fields]:

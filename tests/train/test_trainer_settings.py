@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from gymdata.cli.main import main
 from gymdata.errors import UsageError
 from gymdata.settings import source_fields
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainer_settings import LIMITS, check_settings
+from tests.model_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
 
@@ -78,6 +80,24 @@ def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> No
     assert "did you mean 'learning_rate'?" in done.stderr
     assert "num_train_epochs: got 'many', expected float" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("setting", ["--lora", "--set=use_peft=true", "--dry-run --lora --set=lora_r=2"])
+def test_a_new_adapter_over_a_lora_folder_is_refused(
+    tmp_path: Path, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained, with both ways out; training the folder further needs no LoRA settings."""
+    pytest.importorskip("trl")
+    adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "out"
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps({"rollout_id": "a"}) + "\n")
+    words = ["train-sft", str(tmp_path / "rollouts.jsonl"), "-m", str(adapter), "-o", str(out), *setting.split()]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert f"{adapter} is a LoRA folder, and a new adapter needs a complete model as its base" in message
+    assert f"to train this adapter further, or merge it first: gymdata merge-adapter {adapter} -o MODEL" in message
+    assert not out.exists()
+    check_settings("sft", {"learning_rate": 1e-5}, model=str(adapter))
+    check_settings("sft", {"use_peft": True}, model=str(POLICY))
 
 
 def test_what_a_trainer_needs_and_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
