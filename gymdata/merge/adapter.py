@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gymdata.errors import UsageError, require
+from gymdata.errors import RefusedError, UsageError, require
 from gymdata.models.model_identity import policy_facts, stored_dtype
 from gymdata.public import Figures, Report, Row
-from gymdata.store import StageOutput
+from gymdata.store import StageOutput, read_run_json
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import RUN_JSON, placed_output
 
@@ -46,14 +46,23 @@ def merge_adapter(
     """Merge the LoRA folder ``adapter`` with the base that it names into a model folder, in the base's number format, with
     tokenizer, chat template and generation config. A model that is there with all its files is not merged again.
 
-    Raises UsageError for a model that is no LoRA folder, DataError where its base is not on this machine, and StoreError
-    when ``output`` holds something else.
+    Raises UsageError for a model that is no LoRA folder, DataError where its base is not on this machine or does not fit,
+    RefusedError for another base than the adapter was trained on, and StoreError when ``output`` holds something else.
     """
     facts = policy_facts(str(adapter))
     if facts["adapter"] is None:
         raise UsageError(
             f"{adapter}: holds no adapter_config.json, expected a LoRA folder",
             hint="give the folder that a training with --lora wrote; a model without an adapter needs no merging",
+        )
+    training = read_run_json(adapter) if (Path(adapter) / RUN_JSON).is_file() else {}
+    # Of an adapter that was trained further the hash would be that of base and adapter together.
+    new = ((training.get("config") or {}).get("trainer") or {}).get("use_peft")
+    trained_on = (training.get("model") or {}).get("policy_hash") if new else None
+    if trained_on is not None and trained_on != (base_hash := policy_facts(facts["base"])["policy_hash"]):
+        raise RefusedError(
+            f"{adapter}: was trained on a model with policy_hash {trained_on}, and its base {facts['base']} has {base_hash}",
+            hint="put back the weights that it was trained on, or train the adapter again",
         )
     require("train", "torch", "transformers", "peft")
     from gymdata.models._saving import write_merged
@@ -69,8 +78,11 @@ def merge_adapter(
         if not existing:
             with tempfile.TemporaryDirectory() as folder:
                 write_merged(str(adapter), Path(folder))
-                for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
-                    shutil.move(file, stage.part(file.name).path)
+                for path in sorted(Path(folder).iterdir()):
+                    if path.is_dir():  # of more chat templates; the files that run.json lists are in no folder
+                        shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+                    else:
+                        shutil.move(path, stage.part(path.name).path)
             config = {"adapter": str(adapter), "output": str(output)}
             stage.finish({"command": list(command), "config": config, "identity": identity, "parents": parents})
     merged = policy_facts(str(out))["policy_hash"]

@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.errors import DataError
+from gymdata.models._transformers import load_tokenizer, local_folder, quiet_transformers, with_adapter
 from gymdata.models.cache import cached, made_in_cache
 from gymdata.models.model_identity import base_of, policy_facts
 
@@ -50,11 +51,20 @@ def copy_companions(model: str, out: Path) -> None:
 def write_merged(adapter: str, out: Path) -> None:
     """Write the model that a LoRA folder and its base are together to ``out``, in the base's number format, with its
     tokenizer, chat template and generation config."""
-    from peft import AutoPeftModelForCausalLM
+    from peft import PeftConfig
+    from transformers import AutoModelForCausalLM
 
+    base, _ = base_of(adapter)
+    task = PeftConfig.from_pretrained(adapter).task_type
+    if task not in (None, "CAUSAL_LM"):
+        raise DataError(f"{adapter}: its adapter is for the task {task}, expected CAUSAL_LM")
     with quiet_transformers():
-        model = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype="auto", local_files_only=True)
-        model.merge_and_unload().save_pretrained(out)
+        model: Any = AutoModelForCausalLM.from_pretrained(local_folder(base), dtype="auto", local_files_only=True)
+        if (Path(adapter) / "tokenizer_config.json").is_file():
+            n_tokens = len(load_tokenizer(adapter, extra="train"))
+            if n_tokens > len(model.get_input_embeddings().weight):  # the training added tokens
+                model.resize_token_embeddings(n_tokens)
+        with_adapter(model, adapter, base).merge_and_unload().save_pretrained(out)
     copy_companions(adapter, out)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gymdata.errors import DataError, UsageError, first_line, needs
 from gymdata.models._shared_prefixes import answering, share_prefixes
-from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.models._transformers import local_folder, quiet_transformers, with_adapter
 from gymdata.models.scoring import ToScore
 from gymdata.store.paths import Facts
 
@@ -74,9 +74,7 @@ def load(place: Place, head: str, **options: Any) -> Any:
                 local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
             if place.adapter is not None:
-                from peft import PeftModel
-
-                model = PeftModel.from_pretrained(model, place.adapter).get_base_model()
+                model = with_adapter(model, place.adapter, place.base).get_base_model()
     except (OSError, ValueError) as error:
         raise DataError.unreadable(place.name, f"not a model folder: {first_line(error)}") from error
     lacking = (

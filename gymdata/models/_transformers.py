@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.checks.breaks import Reading
-from gymdata.errors import DataError, MissingExtraError, UsageError, nearest_beside, needs
+from gymdata.errors import DataError, MissingExtraError, UsageError, first_line, nearest_beside, needs
 from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
 from gymdata.rollouts.messages import ToolDefinition
 from gymdata.store.paths import RunFacts
@@ -63,6 +63,23 @@ def quiet_transformers() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(loud)
+
+
+def with_adapter(model: Any, adapter: str, base: str) -> Any:
+    """``model``, which was loaded from ``base``, with the LoRA folder ``adapter`` over it. Raises DataError when the two do
+    not fit."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, adapter)
+    except (RuntimeError, ValueError) as error:
+        sizes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+        if isinstance(error, RuntimeError) and not sizes:
+            raise
+        raise DataError(
+            f"{adapter}: is not an adapter of {base}: {sizes[0] if sizes else first_line(error)}",
+            hint="name the model that it was trained on as base_model_name_or_path in adapter_config.json",
+        ) from error
 
 
 def load_tokenizer(name: str | Path, *, extra: str = "collect") -> Any:

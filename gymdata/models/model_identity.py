@@ -33,7 +33,10 @@ _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "torch_dtype"
 
 
 def base_of(model: str) -> tuple[str, Path | None]:
-    """(what to load, adapter folder or None). A LoRA folder names its base, absolute, beside itself or on the hub."""
+    """(what to load, adapter folder or None). A LoRA folder names its base, absolute, beside itself or on the hub.
+
+    Raises DataError for a LoRA folder whose base is not named, not there, or a LoRA folder itself.
+    """
     folder = Path(model)
     config = folder / "adapter_config.json"
     if not config.is_file():
@@ -43,7 +46,12 @@ def base_of(model: str) -> tuple[str, Path | None]:
         raise DataError(f"{config}: names no base_model_name_or_path, so the base model is not known")
     beside = folder / base
     if not Path(base).is_dir() and beside.is_dir():
-        return str(beside), folder
+        base = str(beside)
+    if (Path(base) / "adapter_config.json").is_file():
+        raise DataError(
+            f"{config}: its base model {base} is a LoRA folder itself, expected a complete model",
+            hint=f"merge that first: gymdata merge-adapter {base} -o MODEL; then name MODEL as base_model_name_or_path",
+        )
     if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(".")):
         raise DataError.missing_path(base, f"the base model that {config} names")
     return base, folder

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gymdata
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.models.forward import load_policy
 from gymdata.models.model_identity import policy_facts
-from gymdata.store import read_run_json
+from gymdata.store import read_run_json, write_run_json
 from tests.model_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
@@ -46,6 +50,48 @@ def test_a_model_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no adapter_config.json, expected a LoRA folder"):
         gymdata.merge_adapter(POLICY, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    """By its sizes and, where its run.json has the hash of the weights that it was trained on, by that."""
+    pytest.importorskip("peft")
+    from safetensors.numpy import load_file, save_file
+
+    adapter = write_adapter(tmp_path / "adapter")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    narrow = write_adapter(tmp_path / "narrow")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({**weights, name: np.ones((1, 3), np.float32)}, narrow / "adapter_model.safetensors")
+    wrong_size = (
+        rf"narrow: is not an adapter of {POLICY}: size mismatch for \S*q_proj.lora_A\S*: .*\[1, 3\].*\[1, \d+\]"
+    )
+    with pytest.raises(DataError, match=wrong_size):
+        gymdata.merge_adapter(narrow, tmp_path / "out")
+    with pytest.raises(DataError, match=wrong_size):
+        load_policy(str(narrow), device="cpu")
+    trained = {"stage": "train-sft", "config": {"trainer": {"use_peft": True}}}
+    write_run_json(adapter, {**trained, "model": {"policy_hash": "0" * 32}})
+    with pytest.raises(RefusedError, match=rf"policy_hash 0+, and its base {POLICY} has \w+"):
+        gymdata.merge_adapter(adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    write_run_json(adapter, {**trained, "model": {"policy_hash": policy_facts(str(POLICY))["policy_hash"]}})
+    assert gymdata.merge_adapter(adapter, tmp_path / "out").base == str(POLICY)
+
+
+def test_a_base_beside_the_adapter_brings_all_its_chat_templates(tmp_path: Path) -> None:
+    """A relative base is read from the adapter's folder, as by every other command."""
+    pytest.importorskip("peft")
+    base, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(POLICY, base)
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
+    adapter = write_adapter(tmp_path / "adapter", base=base)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "../base"}))
+    report = gymdata.merge_adapter(adapter, out)
+    assert Path(report.base).resolve() == base
+    assert (out / "additional_chat_templates" / "rag.jinja").read_text() == "{{ messages }}"
+    assert gymdata.merge_adapter(adapter, out).existing
 
 
 def test_a_model_that_is_there_is_not_merged_again(tmp_path: Path) -> None:

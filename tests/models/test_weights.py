@@ -86,6 +86,8 @@ def test_what_is_missing_is_named(tmp_path):
         model_identity.policy_facts(str(tmp_path / "missing"))
     with pytest.raises(DataError, match="base model"):
         model_identity.policy_facts(str(adapter(tmp_path / "lora", "/nowhere/base")))
+    with pytest.raises(DataError, match=r"base model .* is a LoRA folder itself"):
+        model_identity.policy_facts(str(adapter(tmp_path / "second", str(adapter(tmp_path / "first", str(POLICY))))))
 
 
 def test_a_served_model_has_its_name():
