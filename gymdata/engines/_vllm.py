@@ -74,6 +74,8 @@ class EngineLog:
 DEFAULT_MAX_NUM_SEQS = 256
 #: Settings that this adapter relies on; changing them would break its invariants.
 _FIXED = {"model": "give -m/--model"}
+#: vLLM's number formats; half and float are its names of float16 and float32.
+_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 #: Bytes of weights from which on a model's own work outweighs that around it, on a CPU.
 _LARGE = 100_000_000
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -455,7 +457,7 @@ class VllmSampler:
 
 
 def refuse_unknown_arguments(given: Settings) -> None:
-    """Raises UsageError for engine arguments that vLLM has not, or that are given in another way."""
+    """Raises UsageError for engine arguments that vLLM has not or cannot take, or that are given in another way."""
     for key, instead in _FIXED.items():
         if key in given:
             raise UsageError(f"engine.{key} cannot be set", hint=instead)
@@ -464,6 +466,9 @@ def refuse_unknown_arguments(given: Settings) -> None:
     unknown = [key for key in given if known is not None and key not in known]
     if known is not None and unknown:
         raise UsageError.several(UsageError.unknown_key(key, known, "--set engine") for key in unknown)
+    dtype = str(given.get("dtype", "auto")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise UsageError.unknown_choice("--set engine.dtype", dtype, _DTYPES)
 
 
 def arguments_for(model: str, given: Settings) -> tuple[Settings, Path | None]:

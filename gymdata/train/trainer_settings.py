@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gymdata.errors import UsageError
-from gymdata.settings import Fields, Settings, as_set, place_of, source_fields, values_compared
+from gymdata.settings import Dtype, Fields, Settings, as_set, place_of, source_fields, values_compared
 from gymdata.train.settings import OWN_PAIR_LOSSES
 
 _MODEL = ("trl.trainer.model_config", "ModelConfig")
@@ -195,7 +195,10 @@ def _coerced(key: str, value: Any, kinds: Set[type], name: str) -> Any:
 
 
 def _refuse_senseless(key: str, value: Any, name: str) -> None:
-    """Raises UsageError for a number that is NaN, infinite or outside of ``LIMITS``."""
+    """Raises UsageError for a number that is NaN, infinite or outside of ``LIMITS``, and for a number format in which no
+    model is saved."""
+    if key == "dtype" and value is not None and value not in get_args(Dtype):
+        raise UsageError.unknown_choice(name, str(value), get_args(Dtype))
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
     if any(isinstance(one, float) and not math.isfinite(one) for one in inside):
         raise UsageError.bad_value(name, value, "a finite number")

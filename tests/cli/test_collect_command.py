@@ -128,8 +128,8 @@ def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_dry_run_finds_what_a_start_would_end_with(
     tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An output that is a file, a foreign folder, a context that the model has not, unknown engine keys: exit code 2,
-    with and without --dry-run, and nothing is written."""
+    """An output that is a file, a foreign folder, a context that the model has not, unknown engine keys and number
+    formats: exit code 2, with and without --dry-run, and nothing is written."""
     (tmp_path / "file").write_text("")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
@@ -151,6 +151,10 @@ def test_a_dry_run_finds_what_a_start_would_end_with(
         assert "did you mean 'gpu_memory_utilization'" in said
     assert main(["collect", tasks, "-m", POLICY, *out, "--set", "engine.max_model_len=9999999", "--dry-run"]) == 2
     assert "max_model_len: got 9999999, expected at most" in capsys.readouterr().err
+    for dtype in ("bf16", "foo", "int8"):
+        assert main(["collect", tasks, "-m", POLICY, *out, "--set", f"engine.dtype={dtype}", "--dry-run"]) == 2
+        expected = "expected one of auto, half, float16, bfloat16, float, float32"
+        assert f"--set engine.dtype: got '{dtype}', {expected}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

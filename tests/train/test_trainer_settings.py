@@ -151,6 +151,18 @@ def test_a_number_without_sense_is_refused(algorithm: str, key: str, value: obje
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(("dtype", "hint"), [("bf16", "bfloat16"), ("float64", "float16"), ("int8", None)])
+@pytest.mark.parametrize("algorithm", sorted(TRAINERS))
+def test_a_number_format_in_which_no_model_is_saved_is_refused(algorithm: str, dtype: str, hint: str | None) -> None:
+    """With the formats that there are, and the nearest of them."""
+    formats = "auto, float32, bfloat16, float16"
+    with pytest.raises(UsageError, match=f"settings: dtype: got '{dtype}', expected one of {formats}") as caught:
+        check_settings(algorithm, {"dtype": dtype})
+    assert caught.value.hint == (hint and f"did you mean {hint!r}?")
+    for format in formats.split(", "):
+        check_settings(algorithm, {"dtype": format})
+
+
 @pytest.mark.parametrize(
     ("algorithm", "value", "expected", "hint"),
     [
