@@ -46,7 +46,7 @@ from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
 from gymdata.store.lock import Lock
-from gymdata.store.paths import RunFacts, placed_output, refuse_unwritable
+from gymdata.store.paths import Identity, RunFacts, placed_output, refuse_unwritable
 from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
@@ -116,7 +116,7 @@ def collect(
     with contextlib.ExitStack() as stack:
         run = Run.open(
             folder.absolute(),  # user code may change the current folder
-            identity=identity_of(config, parts, seed),
+            identity=_identity(config, parts, seed, folder),
             defaults=CollectConfig.model_construct().identity(),
             extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
             operation={**config.operation(), "command": list(command)},
@@ -151,7 +151,7 @@ def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folde
     seed = _seed(config, folder)
     Run.check(
         folder,
-        identity=identity_of(config, parts, seed),
+        identity=_identity(config, parts, seed, folder),
         defaults=CollectConfig.model_construct().identity(),
         run_id=config.run_id,
         overwrite=config.overwrite,
@@ -396,6 +396,15 @@ def _seed(config: CollectConfig, folder: Path) -> int | None:
         return config.seed
     resumed = read_run_json(folder).get("identity", {}).get("seed")
     return resumed if isinstance(resumed, int) else None
+
+
+def _identity(config: CollectConfig, parts: Parts, seed: int | None, folder: Path) -> Identity:
+    """The identity of the run in ``folder``. The number format that a resumed run was sampled in is its own, set or not."""
+    identity = identity_of(config, parts, seed)
+    resumed = {} if config.overwrite or not (folder / "run.json").is_file() else read_run_json(folder)
+    if identity["dtype"] != (resumed.get("engine") or {}).get("dtype"):
+        return identity
+    return {**identity, "dtype": (resumed.get("identity") or {}).get("dtype", "auto")}
 
 
 def sampled_by(model: str | None, parts: Parts) -> RunFacts:

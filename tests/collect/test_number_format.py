@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.collect.run import collect
+from gymdata.errors import StoreError
 from gymdata.store import read_run_json
+from tests.collect.fake_parts import FakeSampler, parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,3 +41,31 @@ def test_a_run_is_sampled_in_one_format_which_the_processor_has(
     assert dtype == "float32"
     assert "sampling in float32: the weights are in bfloat16, in which this processor is slow" in messages
     assert collected(8, has_bfloat16=True)[0] == "float32"
+
+
+class Float32Sampler(FakeSampler):
+    async def start(self) -> Mapping[str, Any]:
+        return {**await super().start(), "dtype": "float32"}
+
+
+def test_the_format_that_a_run_was_sampled_in_may_be_set_when_it_is_resumed(
+    tasks: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It is the same run with it and without it; any other format is refused, by a dry run, too."""
+    run = tmp_path / "run"
+
+    def resumed(count: int, dtype: str | None = None, **settings: Any) -> Any:
+        engine = {} if dtype is None else {"dtype": dtype}
+        return collect(
+            tasks=str(tasks(count)), output=run, engine=engine, parts=parts(Float32Sampler()), seed=1, **settings
+        )
+
+    resumed(1)
+    for settings in ({"dry_run": True}, {}):
+        with pytest.raises(StoreError, match="dtype: run has 'auto', now 'bfloat16'"):
+            resumed(2, "bfloat16", **settings)
+        resumed(2, "float32", **settings)
+    assert resumed(3).rollouts == 3
+    assert read_run_json(run)["identity"]["dtype"] == "auto"
+    resumed(3, "bfloat16", overwrite=True)
+    assert read_run_json(run)["identity"]["dtype"] == "bfloat16"
