@@ -301,7 +301,10 @@ class TrlJobs(ProcessJobs):
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         file = settings_file(job.output.parent / "train.yaml", self._settings(job))
         command = [TRAININGS[job.algorithm][0], str(job.data), "-m", str(job.model), "-o", str(job.output)]
-        return gymdata_words([*command, "--config", str(file)]), {}
+        # The adapter of an earlier epoch is trained further: a second one over it is refused.
+        further = job.epoch > 1 and (job.model / "adapter_config.json").is_file()
+        lora = ["--set", "use_peft=false"] if further else []
+        return gymdata_words([*command, "--config", str(file), *lora]), {}
 
     def prepare(self, job: TrainingJob) -> None:
         if not job.output.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ from gymdata.errors import GymdataError, OutsideError, UsageError
 from gymdata.finetune.jobs import CommandJobs, CommandRunner, TrlJobs, start
 from gymdata.finetune.port import TrainingJob
 from gymdata.finetune.settings import CommandAdapter, TrlAdapter
+from gymdata.train.settings import TRAINERS
 from gymdata.workers.signals import last_lines
 from tests.finetune.parts import Watched
+from tests.model_files import write_adapter
 
 pytestmark = pytest.mark.torch
 
@@ -171,6 +174,18 @@ def test_what_a_job_reads(tmp_path: Path) -> None:
     assert CommandJobs(CommandAdapter(command="x")).data("any") == "pairs"
     with pytest.raises(UsageError, match="did you mean 'dpo'"):
         trl.data("dpoo")
+
+
+def test_later_epochs_train_the_adapter_of_the_first_further(tmp_path: Path) -> None:
+    """With LoRA the model of an epoch is an adapter, which gets no second one."""
+    jobs = TrlJobs(TrlAdapter(dpo={"trainer": {"use_peft": True}}))
+    second = dataclasses.replace(job(tmp_path), epoch=2)
+    assert jobs.words(second)[0][-2] == "--config"
+    write_adapter(second.model)
+    words, _ = jobs.words(second)
+    assert jobs.words(job(tmp_path))[0][-2] == "--config"
+    given = {"model": str(second.model), "output": str(second.output)}
+    assert TRAINERS["dpo"].load(Path(words[-3]), given, [words[-1]]).trainer["use_peft"] is False
 
 
 def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
