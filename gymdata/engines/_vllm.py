@@ -481,23 +481,24 @@ def arguments_for(model: str, given: Settings) -> tuple[Settings, Path | None]:
     base = str(local_folder(base))
     from vllm.platforms import current_platform
 
-    on_cpu = bool(current_platform.is_cpu())
-    if on_cpu and adapter is not None and find_spec("peft") is not None:
-        from gymdata.models._saving import merged_in_cache
-
-        base, adapter = str(merged_in_cache(model)), None  # vLLM samples a tenth of the tokens with an adapter there
     wanted: Settings = {
         "model": base,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 20,
         "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
     }
+    if current_platform.is_cpu():
+        wanted |= _cpu_args(base, given)
+        if adapter is not None and find_spec("peft") is not None:
+            from gymdata.models._saving import merged_in_cache
+
+            # vLLM samples a tenth of the tokens with an adapter there.
+            wanted["model"] = str(merged_in_cache(model, str(given.get("dtype", wanted["dtype"]))))
+            adapter = None
     if adapter is not None:
         rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
         fits = next((r for r in _LORA_RANKS if r >= rank), rank)
         wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": fits}
-    if on_cpu:
-        wanted |= _cpu_args(base, given)
     return wanted, adapter
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from gymdata.errors import DataError
 from gymdata.models._transformers import load_tokenizer, local_folder, quiet_transformers, with_adapter
 from gymdata.models.cache import cached, made_in_cache
-from gymdata.models.model_identity import base_of, policy_facts
+from gymdata.models.model_identity import base_of, policy_facts, stored_dtype
 
 #: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
 _COMPANIONS = (
@@ -48,9 +48,9 @@ def copy_companions(model: str, out: Path) -> None:
                 shutil.copyfile(folder / name, out / name)
 
 
-def write_merged(adapter: str, out: Path) -> None:
-    """Write the model that a LoRA folder and its base are together to ``out``, in the base's number format, with its
-    tokenizer, chat template and generation config."""
+def write_merged(adapter: str, out: Path, dtype: str = "auto") -> None:
+    """Write the model that a LoRA folder and its base are together to ``out``, in ``dtype`` (auto: the base's number
+    format), with its tokenizer, chat template and generation config."""
     from peft import PeftConfig
     from transformers import AutoModelForCausalLM
 
@@ -59,7 +59,7 @@ def write_merged(adapter: str, out: Path) -> None:
     if task not in (None, "CAUSAL_LM"):
         raise DataError(f"{adapter}: its adapter is for the task {task}, expected CAUSAL_LM")
     with quiet_transformers():
-        model: Any = AutoModelForCausalLM.from_pretrained(local_folder(base), dtype="auto", local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(local_folder(base), dtype=dtype, local_files_only=True)
         if (Path(adapter) / "tokenizer_config.json").is_file():
             n_tokens = len(load_tokenizer(adapter, extra="train"))
             if n_tokens > len(model.get_input_embeddings().weight):  # the training added tokens
@@ -68,10 +68,16 @@ def write_merged(adapter: str, out: Path) -> None:
     copy_companions(adapter, out)
 
 
-def merged_in_cache(adapter: str) -> Path:
-    """The folder of what ``write_merged`` makes, kept under the hash of both weights and made where it is not there."""
+def merged_in_cache(adapter: str, sampled_in: str = "auto") -> Path:
+    """The folder of what ``write_merged`` makes, kept under the hash of both weights and made where it is not there.
+
+    ``sampled_in``: the number format that it is for (auto: the base's). In another one than the base's the sum of base and
+    adapter is not rounded to the base's first, and is in float32: so it is trained and audited.
+    """
     name = str(policy_facts(adapter)["policy_hash"]).replace(":", "-")
-    return made_in_cache(cached("merged", name), lambda out: write_merged(adapter, out))
+    if sampled_in in ("auto", stored_dtype(adapter)):
+        return made_in_cache(cached("merged", name), lambda out: write_merged(adapter, out))
+    return made_in_cache(cached("merged", f"{name}-float32"), lambda out: write_merged(adapter, out, "float32"))
 
 
 def round_weights(out: Path, dtype: str | None) -> float:

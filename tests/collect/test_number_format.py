@@ -11,8 +11,10 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.collect.run import collect
 from gymdata.errors import StoreError
+from gymdata.models.model_identity import stored_dtype
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, parts
+from tests.model_files import write_adapter
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,3 +71,30 @@ def test_the_format_that_a_run_was_sampled_in_may_be_set_when_it_is_resumed(
     assert read_run_json(run)["identity"]["dtype"] == "auto"
     resumed(3, "bfloat16", overwrite=True)
     assert read_run_json(run)["identity"]["dtype"] == "bfloat16"
+
+
+@pytest.mark.torch
+def test_an_adapter_is_merged_in_the_format_that_is_sampled(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 where the processor would be slow in the base's bfloat16, or where a run that began so goes on; in bfloat16
+    where that is sampled."""
+    pytest.importorskip("vllm")
+    pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    from gymdata.engines._vllm import arguments_for
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    AutoModelForCausalLM.from_pretrained(policy, dtype="bfloat16").save_pretrained(base := tmp_path / "model")
+    adapter = str(write_adapter(tmp_path / "adapter", base=base))
+
+    def merged_in(has_bfloat16: bool, **given: Any) -> Any:
+        monkeypatch.setattr("gymdata.models._torch.multiplies", lambda dtype: dtype != "bfloat16" or has_bfloat16)
+        wanted, over = arguments_for(adapter, given)
+        assert over is None
+        return stored_dtype(wanted["model"])
+
+    assert merged_in(False) == "float32"
+    assert merged_in(True, dtype="float32") == "float32"
+    assert merged_in(True) == merged_in(False, dtype="bfloat16") == "bfloat16"

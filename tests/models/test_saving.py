@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,34 @@ def test_a_merged_adapter_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pyte
         found = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()(input_ids=ids).logits
     assert torch.allclose(found, expected, atol=1e-4)
     assert not torch.allclose(alone, expected, atol=1e-4)
+
+
+def test_what_is_sampled_in_float32_is_merged_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a base in bfloat16 it computes what ``audit`` and the trainer do, which round no sum of base and adapter; what is
+    merged for bfloat16 does not, and is another folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft")
+    from gymdata.models._saving import merged_in_cache, round_weights
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(POLICY, base := tmp_path / "base")
+    round_weights(base, "bfloat16")
+    adapter = write_adapter(tmp_path / "adapter", 0.01, base)
+    ids = torch.arange(5, 25)[None]
+
+    def logits(model: Any) -> Any:
+        with torch.no_grad():
+            return model.eval()(input_ids=ids).logits
+
+    loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    expected = logits(peft.PeftModel.from_pretrained(loaded, adapter))
+    off = {}
+    for sampled_in in ("float32", "bfloat16"):
+        merged = merged_in_cache(str(adapter), sampled_in)
+        assert stored_dtype(str(merged)) == sampled_in
+        assert merged_in_cache(str(adapter), sampled_in) == merged
+        found = logits(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32))
+        off[sampled_in] = float((found - expected).abs().max())
+    assert off["float32"] < 1e-4 < off["bfloat16"]
