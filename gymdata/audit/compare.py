@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 #: Of a turn's tokens this many times the share may be far apart that rounding leaves of all: turns differ in how certain
 #: their tokens are.
 _OF_A_TURN = 4
+#: A token this many times ``rounding.token`` apart was not rounded so far.
+_NO_ROUNDING = 10
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 #: From this position on, lines of the table cover ranges.
 _SINGLE = 4
@@ -102,7 +104,8 @@ def departures(compared: LogprobComparison, rollouts: Array, rounding: Rounding)
 
 def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
     """Figures over all tokens. The KL estimates are of sampler to model: k1 = mean Δ, k3 = mean(exp(−Δ) − 1 + Δ).
-    ``departures``: which of them rounding does not explain."""
+    ``departures``: which of them rounding does not explain; ``tokens_beyond_rounding``: single tokens that it
+    cannot explain, of which a few decide nothing."""
     ratios = Ratios(rounding)
     ratios.add(compared.found, compared.saved)
     facts = ratios.facts()
@@ -116,6 +119,7 @@ def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
         "turns": len(compared.turn_ends),
         **{name: facts[name] for name in ("max_abs_difference", "mean_abs_difference")},
         "tokens_beyond_tolerance": int(beyond.sum()),
+        "tokens_beyond_rounding": int((np.abs(compared.apart) > _NO_ROUNDING * rounding.token).sum()),
         "rollouts_beyond_tolerance": len(np.unique(compared.turn_rollout[compared.turn[beyond]])),
         "ratio": {
             **{name: facts[name] for name in ("mean", "min", "max")},

@@ -96,6 +96,8 @@ Array = npt.NDArray[Any]
 
 #: Ratios of tokens are called "near 1" within these bounds; a model that sampled the file has nearly all there.
 NEAR = (0.9, 1.1)
+#: E r is 1 whichever model sampled: with a mean outside of these bounds the numbers are those of no model that sampled.
+MEANS = (0.5, 2.0)
 #: Nats: a count of tokens that a share explains with less than e^-16 (1e-7) is more than that share.
 _IMPROBABLE = 16.0
 #: Tokens that are ``Rounding.token`` apart or more which no mean and no effective sample size counts.

@@ -262,6 +262,19 @@ def test_one_number_of_a_long_run_does_not_decide(clean_rows: Rows, tmp_path: Pa
     assert (tmp_path / "run" / "audit-policy" / "audit.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("by", "train_rl"), [(-8.0, "train-rl refuses a mean ratio of 5."), (-3.0, "train-rl trains")])
+def test_what_rounding_cannot_explain_is_named(
+    clean_rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str], by: float, train_rl: str
+):
+    """One token nats away leaves the run the model's: it is counted, with its rollout, and with what ``train-rl`` does."""
+    rows = list(clean_rows)
+    rows[3] = changed(rows[3], lambda p, g, lp, n: (p, g, lp + (n == 1) * (np.arange(len(lp)) == 1) * by))
+    assert main(["audit", str(saved_run(tmp_path / "run", rows))]) == 0
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert f"rounding cannot explain 1 of 612 tokens: the largest difference is {-by:g} nats" in verdict
+    assert f"in rollout {rows[3]['rollout_id']}, turn 1; {train_rl}" in verdict
+
+
 def test_every_turn_that_differs_is_listed(clean_rows: Rows, tmp_path: Path):
     """A turn of changed numbers among true ones is found at its rollout, turn and position, and what agrees is said."""
     rows = list(clean_rows)

@@ -21,7 +21,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 from gymdata.errors import RefusedError, counted
 from gymdata.models._shared_prefixes import Mode
 from gymdata.models.model_identity import sampler_formats, stored_dtype
-from gymdata.rollouts.logprobs import NEAR, Ratios, Rounding, ratio_text, sampled_at
+from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.store.lineage import lineage
 from gymdata.train.annotations import AnnotationWriter
@@ -35,9 +35,9 @@ from gymdata.train.trainers.exact import Exact, pad_id
 from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 
-#: Of another model's: E r is 1 whatever sampled, so a mean outside of these bounds is of something else; and with a share
-#: outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to learn from.
-_MEANS, _HALF = (0.5, 2.0), 0.5
+#: Of another model's: with a share outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to
+#: learn from.
+_HALF = 0.5
 #: Tokens that the ratio before the first step is measured on.
 RATIO_TOKENS = 1 << 14
 #: The same in a dry run.
@@ -375,7 +375,7 @@ class BatchRLTrainer(Exact, Trainer):
             why = f"the file says that this model sampled it, but {'; '.join(departures)}"
         elif self.of_ratios and outside and not recorded:
             why = "all of them are 0, as if each token had been certain"
-        elif self.of_ratios and (not _MEANS[0] <= mean <= _MEANS[1] or outside > _HALF > effective):
+        elif self.of_ratios and (not MEANS[0] <= mean <= MEANS[1] or outside > _HALF > effective):
             why = (
                 f"mean ratio {mean:.3g}, and it is about 1 whichever model sampled; {outside:.1%} outside {list(NEAR)}, "
                 f"effective sample size {effective:.1%}"

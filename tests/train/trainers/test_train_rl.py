@@ -106,6 +106,21 @@ def test_what_the_samplers_number_format_rounds_is_no_fault(policy: Path, tmp_pa
             trainer.compare(refuse=True)
 
 
+@pytest.mark.parametrize(("by", "refused"), [(-1_000.0, True), (-0.5, False)])
+def test_one_token_is_refused_by_the_mean_ratio_alone(policy: Path, tmp_path: Path, by: float, refused: bool) -> None:
+    """As ``audit`` says: an outlier is no departure, and what it makes of the mean ratio is."""
+    rows = experience_rows(policy, noise=0.0)
+    at = rows[0]["loss_mask"].index(1)
+    rows[0]["logprobs"] = [saved + by * (k == at) for k, saved in enumerate(rows[0]["logprobs"])]
+    trainer, _ = start("rl", make(tmp_path, policy, rows), policy, tmp_path / "out", {})
+    trainer.on_policy = True
+    if refused:
+        with pytest.raises(RefusedError, match="mean ratio inf"):
+            trainer.compare(refuse=True)
+    else:
+        assert trainer.compare(refuse=True)["max_abs_difference"] == pytest.approx(0.5, abs=1e-4)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("poison", "says"),
