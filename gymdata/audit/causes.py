@@ -204,20 +204,22 @@ def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequenc
     if mostly(probe.number > 0):
         where += "; first turns differ little, so it is how the history was rendered in later ones"
     tried = f" (tried: {', '.join(templates_tried)})" if templates_tried else ""
+    # One that is nearer is never named, so it is not ruled out.
+    temperature = f"temperature more than {_SAME_TEMPERATURE:.0%} off"
     if same_policy:
         text = (
-            "other prompt tokens: the weights are those that sampled and neither a temperature nor a shift explains it, so "
-            f"the model read another prompt than the file has, as with a wrong template{tried}, or the numbers were "
-            f"changed{where}"
+            "other prompt tokens: the weights are those that sampled and neither a shift nor a "
+            f"{temperature} explains it, so the model read another prompt than the file has, as with a wrong "
+            f"template{tried}, or the temperature was less than that off, or the numbers were changed{where}"
         )
         return Explanation("template", text, probe.apart, certain=False)
     if same_policy is None and at_start:
-        text = f"a wrong template, or another checkpoint: no temperature and no shift explains it{where}"
+        text = f"a wrong template, or another checkpoint: no shift and no {temperature} explains it{where}"
         return Explanation("template", text, probe.apart, certain=False)
     known = (
         "its weights are not those that the rows name" if same_policy is False else "the rows do not name its weights"
     )
-    text = f"another checkpoint: no temperature, shift or template{tried} explains it, and {known}{where}"
+    text = f"another checkpoint: no shift, template{tried} or {temperature} explains it, and {known}{where}"
     return Explanation("checkpoint", text, probe.apart, certain=False)
 
 

@@ -194,6 +194,17 @@ def test_prompts_that_no_rendering_explains(clean_rows: Rows, tmp_path: Path):
     assert (report.explanation.cause, report.explanation.certain) == ("template", False)
 
 
+@pytest.mark.full
+def test_a_temperature_a_little_off_is_not_ruled_out(clean_rows: Rows, sample_model: Any, tmp_path: Path):
+    """One within 3 % of the rows' is not named as the cause, and not excluded either."""
+    rows = [changed(r, lambda p, g, lp, n: (p, g, log_probs_of(sample_model, p, g, 0.98))) for r in clean_rows]
+    report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
+    assert report.explanation is not None
+    assert report.explanation.cause == "template"
+    assert "neither a shift nor a temperature more than 3% off explains it" in report.explanation.text
+    assert "the temperature was less than that off" in report.explanation.text
+
+
 @pytest.mark.matrix("1")
 @pytest.mark.parametrize("by", [-1, 1])
 def test_off_by_one_in_the_numbers(clean_rows: Rows, tmp_path: Path, by: int):
