@@ -216,6 +216,7 @@ class Ratios:
         n, limit = self.tokens, self.rounding
         absolute, total, squares = self.limited
         mean, ratio, effective = absolute / n, total / n, total**2 / squares / n
+        capped = f" with tokens counted as at most {limit.token:g} apart" if self.beyond else ""
         found = []
         if more_than(self.beyond, n, limit.far):
             found.append(
@@ -226,13 +227,13 @@ class Ratios:
                 f"{self.outside / n:.1%} of the ratios are outside {list(NEAR)} (rounding: {limit.outside:.1%})"
             )
         if not mean <= limit.mean + _OUTLIERS * limit.token / n:
-            found.append(f"mean |Δ log p| {mean:.3g} (rounding: {limit.mean:g})")
+            found.append(f"mean |Δ log p| {mean:.3g}{capped} (rounding: {limit.mean:g})")
         error = ratio * math.sqrt(max(0.0, 1 / effective - 1) / n) if effective > 0 else 0.0
         if not abs(ratio - 1) <= limit.ratio + 4 * error:
-            found.append(f"mean ratio {ratio:.4f} (rounding: 1 ± {limit.ratio + 4 * error:.2g})")
+            found.append(f"mean ratio {ratio:.4f}{capped} (rounding: 1 ± {limit.ratio + 4 * error:.2g})")
         outliers = _OUTLIERS * math.expm1(limit.token) ** 2 / n
         if not effective >= limit.effective / (1 + limit.effective * outliers):
-            found.append(f"effective sample size {effective:.1%} (rounding: {limit.effective:.1%})")
+            found.append(f"effective sample size {effective:.1%}{capped} (rounding: {limit.effective:.1%})")
         return found
 
 

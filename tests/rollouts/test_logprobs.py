@@ -82,6 +82,12 @@ def test_a_tolerance_of_the_users_own_replaces_the_limits() -> None:
     assert departures([0.04, -0.04] * 100, limits) == []
 
 
+def test_a_figure_in_which_tokens_are_capped_says_so() -> None:
+    """Of a mean |Δ| of 0.26 it shows the 0.00044 that the limit is for, and the distance that a token counts as."""
+    found = departures([0.6, -0.6] * 220 + [0.0] * 560, ROUNDING["float32"])
+    assert "mean |Δ log p| 0.00044 with tokens counted as at most 0.001 apart (rounding: 0.0001)" in found
+
+
 def test_a_share_is_exceeded_when_chance_does_not_explain_it() -> None:
     """1 of 1, 3 of 4 and 20 of 1,000 may be 2 %; 5 of 5, 10 of 20 and 60 of 1,000 are more; none of none is not."""
     assert more_than([1, 3, 20, 0], [1, 4, 1_000, 0], 0.02).tolist() == [False] * 4
