@@ -39,6 +39,8 @@ def audit(
 
 
 def _show(report: AuditReport) -> None:
+    from gymdata.rollouts.logprobs import MEANS
+
     for line in report.first:
         say(line)
     summary = report.summary
@@ -57,7 +59,18 @@ def _show(report: AuditReport) -> None:
     for line in report.notes:
         say(line)
     if report.ok:
-        print(_verdict(report))
+        tokens, few = counted(summary["tokens"], "token"), summary["tokens_beyond_tolerance"]
+        rest = f": {few:,} of {tokens} more than {report.rounding.token:g} apart, which rounding explains"
+        if outliers := summary["tokens_beyond_rounding"]:  # a few do not decide, but are no rounding either
+            where = "".join(f", in rollout {token['rollout_id']}, turn {token['turn']}" for token in report.worst[:1])
+            mean, furthest = summary["ratio"]["mean"], summary["max_abs_difference"]
+            refuses = f"train-rl refuses a mean ratio of {mean:.3g}, unless its loss has no ratios"
+            trains = "train-rl trains with them" if MEANS[0] <= mean <= MEANS[1] else refuses
+            rest = (
+                f", but rounding cannot explain {outliers:,} of {tokens}: the largest difference is {furthest:.4g} nats"
+            )
+            rest += f"{where}; {trains}"
+        print(f"the saved log-probabilities are the model's{rest}")
         return
     if off := [v for v in report.violations if v.turn is not None]:
         print(f"L305 in {counted(len(off), 'turn')} of {counted(len({v.row for v in off}), 'rollout')}")
@@ -68,28 +81,6 @@ def _show(report: AuditReport) -> None:
         say(f"{likely}: {report.explanation.text}")
         if report.explanation.after is not None:
             print(f"  with it, mean |Δ| falls from {report.explanation.before:.4g} to {report.explanation.after:.4g}")
-
-
-def _verdict(report: AuditReport) -> str:
-    """Of log-probabilities that are the model's. A few tokens that are not do not decide, but are no rounding either."""
-    from gymdata.rollouts.logprobs import MEANS
-
-    summary, tokens = report.summary, counted(report.summary["tokens"], "token")
-    if not (outliers := summary["tokens_beyond_rounding"]):
-        few = summary["tokens_beyond_tolerance"]
-        apart = f"{few:,} of {tokens} more than {report.rounding.token:g} apart, which rounding explains"
-        return f"the saved log-probabilities are the model's: {apart}"
-    where = "".join(f", in rollout {token['rollout_id']}, turn {token['turn']}" for token in report.worst[:1])
-    mean = summary["ratio"]["mean"]
-    trains = (
-        "train-rl trains with them"
-        if MEANS[0] <= mean <= MEANS[1]
-        else f"train-rl refuses a mean ratio of {mean:.3g}, unless its loss has no ratios"
-    )
-    return (
-        f"the saved log-probabilities are the model's, but rounding cannot explain {outliers:,} of {tokens}: the largest "
-        f"difference is {summary['max_abs_difference']:.4g} nats{where}; {trains}"
-    )
 
 
 def _bars(title: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
