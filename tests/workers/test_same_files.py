@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,9 @@ def made(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> tuple
     folder.mkdir()
     code = main([*words, "--json"])
     out, err = capsys.readouterr()
-    return code, out, err, content(folder)
+    # How often progress is shown before its end depends on the machine.
+    shown = re.sub(r"^\w+ ([\d,]+)/(?!\1\b)[\d,]+.*\n", "", err, flags=re.MULTILINE)
+    return code, out, shown, content(folder)
 
 
 def gym_lines(folder: Path) -> list[str]:
