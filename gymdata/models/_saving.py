@@ -51,11 +51,10 @@ def copy_companions(model: str, out: Path) -> None:
 def write_merged(adapter: str, out: Path, dtype: str = "auto") -> None:
     """Write the model that a LoRA folder and its base are together to ``out``, in ``dtype`` (auto: the base's number
     format), with its tokenizer, chat template and generation config."""
-    from peft import PeftConfig
     from transformers import AutoModelForCausalLM
 
     base, _ = base_of(adapter)
-    task = PeftConfig.from_pretrained(adapter).task_type
+    task = json.loads((Path(adapter) / "adapter_config.json").read_text()).get("task_type")
     if task not in (None, "CAUSAL_LM"):
         raise DataError(f"{adapter}: its adapter is for the task {task}, expected CAUSAL_LM")
     with quiet_transformers():
