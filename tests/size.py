@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 #: folders of strategies, rewards, losses, formats, codes, charts and sampling parameters have room for one more of these.
 BUDGETS: dict[str, int] = {
     ".": 3_585,
-    "audit": 1_287,
+    "audit": 1_298,
     "chat": 1_171,
     "check": 2_484,
     "checks": 2_584,
-    "cli": 4_024,
+    "cli": 4_015,
     "collect": 3_762,
     "credit": 1_296,
     "demo": 625,
@@ -39,7 +39,7 @@ BUDGETS: dict[str, int] = {
     "ls": 445,
     "merge": 411,
     "mix": 362,
-    "models": 1_615,
+    "models": 1_645,
     "pairs": 1_583,
     "publish": 590,
     "query": 1_444,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_939, 600
+TOTAL, FILE_LINES = 86_971, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 396, 281, 14
 
 

@@ -23,7 +23,8 @@ Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampli
 _LEFT, _LEFT_OF_ROUNDING = 0.2, 0.7
 #: A temperature this close to that of the rows is no other one; and a Δ that is this one-sided is of a cut distribution.
 _SAME_TEMPERATURE, _ONE_SIDED = 0.03, 0.8
-_COARSE = np.geomspace(0.1, 5.0, 14)
+#: The search for a temperature: a grid, then golden sections until it is known to this share.
+_COARSE, _GOLDEN, _NARROW = np.geomspace(0.1, 5.0, 14), (5**0.5 - 1) / 2, 1e-3
 #: Temperatures that people set: a fit this close to one of them is that one, if it leaves hardly more.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
 _USUAL_WITHIN, _HARDLY_MORE = 0.02, 1.02
@@ -162,15 +163,25 @@ def temperature_mismatch(
 
 
 def _fit(saved: Array, log_probs_at: Callable[[Sequence[float]], Array]) -> tuple[float, float, Array]:
-    """(temperature, mean |Δ| there, log-probs there): a grid, narrowed five times, or the usual value nearby."""
-    grid = _COARSE
-    for _ in range(6):
-        scored = log_probs_at(grid.tolist())
-        errors = [mean_apart(saved, row) for row in scored]
-        best = int(np.argmin(errors))
-        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-        fit, error, row = float(grid[best]), errors[best], scored[best]
-        grid = np.linspace(low, high, 9)
+    """(temperature, mean |Δ| there, log-probs there): the best of a grid, narrowed by golden sections, or the usual value
+    nearby."""
+
+    def tried(temperature: float) -> tuple[float, float, Array]:
+        row = log_probs_at([temperature])[0]
+        return temperature, mean_apart(saved, row), row
+
+    errors = [mean_apart(saved, row) for row in log_probs_at(_COARSE.tolist())]
+    best = int(np.argmin(errors))
+    low, high = float(_COARSE[max(0, best - 1)]), float(_COARSE[min(len(_COARSE) - 1, best + 1)])
+    lower, upper = tried(high - _GOLDEN * (high - low)), tried(low + _GOLDEN * (high - low))
+    while high - low > _NARROW * high:
+        if lower[1] <= upper[1]:
+            high, upper = upper[0], lower
+            lower = tried(high - _GOLDEN * (high - low))
+        else:
+            low, lower = lower[0], upper
+            upper = tried(low + _GOLDEN * (high - low))
+    fit, error, row = min(lower, upper, key=lambda trial: trial[1])
     usual = float(_USUAL[np.abs(_USUAL - fit).argmin()])
     if abs(usual - fit) <= _USUAL_WITHIN * usual:
         row = log_probs_at([usual])[0]
