@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "eval": 321,
     "experience": 1_934,
     "filter": 1_005,
-    "finetune": 3_168,
+    "finetune": 3_167,
     "genrm": 938,
     "interop": 8_763,
     "judge": 2_502,
@@ -58,13 +58,13 @@ BUDGETS: dict[str, int] = {
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
-    "train": 7_075,
+    "train": 7_077,
     "validate": 1_300,
     "view": 4_023,
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_971, 600
+TOTAL, FILE_LINES = 86_972, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 396, 281, 14
 
 

@@ -301,9 +301,8 @@ class TrlJobs(ProcessJobs):
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         file = settings_file(job.output.parent / "train.yaml", self._settings(job))
         command = [TRAININGS[job.algorithm][0], str(job.data), "-m", str(job.model), "-o", str(job.output)]
-        # The adapter of an earlier epoch is trained further: a second one over it is refused.
-        further = job.epoch > 1 and (job.model / "adapter_config.json").is_file()
-        lora = ["--set", "use_peft=false"] if further else []
+        # An adapter, that of an earlier epoch or the one to begin with, is trained further: a second one over it is refused.
+        lora = ["--set", "use_peft=false"] if (job.model / "adapter_config.json").is_file() else []
         return gymdata_words([*command, "--config", str(file), *lora]), {}
 
     def prepare(self, job: TrainingJob) -> None:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gymdata.errors import DataError
-from gymdata.models._transformers import load_tokenizer, local_folder, quiet_transformers, with_adapter
+from gymdata.models._transformers import local_folder, quiet_transformers, with_adapter
 from gymdata.models.cache import cached, made_in_cache
 from gymdata.models.model_identity import base_of, policy_facts, stored_dtype
 
@@ -59,10 +59,6 @@ def write_merged(adapter: str, out: Path, dtype: str = "auto") -> None:
         raise DataError(f"{adapter}: its adapter is for the task {task}, expected CAUSAL_LM")
     with quiet_transformers():
         model: Any = AutoModelForCausalLM.from_pretrained(local_folder(base), dtype=dtype, local_files_only=True)
-        if (Path(adapter) / "tokenizer_config.json").is_file():
-            n_tokens = len(load_tokenizer(adapter, extra="train"))
-            if n_tokens > len(model.get_input_embeddings().weight):  # the training added tokens
-                model.resize_token_embeddings(n_tokens)
         with_adapter(model, adapter, base).merge_and_unload().save_pretrained(out)
     copy_companions(adapter, out)
 

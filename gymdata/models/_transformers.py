@@ -65,13 +65,17 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(loud)
 
 
-def with_adapter(model: Any, adapter: str, base: str) -> Any:
+def with_adapter(model: Any, adapter: str, base: str, is_trainable: bool = False) -> Any:
     """``model``, which was loaded from ``base``, with the LoRA folder ``adapter`` over it. Raises DataError when the two do
     not fit."""
     from peft import PeftModel
 
+    if (Path(adapter) / "tokenizer_config.json").is_file():
+        n_tokens = len(load_tokenizer(adapter, extra="train"))
+        if n_tokens > len(model.get_input_embeddings().weight):  # the training added tokens
+            model.resize_token_embeddings(n_tokens)
     try:
-        return PeftModel.from_pretrained(model, adapter)
+        return PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
     except (RuntimeError, ValueError) as error:
         sizes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         if isinstance(error, RuntimeError) and not sizes:

@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.models._saving import copy_companions, round_weights
-from gymdata.models._transformers import load_tokenizer, local_folder
-from gymdata.models.model_identity import stored_dtype, tokenizer_folder
+from gymdata.models._transformers import load_tokenizer, local_folder, with_adapter
+from gymdata.models.model_identity import base_of, stored_dtype, tokenizer_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
 from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
@@ -261,15 +261,17 @@ def run_name(job: Job) -> str:
 
 def _model(job: Job, args: Any) -> Any:
     """The model's folder, which TRL loads; of a LoRA folder the loaded base with its adapter ready to be trained on."""
-    folder = local_folder(job["model"])
-    if not (folder / "adapter_config.json").is_file():
+    base, adapter = base_of(job["model"])
+    folder = local_folder(base)
+    if adapter is None:
         return str(folder)
-    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     known = {
         name: args.model_init_kwargs[name] for name in ("dtype", "distributed_config") if name in args.model_init_kwargs
     }
-    return AutoPeftModelForCausalLM.from_pretrained(folder, is_trainable=True, local_files_only=True, **known)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **known)
+    return with_adapter(model, str(adapter), base, is_trainable=True)
 
 
 def save_model(trainer: Any, job: Job, out: Path) -> float:
