@@ -220,7 +220,7 @@ class Ratios:
         found = []
         if more_than(self.beyond, n, limit.far):
             found.append(
-                f"{self.beyond / n:.2%} of the tokens are more than {limit.token:g} apart (rounding: {limit.far:.2%})"
+                f"{self.beyond / n:.2%} of the tokens are more than {limit.token:g} apart (rounding: {100 * limit.far:g}%)"
             )
         if more_than(self.outside, n, limit.outside):
             found.append(
