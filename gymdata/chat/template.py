@@ -11,7 +11,6 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,26 +32,16 @@ _TWIN = "_training"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTemplate:
-    """A template that TRL ships. ``name`` as in its folder."""
-
-    name: str
-    text: str
+def known_template(text: str) -> str | None:
+    """The name, as in TRL's folder, of the template with exactly this text that TRL ships."""
+    return next((name for name, known in shipped_templates().items() if known == text), None)
 
 
-def known_template(text: str) -> KnownTemplate | None:
-    """The shipped template with exactly this text."""
-    return next((KnownTemplate(name, known) for name, known in shipped_templates().items() if known == text), None)
-
-
-def training_twin(text: str) -> KnownTemplate | None:
-    """The training variant of a shipped template; None when it has none or TRL is not installed."""
-    known = known_template(text)
-    if known is None or known.name.endswith(_TWIN):
-        return None
-    twin = shipped_templates().get(known.name + _TWIN)
-    return KnownTemplate(known.name + _TWIN, twin) if twin is not None else None
+def training_twin(text: str) -> tuple[str, str] | None:
+    """Name and text of the training variant of a shipped template; None when it has none or TRL is not installed."""
+    name = f"{known_template(text)}{_TWIN}"
+    twin = shipped_templates().get(name)
+    return (name, twin) if twin is not None else None
 
 
 @functools.cache
@@ -361,7 +350,7 @@ class TransformersChat:
         twin = training_twin(original)
         if twin is None:
             return
-        self.tokenizer.chat_template, self._replaced = twin.text, True
+        self.tokenizer.chat_template, self._replaced = twin[1], True
         self._read_template(eos_ids)
         if not self._bridge.keeps_history():
             self.tokenizer.chat_template, self._replaced = original, False

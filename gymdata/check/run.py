@@ -116,8 +116,7 @@ def check(model: str, *, chat_template: str | None = None) -> ModelReport:
     from gymdata.chat.template import TransformersChat, known_template
 
     chat = TransformersChat.load(model, chat_template=chat_template, tool_parser="none", keep_reasoning=False)
-    template = known_template(chat.tokenizer.chat_template)
-    name = None if template is None else template.name
+    name = known_template(chat.tokenizer.chat_template)
     return ModelReport(model, name, check_template(chat), _cure(chat), chat.facts())
 
 
@@ -158,4 +157,5 @@ def _cure(chat: TransformersChat) -> TemplatePatch | None:
     twin = training_twin(chat.tokenizer.chat_template)
     if twin is None:
         return None
-    return TemplatePatch(twin.name, twin.text, check_template(chat.with_template(twin.text)))
+    name, text = twin
+    return TemplatePatch(name, text, check_template(chat.with_template(text)))

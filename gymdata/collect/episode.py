@@ -53,7 +53,6 @@ class EpisodeConfig:
     limits: Limits
     seed: int
     temperature: float
-    agent: str | None = None
     on_break: Literal["keep", "fail"] = "keep"
     next_prompt: NextPrompt | None = None
     #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
@@ -258,7 +257,6 @@ class Rollout:
                 np.array(generation.token_ids, dtype=np.int32),
                 np.array(generation.log_probs, dtype=np.float32),
                 generation.finish_reason,
-                agent=self.setting.agent,
                 top_log_probs=None
                 if top is None
                 else [[{"id": int(i), "log_prob": float(p)} for i, p in position] for position in top],

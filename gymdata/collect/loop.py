@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from gymdata.collect.episode import EpisodeConfig, NextPrompt, Rollout, WorkflowRollout
-from gymdata.collect.outcome import Failure, Limits
+from gymdata.collect.episode import EpisodeConfig, Rollout, WorkflowRollout
+from gymdata.collect.outcome import Failure
 from gymdata.collect.resume import AttemptTracker, OwedGroup
 from gymdata.collect.rows import failure_record, reward_fault_record, rollout_row
 from gymdata.engines.port import Generation
@@ -110,8 +110,6 @@ async def _play_neighbours(run: list[Rollout], play: Play) -> None:
             firsts = [error] * len(run)
     await together(play(rollout, first) for rollout, first in zip(run, firsts, strict=True))
 
-
-__all__ = ["VERDICT", "Collector", "EpisodeConfig", "Limits", "NextPrompt"]
 
 _SAY_EVERY_S = 0.2
 #: The name of the environment's own reward among the parts.
