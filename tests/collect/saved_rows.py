@@ -21,3 +21,13 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def failures_of(run: Path) -> list[dict[str, Any]]:
     return read_failures(run)
+
+
+def samples_of(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What was sampled and scored, without the names that runs give it."""
+    names = ("prompt_delta_ids", "generation_token_ids", "prefix_length")
+    return [(row["messages"], row["reward"], [[t[name] for name in names] for t in row["turns"]]) for row in rows]
+
+
+def log_probs_of(rows: list[dict[str, Any]]) -> list[float]:
+    return [value for row in rows for turn in row["turns"] for value in turn["generation_log_probs"]]

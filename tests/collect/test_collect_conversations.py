@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_failures, read_run_json, read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, parts
+from tests.collect.saved_rows import rows_of
 
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 USERS = '''
@@ -58,6 +61,15 @@ class Broken(Quiz):
 '''
 
 
+#: It is only looked for: importing it takes seconds.
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+Play = Callable[..., tuple[Any, list[dict[str, Any]]]]
+TASKS = [
+    {"task_id": "a", "prompt": "1+1", "answer": "2", "env": "sum"},
+    {"task_id": "q", "prompt": "which", "answer": "3", "env": "quiz"},
+]
+
+
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     path = tmp_path / "users.py"
@@ -66,25 +78,24 @@ def users(tmp_path: Path) -> Path:
 
 
 def with_user(users: Path, name: str, **more: Any) -> Parts:
-    made = parts(**more)
-    assert made.environment is not None
-    made.environment = WithUser(made.environment, load_user(f"{users}:{name}", timeout_s=5))
-    return made
+    playing = parts(**more)
+    assert playing.environment is not None
+    playing.environment = WithUser(playing.environment, load_user(f"{users}:{name}", timeout_s=5))
+    return playing
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return sorted(read_table(folder).to_pylist(), key=lambda row: (row["task_id"], row["rollout_index"]))
+def written(folder: Path, body: str) -> str:
+    """An --env spec whose class has this body."""
+    (folder / "e.py").write_text(f"from gymdata import Step\nclass E:\n{textwrap.indent(body, '    ')}\n")
+    return f"{folder}/e.py:E"
 
 
-def test_a_users_rewards_lie_on_the_turns_that_earned_them(
-    tasks: Callable[..., Path], users: Path, tmp_path: Path
-) -> None:
+def test_a_users_rewards_lie_on_the_turns_that_earned_them(play: Play, users: Path, tmp_path: Path) -> None:
     """Two turns: 0.25 and 1; the rollout has their sum, its user messages, a named end and no break; nothing is violated."""
-    made = with_user(users, "twice")
-    summary = collect(tasks=str(tasks(3)), output=tmp_path / "run", num_rollouts=2, seed=1, parts=made)
+    summary, rows = play(3, own_parts=with_user(users, "twice"), num_rollouts=2, seed=1)
     assert (summary.rollouts, summary.breaks) == (6, 0)
     assert summary.reward["mean"] == 1.25
-    for row in rows_of(tmp_path / "run"):
+    for row in rows:
         assert [turn["reward"] for turn in row["turns"]] == [0.25, 1.0]
         assert row["rewards"] == [{"name": "steps", "value": 1.25}]
         assert [m["role"] for m in row["messages"]] == ["user", "assistant", "user", "assistant"]
@@ -96,92 +107,68 @@ def test_a_users_rewards_lie_on_the_turns_that_earned_them(
     assert identity["user"]["spec"] == "users.py:twice"
 
 
-def test_steps_stay_apart_from_another_reward(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
+def test_steps_stay_apart_from_another_reward(play: Play, users: Path) -> None:
     """With a reward function the rollout has its value alone, and the turns keep theirs."""
-    made = with_user(users, "twice", rewards=["exact_match"])
-    collect(tasks=str(tasks(4)), output=tmp_path / "run", seed=1, parts=made)
-    for row in rows_of(tmp_path / "run"):
+    _, rows = play(4, own_parts=with_user(users, "twice", rewards=["exact_match"]), seed=1)
+    for row in rows:
         assert [part["name"] for part in row["rewards"]] == ["exact_match"]
         assert [turn["reward"] for turn in row["turns"]] == [0.25, 1.0]
 
 
-@pytest.mark.parametrize("annotated", [True, False])
+@pytest.mark.parametrize(("returns", "reward"), [(" -> Step", 0.0), ("", None)])
 def test_a_rollout_that_a_limit_ends_has_the_sum_so_far(
-    tasks: Callable[..., Path], tmp_path: Path, annotated: bool
+    play: Play, tmp_path: Path, returns: str, reward: float | None
 ) -> None:
     """Cut at its first turn it has no step: 0 where the environment says that its steps have rewards, else no reward."""
-    said = " -> Step" if annotated else ""
-    (tmp_path / "e.py").write_text(
-        "from gymdata import Step\nclass E:\n"
-        f"    def respond(self, message){said}:\n        return Step(reward=1, done=True)\n"
-    )
-    collect(tasks=str(tasks(2)), output=tmp_path / "run", seed=1, max_tokens=1, parts=parts(env=f"{tmp_path}/e.py:E"))
-    assert [(row["status"], row["reward"]) for row in rows_of(tmp_path / "run")] == [
-        ("truncated", 0.0 if annotated else None)
-    ] * 2
+    env = written(tmp_path, f"def respond(self, message){returns}:\n    return Step(reward=1, done=True)")
+    _, (row,) = play(1, env=env, max_tokens=1)
+    assert (row["status"], row["reward"]) == ("truncated", reward)
 
 
-def test_a_users_answers_may_be_known_to_have_rewards(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
+def test_a_users_answers_may_be_known_to_have_rewards(play: Play, users: Path) -> None:
     """A user function with the return type Step: a rollout that was cut before it heard the user has the sum 0."""
-    collect(tasks=str(tasks(1)), output=tmp_path / "a", seed=1, max_tokens=1, parts=with_user(users, "twice"))
-    assert [row["reward"] for row in rows_of(tmp_path / "a")] == [0.0]
+    _, (row,) = play(1, own_parts=with_user(users, "twice"), max_tokens=1)
+    assert row["reward"] == 0.0
 
 
-def test_get_reward_counts_for_a_truncated_rollout_too(tasks: Callable[..., Path], tmp_path: Path) -> None:
+def test_get_reward_counts_for_a_truncated_rollout_too(play: Play, tmp_path: Path) -> None:
     """At the end of a rollout that max_turns cut, it lies on the last turn, as for a completed one."""
-    (tmp_path / "e.py").write_text(
-        "class E:\n    def respond(self, message):\n        return 'more'\n    def get_reward(self):\n        return 0.5\n"
-    )
-    collect(tasks=str(tasks(1)), output=tmp_path / "run", seed=1, max_turns=2, parts=parts(env=f"{tmp_path}/e.py:E"))
-    (row,) = rows_of(tmp_path / "run")
+    env = written(tmp_path, "def respond(self, message):\n    return 'more'\ndef get_reward(self):\n    return 0.5")
+    _, (row,) = play(1, env=env, max_turns=2)
     assert (row["stop_reason"], row["reward"]) == ("max_turns", 0.5)
     assert [turn["reward"] for turn in row["turns"]] == [None, 0.5]
 
 
-def test_a_user_that_fails_is_a_failure_and_no_score(tasks: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_user_that_fails_is_a_failure_and_no_score(play: Play, tmp_path: Path) -> None:
     """Counted as the environment's, with what was sampled; the rollout stays pending."""
     (tmp_path / "u.py").write_text("def u(messages, task):\n    raise RuntimeError('asleep')\n")
-    made = with_user(tmp_path / "u.py", "u")
-    summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", seed=1, max_attempts=1, parts=made)
+    summary, _ = play(2, own_parts=with_user(tmp_path / "u.py", "u"), max_attempts=1)
     assert (summary.rollouts, summary.failures, summary.exhausted) == (0, 2, 2)
-    failure = json.loads((tmp_path / "run" / "failures.jsonl").read_text().splitlines()[0])
+    failure, _ = read_failures(tmp_path / "run")
     assert failure["kind"] == "environment"
     assert re.fullmatch(r"environment: u raised RuntimeError: asleep \(.*u\.py:2, in u\)", failure["message"])
     assert len(failure["turns"]) == 1
 
 
-def test_a_task_names_its_environment(tasks: Callable[..., Path], users: Path, adder: str, tmp_path: Path) -> None:
+def test_a_task_names_its_environment(users: Path, adder: str, tmp_path: Path) -> None:
     """Two environments in one run: each task gets the tools of its own; one that is not there is found before the start."""
-    rows = [
-        {"task_id": "a", "prompt": "1+1", "answer": "2", "env": "sum"},
-        {"task_id": "q", "prompt": "which", "answer": "2", "env": "quiz"},
-    ]
-    both = ByName({"sum": load_environment(adder), "quiz": load_environment(f"{users}:Quiz")})
-    made = parts()
-    made.environment = both
-    collect(tasks=rows, output=tmp_path / "run", seed=1, parts=made)
-    tools = {row["task_id"]: json.loads(row["tools"])[0]["function"]["name"] for row in rows_of(tmp_path / "run")}
+    playing = parts()
+    playing.environment = ByName({"sum": load_environment(adder), "quiz": load_environment(f"{users}:Quiz")})
+    collect(tasks=TASKS, output=tmp_path / "run", seed=1, parts=playing)
+    rows = rows_of(tmp_path / "run")
+    tools = {row["task_id"]: json.loads(row["tools"])[0]["function"]["name"] for row in rows}
     assert tools == {"a": "add", "q": "hint"}
-    made = parts()
-    made.environment = both
     with pytest.raises(DataError, match=r"task x: env: got 'sun', expected one of sum, quiz"):
-        collect(tasks=[{"task_id": "x", "prompt": "?", "env": "sun"}], output=tmp_path / "other", parts=made)
+        collect(tasks=[{"task_id": "x", "prompt": "?", "env": "sun"}], output=tmp_path / "other", parts=playing)
     assert not (tmp_path / "other").exists()
 
 
-TASKS = [
-    {"task_id": "a", "prompt": "1+1", "answer": "2", "env": "sum"},
-    {"task_id": "q", "prompt": "which", "answer": "3", "env": "quiz"},
-]
-
-
+@needs_vllm
 @pytest.mark.torch
 def test_a_dry_run_tries_every_environment(users: Path, adder: str, tmp_path: Path) -> None:
     """Each is set up on its first task and torn down; its tools and its user are named, and nothing is written."""
-    pytest.importorskip("vllm")
     planned = collect(
-        dry_run=True,
-        tasks=TASKS, model=POLICY, output=tmp_path / "run", env=[f"sum={adder}", f"quiz={users}:Quiz"],
+        dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", env=[f"sum={adder}", f"quiz={users}:Quiz"],
         env_args={"quiz": {"prize": 2.0}},
     )  # fmt: skip
     tried = {one.name: one for one in planned.environments}
@@ -223,9 +210,8 @@ def test_a_column_that_the_users_prompt_needs_is_missed_before_the_start(tmp_pat
     """The task and the column are named; no server was reached."""
     with pytest.raises(DataError, match=r"task a: .*those of --user-prompt \('goal' is undefined\)"):
         collect(
-        dry_run=True,
-            tasks=TASKS, model=POLICY, output=tmp_path / "run", user_model="http://127.0.0.1:1", user_model_name="u",
-            user_prompt="You want {{ goal }}.",
+            dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", user_model="http://127.0.0.1:1",
+            user_model_name="u", user_prompt="You want {{ goal }}.",
         )  # fmt: skip
 
 
@@ -236,27 +222,24 @@ def test_a_dry_run_says_what_fails(users: Path, tmp_path: Path) -> None:
         collect(dry_run=True, tasks=TASKS[1:], model=POLICY, output=tmp_path / "run", env=f"{users}:Broken")
 
 
-def test_step_rewards_are_credited_by_turn(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
-    """The first turn's tokens get 0.25 + 0.5 · 1 = 0.75, the second's 1: γ once a turn."""
-    collect(tasks=str(tasks(2)), output=tmp_path / "run", seed=1, parts=with_user(users, "twice"))
-    experience(
-        tmp_path / "run", tmp_path / "e", estimator="reinforce", rewards="steps", discount_unit="turn", gamma=0.5
-    )
+def test_step_rewards_are_credited_by_turn(play: Play, users: Path, tmp_path: Path) -> None:
+    """The first turn's tokens get 0.25 + 0.5 · 1 = 0.75, the second's 1: γ once a turn. The rollout's reward, which is the
+    sum of its steps, is not counted beside them."""
+    play(2, own_parts=with_user(users, "twice"), seed=1)
+    credited = {"estimator": "reinforce", "discount_unit": "turn", "gamma": 0.5}
+    experience(tmp_path / "run", tmp_path / "e", rewards="steps", **credited)
     for row in read_table(tmp_path / "e" / "experiences.parquet", EXPERIENCES).to_pylist():
         trained = np.flatnonzero(row["loss_mask"])
         cut = int(np.flatnonzero(np.diff(trained) > 1)[0]) + 1
         returns = np.array(row["returns"])[trained]
         assert returns[:cut].tolist() == [0.75] * cut
         assert returns[cut:].tolist() == [1.0] * (len(trained) - cut)
-
-
-def test_steps_are_not_counted_twice(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
-    """Where the rollout's reward is the sum of its steps, both together are refused."""
-    collect(tasks=str(tasks(2)), output=tmp_path / "run", seed=1, parts=with_user(users, "twice"))
     with pytest.raises(UsageError, match="the reward of these rollouts is the sum of their steps"):
-        experience(tmp_path / "run", tmp_path / "e", estimator="reinforce", rewards="steps+outcome")
+        experience(tmp_path / "run", tmp_path / "f", estimator="reinforce", rewards="steps+outcome")
 
 
+@needs_vllm
+@pytest.mark.torch
 def test_objects_are_taken_as_they_are(users: Path, tmp_path: Path) -> None:
     """A function as the user, a class as one of several environments: both are in the identity, by name and content."""
 
@@ -268,20 +251,17 @@ def test_objects_are_taken_as_they_are(users: Path, tmp_path: Path) -> None:
     def listener(messages: Sequence[Any], task: Mapping[str, Any]) -> gymdata.Step | None:
         return None
 
-    pytest.importorskip("vllm")
     tasks, out = [{"prompt": "?", "env": "die"}], tmp_path / "run"
     planned = collect(dry_run=True, tasks=tasks, model=POLICY, output=out, env={"die": Die}, user=listener)
-    made = planned.identity["environment"]["environments"]["die"]
-    assert (made["spec"], made["user"]["spec"]) == ("in memory:Die", "in memory:listener")
+    die = planned.identity["environment"]["environments"]["die"]
+    assert (die["spec"], die["user"]["spec"]) == ("in memory:Die", "in memory:listener")
     assert [one.tools for one in planned.environments] == [["roll"]]
 
 
-def test_a_user_who_never_ends_is_cut_by_max_turns(tasks: Callable[..., Path], users: Path, tmp_path: Path) -> None:
+def test_a_user_who_never_ends_is_cut_by_max_turns(play: Play, users: Path) -> None:
     """Truncated, with the user's last words kept, and nothing scored."""
     sampler = FakeSampler(lambda prompt, rng: rng.choice("ab"))
-    made = with_user(users, "talkative", sampler=sampler)
-    collect(tasks=str(tasks(1)), output=tmp_path / "run", seed=1, max_turns=3, parts=made)
-    (row,) = rows_of(tmp_path / "run")
+    _, (row,) = play(1, own_parts=with_user(users, "talkative", sampler=sampler), max_turns=3)
     assert (row["stop_reason"], row["n_turns"], row["reward"]) == ("max_turns", 3, None)
     assert row["messages"][-1]["content"] == "go on"
 
@@ -291,13 +271,10 @@ def test_a_user_who_never_ends_is_cut_by_max_turns(tasks: Callable[..., Path], u
     "method", ["get_reward(self): return VALUE", "respond(self, m): return Step('b', reward=VALUE)"]
 )
 def test_an_environments_reward_that_is_not_finite_fails_the_attempt(
-    tasks: Callable[..., Path], tmp_path: Path, method: str, value: str
+    play: Play, tmp_path: Path, method: str, value: str
 ) -> None:
     """It is in failures.jsonl, names the method, and leaves no row, scored or unscored."""
-    (tmp_path / "e.py").write_text(
-        f"from gymdata import Step\nclass E:\n    def reset(self, **task): pass\n    def {method.replace('VALUE', value)}\n"
-    )
-    summary = collect(tasks=str(tasks(2)), output=tmp_path / "run", parts=parts(env=f"{tmp_path}/e.py:E"))
+    summary, _ = play(2, env=written(tmp_path, f"def {method.replace('VALUE', value)}"))
     assert (summary.rollouts, summary.failures, summary.pending, summary.exit_code) == (0, 2, 2, 1)
     messages = [failure["message"] for failure in read_failures(tmp_path / "run")]
     assert all(method.partition("(")[0] in message and len(message) < 200 for message in messages)
@@ -308,11 +285,8 @@ def test_an_environment_may_change_the_current_folder(
 ) -> None:
     """The run and its tasks stay where they were named."""
     (tmp_path / "away").mkdir()
-    (tmp_path / "e.py").write_text(
-        f"import os\nclass E:\n    def reset(self, **task):\n        os.chdir({str(tmp_path / 'away')!r})\n"
-    )
+    written(tmp_path, f"def reset(self, **task):\n    __import__('os').chdir({str(tmp_path / 'away')!r})")
     monkeypatch.chdir(tmp_path)
-    made = parts(env="e.py:E")
-    summary = collect(tasks=tasks(3).name, output="run", parts=made, concurrency=1)
+    summary = collect(tasks=tasks(3).name, output="run", parts=parts(env="e.py:E"), concurrency=1)
     assert (summary.rollouts, summary.path, list((tmp_path / "away").iterdir())) == (3, "run", [])
     assert len(rows_of(tmp_path / "run")) == 3

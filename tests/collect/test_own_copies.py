@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,18 +74,13 @@ def code(tmp_path: Path) -> Path:
     return tmp_path / "code.py"
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Path:
-    path = tmp_path / "one.jsonl"
-    path.write_text(json.dumps({"task_id": "t", "prompt": "q", "lst": [1, 2]}) + "\n")
-    return path
-
-
-def test_a_reward_that_changes_its_arguments_changes_nothing_else(task: Path, code: Path, tmp_path: Path) -> None:
+def test_a_reward_that_changes_its_arguments_changes_nothing_else(code: Path, tmp_path: Path) -> None:
     """Messages and the task are saved as they were, and the other functions and the siblings get them so, in score too."""
     rewards = [f"{code}:one", f"{code}:batch", f"{code}:see"]
-    made = parts(FakeSampler(add_or_answer), env=f"{code}:Base", rewards=rewards)
-    collect(tasks=str(task), output=tmp_path / "run", num_rollouts=6, parts=made)
+    playing = parts(FakeSampler(add_or_answer), env=f"{code}:Base", rewards=rewards)
+    collect(
+        tasks=[{"task_id": "t", "prompt": "q", "lst": [1, 2]}], output=tmp_path / "run", num_rollouts=6, parts=playing
+    )
     rows = rows_of(tmp_path / "run")
     assert len(rows) == 6
     assert all("CHANGED" not in json.dumps(row["messages"]) for row in rows)
@@ -102,12 +98,9 @@ def test_a_reward_that_changes_its_arguments_changes_nothing_else(task: Path, co
     }
 
 
-def test_a_message_that_an_environment_keeps_is_saved_as_it_was(
-    tasks: Callable[..., Path], code: Path, tmp_path: Path
-) -> None:
+def test_a_message_that_an_environment_keeps_is_saved_as_it_was(play: Callable[..., Any], code: Path) -> None:
     """What ``respond`` returned is saved as it was then, though the environment changes the same object later."""
-    collect(tasks=str(tasks(1)), output=tmp_path / "run", parts=parts(env=f"{code}:Shop"))
-    (row,) = rows_of(tmp_path / "run")
+    _, (row,) = play(1, env=f"{code}:Shop")
     notes = [json.loads(m["extra"])["kept"] for m in row["messages"] if m["content"] == "again"]
     assert notes == [[1, 2], [1, 2, 2]]
     assert "CHANGED" not in json.dumps(row["messages"])
