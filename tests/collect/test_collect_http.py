@@ -14,35 +14,27 @@ from gymdata.collect.run import collect
 from gymdata.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.faulty_server import FAULTS, Settings
+from tests.faulty_server import Settings
 
 pytestmark = pytest.mark.torch
 
-Tasks = Callable[..., Path]
-
 
 @pytest.fixture
-def settings(tasks: Tasks, tmp_path: Path, policy: str) -> dict[str, Any]:
+def settings(tasks: Callable[..., Path], tmp_path: Path, served: dict[str, Any]) -> dict[str, Any]:
     """A collect of 4 tasks × 3 over HTTP, with quick retries."""
-    sampling = {"num_rollouts": 3, "max_tokens": 8, "seed": 2, "retries": 1, "reward": ["numeric"]}
-    return {"tasks": str(tasks(4)), "output": tmp_path / "run", "model": "fake", "tokenizer": policy, **sampling}
+    own = {"num_rollouts": 3, "retries": 1, "reward": ["numeric"]}
+    return {"tasks": str(tasks(4)), "output": tmp_path / "run", **served, **own}
 
 
 def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
-    """Over HTTP the three rollouts of a task are one request with n=3, and each is a row with its own seed's ids."""
+    """Over HTTP the three rollouts of a task are one request with n=3, and each is a row with its own seed's ids. The end
+    of an assistant message in the chat template ends a turn, whatever the served checkpoint stops at."""
     at = Settings()
     summary = collect(endpoint=server(at), **settings)
     assert (summary.rollouts, summary.exit_code) == (12, 0)
-    assert [r["n"] for r in at.requests if r["n"] > 1] == [3, 3, 3, 3]
-    assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
-
-
-def test_every_request_stops_at_the_templates_end_of_turn(server: Any, settings: dict[str, Any]) -> None:
-    """The end of an assistant message in the chat template ends a turn, whatever the served checkpoint stops at."""
-    at = Settings()
-    collect(endpoint=server(at), **settings)
     end_of_turn = 2  # <|im_end|>
-    assert [end_of_turn in r["stop_token_ids"] for r in at.requests if r.get("n") == 3] == [True] * 4
+    assert [(r["n"], end_of_turn in r["stop_token_ids"]) for r in at.requests if r["n"] > 1] == [(3, True)] * 4
+    assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
 
 
 def test_a_setting_that_is_newer_than_the_run_had_its_default(server: Any, settings: dict[str, Any]) -> None:
@@ -97,44 +89,39 @@ def test_a_new_sampling_parameter_is_one_field(server: Any, settings: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("key", "words"), [("top_p", "--top-p gives it"), ("max_tokens", "--max-tokens gives it"), ("prompt", "gymdata")]
+    ("key", "message"),
+    [
+        ("top_p", "--top-p gives it"),
+        ("max_tokens", "--max-tokens gives it"),
+        ("prompt", "gymdata decides it"),
+        ("logit_bais", "unknown key 'logit_bais'"),
+    ],
 )
-def test_a_sampling_parameter_that_has_its_own_setting_is_refused(
-    settings: dict[str, Any], key: str, words: str
+def test_a_sampling_parameter_of_another_name_is_refused(
+    settings: dict[str, Any], policy: str, key: str, message: str
 ) -> None:
-    """One name for one thing: the flag is named."""
-    with pytest.raises(UsageError, match=words):
-        collect(**settings, sampling={key: 1})
+    """One name for one thing: the flag is named. What vLLM has not is known in process; a server may have others."""
+    with pytest.raises(UsageError, match=message):
+        collect(**{**settings, "model": policy}, sampling={key: 1})
 
 
-def test_a_parameter_that_vllm_has_not_is_refused_before_it_starts(settings: dict[str, Any], policy: str) -> None:
-    """In process the parameters are known; a server may have others."""
-    with pytest.raises(UsageError, match=r"unknown key 'logit_bais'"):
-        collect(**{**settings, "model": policy}, sampling={"logit_bais": {}})
-
-
-def test_lasting_faults_are_failures_that_the_next_call_makes_good(server: Any, settings: dict[str, Any]) -> None:
-    """A server that answers 500 gives failures of kind engine; the same command later completes the run."""
-    at = Settings(mode="500", skip=2)
-    summary = collect(endpoint=server(at), **{**settings, "retries": 0})
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
-    assert {(f["kind"], f["place"], f["attempt"]) for f in failures_of(settings["output"])} == {("engine", "turn 0", 1)}
-    summary = collect(endpoint=server(Settings()), **settings)
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (12, 0, 0)
-
-
-@pytest.mark.parametrize("route", ["endpoint", "chat_endpoint"])
-@pytest.mark.parametrize("mode", [*FAULTS, "garbage"])
-def test_no_content_fault_of_mid_run_becomes_a_row(
-    server: Any, settings: dict[str, Any], route: str, mode: str
+@pytest.mark.parametrize(("route", "probes"), [("endpoint", 2), ("chat_endpoint", 3)])
+@pytest.mark.parametrize("mode", ["500", "garbage", "nan"])
+def test_a_fault_of_mid_run_becomes_no_row(
+    server: Any, settings: dict[str, Any], route: str, probes: int, mode: str
 ) -> None:
-    """Every such answer is a failed attempt of the engine, with its reason, and is pending."""
-    at = Settings(mode=mode, skip=2 if route == "endpoint" else 3)
+    """A request that fails, an answer that is none and one with a fault in it (each kind of which the sampler finds, see
+    ``tests/engines/test_generation_checks.py``) are failed attempts of the engine, with their reason, and pending; the same
+    command later completes the run."""
+    at = Settings(mode=mode, skip=probes)
     summary = collect(**{route: server(at)}, **{**settings, "retries": 0})
     assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
     records = failures_of(settings["output"])
     assert {(f["kind"], f["place"], f["attempt"], f["counts"]) for f in records} == {("engine", "turn 0", 1, True)}
     assert all(f["message"] and not f["turns"] for f in records)
+    at.mode = "ok"
+    summary = collect(**{route: server(at)}, **settings)
+    assert (summary.rollouts, summary.pending, summary.exit_code) == (12, 0, 0)
 
 
 def test_empty_generations_are_kept_and_counted(server: Any, settings: dict[str, Any]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +27,46 @@ from tests.servers import ServerProcess, Watcher
 pytestmark = pytest.mark.torch
 
 
+Serve = Callable[[Settings], str]
+Start = Callable[..., ServerProcess]
+Work = Callable[[Servers], Awaitable[Any]]
+AWAY = "http://127.0.0.1:9"
+
+
 @pytest.fixture
-def given(tasks: Any, tmp_path: Path, policy: str) -> dict[str, Any]:
-    """Settings of 240 rollouts of 60 tasks."""
-    return {
-        "tasks": str(tasks(60)), "model": "fake", "tokenizer": policy, "num_rollouts": 4, "max_tokens": 8, "seed": 2,
-        "concurrency": 32,
-    }  # fmt: skip
+def settings(tasks: Any, tmp_path: Path, served: dict[str, Any]) -> dict[str, Any]:
+    """A collect of 240 rollouts of 60 tasks."""
+    return {"tasks": str(tasks(60)), "output": tmp_path / "run", **served, "num_rollouts": 4, "concurrency": 32}
 
 
-@contextlib.asynccontextmanager
-async def begun(
-    urls: Sequence[str], sampler: type[ServerSampler] = ServerSampler, **options: Any
-) -> AsyncIterator[Servers]:
-    """Servers that were compared, with samplers that try once."""
-    servers = Servers(Endpoints(urls), lambda url: sampler(url, "fake", max_retries=0), **options)
-    await servers.start()
-    try:
-        yield servers
-    finally:
-        await servers.close()
+@pytest.fixture
+def slow(up: Start) -> Callable[[], ServerProcess]:
+    """Starts servers that take long enough for something to happen meanwhile."""
+    return lambda: up("--latency", "0.1", "--slots", "2")
+
+
+def sampled(urls: Sequence[str], work: Work, sampler: type[ServerSampler] = ServerSampler, **options: Any) -> Any:
+    """What ``work`` makes of servers that were compared, with samplers that try once."""
+
+    async def main() -> Any:
+        servers = Servers(Endpoints(urls), lambda url: sampler(url, "fake", max_retries=0), **options)
+        await servers.start()
+        try:
+            return await work(servers)
+        finally:
+            await servers.close()
+
+    return asyncio.run(main())
+
+
+def request(rollout: str, turn: int, group: str = "", n: int = 1) -> SampleRequest:
+    return SampleRequest(f"{rollout}-{turn}", [1, 2, 3], 4, 1, n, group=group)
+
+
+async def firsts(servers: Servers, n: int) -> list[str | None]:
+    """The servers that sampled the first turns of ``n`` rollouts."""
+    answers = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(n)))
+    return [generation.server for (generation,) in answers]
 
 
 def without_server(run: Path) -> list[dict[str, Any]]:
@@ -60,32 +79,31 @@ def without_server(run: Path) -> list[dict[str, Any]]:
 
 
 def test_two_servers_share_the_work_and_every_turn_names_its_own(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+    server: Serve, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """The rows are those of one server but for who sampled them; run.json counts each server's generations."""
-    a, b = up("--latency", "0.02"), up("--latency", "0.02")
-    gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "two", **given)
-    gymdata.collect(endpoint=a.url, output=tmp_path / "one", **given)
-    assert without_server(tmp_path / "two") == without_server(tmp_path / "one")
-    sampled_by = [turn["server"] for row in rows_of(tmp_path / "two") for turn in row["turns"]]
-    counts = {s["url"]: s["generations"] for s in read_run_json(tmp_path / "two")["engine"]["servers"]}
-    assert counts == {a.url: sampled_by.count(a.url), b.url: sampled_by.count(b.url)}
+    a, b = server(Settings(latency=0.02)), server(Settings(latency=0.02))
+    gymdata.collect(endpoint=[a, b], **settings)
+    gymdata.collect(endpoint=a, **{**settings, "output": tmp_path / "one"})
+    assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
+    sampled_by = [turn["server"] for row in rows_of(tmp_path / "run") for turn in row["turns"]]
+    counts = {s["url"]: s["generations"] for s in read_run_json(tmp_path / "run")["engine"]["servers"]}
+    assert counts == {a: sampled_by.count(a), b: sampled_by.count(b)}
     assert min(counts.values()) >= 60
-    assert gymdata.validate(tmp_path / "two", ignore=["B"]).exit_code == 0
+    assert gymdata.validate(tmp_path / "run", ignore=["B"]).exit_code == 0
 
 
 def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tasks: Any, tmp_path: Path
+    slow: Start, settings: dict[str, Any], tasks: Any, tmp_path: Path
 ) -> None:
     """Its requests go to the other, it is used again when it returns, and every rollout is there once, as without faults."""
-    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    a, b = slow(), slow()
     watch = Watcher((40, b.kill))
-    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
-    watch.on(f"{b.url} is used again after", b.kill)
-    watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
-    watch.on(f"{b.url} is used again after", lambda: None)
-    given["tasks"] = str(tasks(120))
-    summary = gymdata.collect(endpoint=f"{a.url},{b.url}", output=tmp_path / "run", progress=watch, **given)
+    for after in (b.kill, lambda: None):
+        watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", b.start)
+        watch.on(f"{b.url} is used again after", after)
+    settings["tasks"] = str(tasks(120))
+    summary = gymdata.collect(endpoint=f"{a.url},{b.url}", progress=watch, **settings)
     assert watch.expected == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (480, 0, 0)
     assert len({row["rollout_id"] for row in rows_of(tmp_path / "run")}) == 480
@@ -95,27 +113,27 @@ def test_a_server_that_is_killed_and_restarted_twice_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [(("--weights", "9"), "weights: "), (("--name", "other"), "other"), (("--mode", "raw"), "logprobs: ")],
+    ("other", "named"),
+    [(Settings(weights=9), "weights: "), (Settings(name="other"), "other"), (Settings(mode="raw"), "logprobs: ")],
 )
 def test_a_server_of_another_policy_is_refused_by_name(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, words: tuple[str, ...], named: str
+    server: Serve, settings: dict[str, Any], tmp_path: Path, other: Settings, named: str
 ) -> None:
     """Other weights, another model, another kind of log-probabilities: both servers are named and nothing is collected."""
-    a, b = up(), up(*words)
+    a, b = server(Settings()), server(other)
     with pytest.raises(UsageError) as caught:
-        gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given)
+        gymdata.collect(endpoint=[a, b], **settings)
     assert named in caught.value.message
-    assert b.url in caught.value.message
+    assert b in caught.value.message
     assert not any((tmp_path / "run").glob("rollouts/part*"))
 
 
 @pytest.mark.full
 def test_a_server_that_returns_with_other_weights_is_refused(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+    slow: Start, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """The run goes on with the first, says why, and nothing was sampled by the other since."""
-    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    a, b = slow(), slow()
 
     def other() -> None:
         b.words = (*b.words, "--weights", "9")
@@ -123,19 +141,19 @@ def test_a_server_that_returns_with_other_weights_is_refused(
 
     watch = Watcher((40, b.kill))
     watch.on(f"{b.url} is not used until it answers again (1 of 2 left)", other)
-    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    summary = gymdata.collect(endpoint=[a.url, b.url], progress=watch, **settings)
     assert summary.rollouts == 240
     assert any(text.startswith(f"{b.url} is refused: ") and "weights" in text for text in watch.said)
-    gymdata.collect(endpoint=a.url, output=tmp_path / "one", **given)
+    gymdata.collect(endpoint=a.url, **{**settings, "output": tmp_path / "one"})
     assert without_server(tmp_path / "run") == without_server(tmp_path / "one")
 
 
 @pytest.mark.full
 def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+    slow: Start, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """As behind a router, or where adapters are loaded later: it is named once, and used when it can serve the run."""
-    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    a, b = slow(), slow()
     ready = b.words
 
     def with_words(*words: str) -> None:
@@ -147,7 +165,7 @@ def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
     watch.on(f"{b.url} is not used until it answers again", lambda: with_words(*ready, "--name", "other"))
     watch.on(f"{b.url} is refused until that changes: ", lambda: with_words(*ready))
     watch.on(f"{b.url} is used again after", lambda: None)
-    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    summary = gymdata.collect(endpoint=[a.url, b.url], progress=watch, **settings)
     assert watch.expected == []
     assert (summary.rollouts, summary.pending) == (240, 0)
     assert sum("is refused" in text for text in watch.said) == 1
@@ -155,245 +173,211 @@ def test_a_server_that_returns_before_it_lists_the_model_is_tried_again(
 
 
 @pytest.mark.full
-def test_servers_that_are_all_refused_are_not_waited_for(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_servers_that_are_all_refused_are_not_waited_for(slow: Start, settings: dict[str, Any]) -> None:
     """Both return with other weights: nothing can come of waiting, and the error says what is wrong with them."""
-    a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
+    both = slow(), slow()
 
-    def both() -> None:
-        a.kill()
-        b.kill()
+    def kill() -> None:
+        for one in both:
+            one.kill()
 
     def others() -> None:
-        for server in (a, b):
-            server.words = ("--weights", "9")
-            server.start()
+        for one in both:
+            one.words = ("--weights", "9")
+            one.start()
 
-    watch = Watcher((8, both))
+    watch = Watcher((8, kill))
     watch.on("no server can be reached, retrying for 1 min", others)
     with pytest.raises(OutsideError, match=r"none of 2 servers can be used: .*weights: .* at http://.* at first"):
-        gymdata.collect(
-            endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, wait_for_server=60, **given
-        )  # fmt: skip
+        gymdata.collect(endpoint=[one.url for one in both], progress=watch, wait_for_server=60, **settings)
 
 
 @pytest.mark.full
-def test_servers_that_are_starting_are_retried_as_one_is(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_servers_that_are_starting_are_retried_as_one_is(server: Serve, settings: dict[str, Any]) -> None:
     """Both answer 500 at first: the command begins when one of them answers."""
-    a, b = (up("--mode", "500", "--fail-first", "2") for _ in range(2))
-    assert gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", **given).rollouts == 240
+    urls = [server(Settings(mode="500", fail_first=2)) for _ in range(2)]
+    assert gymdata.collect(endpoint=urls, **settings).rollouts == 240
 
 
 @pytest.mark.full
 def test_a_server_that_refuses_everybody_is_left_out_while_others_work(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
+    server: Serve, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """A key that expired at one of two: its requests go to the other, and it is named; at all of them it ends the run."""
-    a, b = up("--latency", "0.02"), up("--mode", "401", "--skip", "20")
-    watch = Watcher()
-    summary = gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, **given)
+    behind = Settings(latency=0.02), Settings(mode="401", skip=20)
+    urls, watch = [server(one) for one in behind], Watcher()
+    summary = gymdata.collect(endpoint=urls, progress=watch, **settings)
     assert (summary.rollouts, summary.pending, summary.exit_code) == (240, 0, 0)
     assert failures_of(tmp_path / "run") == []
-    assert any(
-        text.startswith(f"{b.url} is not used until it answers again (1 of 2 left)") and "(401)" in text
-        for text in watch.said
-    )
-    a.kill()
-    a.words = ("--mode", "401", "--skip", "20")
-    a.start()
-    b.kill()
-    b.start()
+    lost = f"{urls[1]} is not used until it answers again (1 of 2 left)"
+    assert any(text.startswith(lost) and "(401)" in text for text in watch.said)
+    for one in behind:
+        one.mode, one.skip = "401", 20
     with pytest.raises(OutsideError, match=r"\(401\)"):
-        gymdata.collect(endpoint=[a.url, b.url], output=tmp_path / "other", **given)
+        gymdata.collect(endpoint=urls, **{**settings, "output": tmp_path / "other"})
 
 
 @pytest.mark.full
-def test_a_file_of_servers_is_read_again(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_of_servers_is_read_again(server: Serve, settings: dict[str, Any], tmp_path: Path) -> None:
     """A line that is added while it runs is a server more; one that is removed gets no more requests."""
-    a, b = up("--latency", "0.1", "--slots", "2"), up("--latency", "0.1", "--slots", "2")
+    a, b = (server(Settings(latency=0.1, slots=2)) for _ in range(2))
     listed = tmp_path / "servers.txt"
-    listed.write_text(f"# node 1\n{a.url}/v1\n")
-
-    def change() -> None:
-        listed.write_text(f"{b.url}\n")
-
-    watch = Watcher((8, change))
-    summary = gymdata.collect(endpoint=f"@{listed}", output=tmp_path / "run", progress=watch, **given)
-    states = {
-        s["url"]: (s["state"], s["generations"] > 0) for s in read_run_json(tmp_path / "run")["engine"]["servers"]
-    }
-    assert states == {a.url: ("removed", True), b.url: ("up", True)}
+    listed.write_text(f"# node 1\n{a}/v1\n")
+    watch = Watcher((8, lambda: listed.write_text(f"{b}\n")))
+    summary = gymdata.collect(endpoint=f"@{listed}", progress=watch, **settings)
+    account = read_run_json(tmp_path / "run")["engine"]["servers"]
+    states = {one["url"]: (one["state"], one["generations"] > 0) for one in account}
+    assert states == {a: ("removed", True), b: ("up", True)}
     assert summary.rollouts == 240
-    assert f"{a.url} is no longer listed and gets no more requests" in watch.said
+    assert f"{a} is no longer listed and gets no more requests" in watch.said
 
 
 @pytest.mark.full
 def test_a_server_that_never_answers_does_not_hold_up_the_others(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Serve, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that is away, and one that takes the connection and is silent, the run says so and begins with the other; who
     is away in the end is in the remarks with the reason."""
     monkeypatch.setattr(Servers, "late_s", 0.3)
-    a, watch, away = up(), Watcher(), "http://127.0.0.1:9"
+    watch = Watcher()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        summary = gymdata.collect(endpoint=[url, a.url, away], output=tmp_path / "run", progress=watch, **given)
+        summary = gymdata.collect(endpoint=[url, server(Settings()), AWAY], progress=watch, **settings)
     assert summary.rollouts == 240
-    for gone in (url, away):
+    for gone in (url, AWAY):
         assert any(f"{gone} is not used until it answers" in text for text in watch.said)
-    assert any("servers are not used in the end: " in text and f"{away} (" in text for text in watch.said)
+    assert any("servers are not used in the end: " in text and f"{AWAY} (" in text for text in watch.said)
 
 
-def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(up: Callable[..., ServerProcess]) -> None:
+def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(server: Serve) -> None:
     """Its API answers that the engine is dead: every request is answered by the other, and it is named once."""
-    said: list[str] = []
+    messages: list[str] = []
 
-    async def sampled() -> list[str | None]:
-        async with begun([a.url, b.url]) as servers:
-            servers.wait_for_server(60.0, said.append)
-            made = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(40)))
-        return [generation.server for (generation,) in made]
+    async def work(servers: Servers) -> list[str | None]:
+        servers.wait_for_server(60.0, messages.append)
+        return await firsts(servers, 40)
 
-    a, b = up("--mode", "dead", "--skip", "6", "--latency", "0.02"), up("--latency", "0.02")
-    assert asyncio.run(sampled()) == [b.url] * 40
-    assert [text for text in said if a.url in text] == [
-        f"{a.url} is not used until it answers again (1 of 2 left): engine: {a.url} cannot be reached: its engine died"
+    a, b = server(Settings(mode="dead", skip=6, latency=0.02)), server(Settings(latency=0.02))
+    assert sampled([a, b], work) == [b] * 40
+    assert [text for text in messages if a in text] == [
+        f"{a} is not used until it answers again (1 of 2 left): engine: {a} cannot be reached: its engine died"
     ]
 
 
 @pytest.mark.full
-def test_one_broken_connection_leaves_other_requests_alone(server: Callable[[Settings], str]) -> None:
+def test_one_broken_connection_leaves_other_requests_alone(server: Serve) -> None:
     """The server is compared again and used; what it was sampling meanwhile is not requested twice."""
     behind = [Settings(), Settings()]
-    urls = [server(one).removesuffix("/v1") for one in behind]
 
-    async def sampled() -> None:
+    async def work(servers: Servers) -> None:
         back = asyncio.Event()
-        async with begun(urls) as servers:
-            servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
-            for one in behind:
-                one.latency = 3.0
-            waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in (0, 1)]
-            while not all(one.requests[-1].get("request_id") for one in behind):
-                await asyncio.wait(waiting, timeout=0.01)
-            behind[0].latency, behind[0].mode, behind[0].fail_first = 0.0, "disconnect", 1
-            await servers.sample(request("r2", 0))
-            await asyncio.wait_for(back.wait(), 30)
-            await asyncio.gather(*waiting)
+        servers.wait_for_server(60.0, lambda text: back.set() if "is used again" in text else None)
+        for one in behind:
+            one.latency = 3.0
+        waiting = [asyncio.ensure_future(servers.sample(request(f"r{k}", 0))) for k in (0, 1)]
+        while not all(one.requests[-1].get("request_id") for one in behind):
+            await asyncio.wait(waiting, timeout=0.01)
+        behind[0].latency, behind[0].mode, behind[0].fail_first = 0.0, "disconnect", 1
+        await servers.sample(request("r2", 0))
+        await asyncio.wait_for(back.wait(), 30)
+        await asyncio.gather(*waiting)
 
-    asyncio.run(sampled())
+    sampled([server(one) for one in behind], work)
     ids = [body.get("request_id") for one in behind for body in one.requests]
     assert (ids.count("r0-0"), ids.count("r1-0"), ids.count("r2-0")) == (1, 1, 2)
 
 
 @pytest.mark.full
-def test_no_server_at_all_is_an_outage(given: dict[str, Any], tmp_path: Path) -> None:
+def test_no_server_at_all_is_an_outage(settings: dict[str, Any]) -> None:
     """Exit 3, as with one."""
-    given["endpoint"] = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
-    with pytest.raises(
-        OutsideError, match=r"none of 2 servers can be reached: http://127\.0\.0\.1:9 cannot be reached"
-    ):
-        gymdata.collect(output=tmp_path / "run", retries=0, **given)
+    with pytest.raises(OutsideError, match=f"none of 2 servers can be reached: {AWAY} cannot be reached"):
+        gymdata.collect(endpoint=[AWAY, "http://127.0.0.1:10"], retries=0, **settings)
 
 
-def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_all_servers_lost_are_waited_for_and_then_it_ends_safely(slow: Start, settings: dict[str, Any]) -> None:
     """Exit 3 when none came back in time; what is there stays, and the same command makes the rest."""
-    a, b = up("--latency", "0.05", "--slots", "2"), up("--latency", "0.05", "--slots", "2")
-
-    def both() -> None:
-        a.kill()
-        b.kill()
-
-    watch = Watcher((40, both))
+    a, b = slow(), slow()
+    watch = Watcher((40, lambda: (a.kill(), b.kill())))
     with pytest.raises(OutsideError, match="none of 2 servers can be reached") as caught:
-        gymdata.collect(
-            endpoint=[a.url, b.url], output=tmp_path / "run", progress=watch, wait_for_server=0.5, **given
-        )  # fmt: skip
+        gymdata.collect(endpoint=[a.url, b.url], progress=watch, wait_for_server=0.5, **settings)
     assert "are safe; rerun the same command to resume" in str(caught.value.hint)
     assert "no server can be reached, retrying for 0.5 s (--wait-for-server)" in watch.said
     a.start()
     b.start()
-    assert gymdata.collect(endpoint=[b.url, a.url], output=tmp_path / "run", **given).rollouts == 240
+    assert gymdata.collect(endpoint=[b.url, a.url], **settings).rollouts == 240
 
 
 @pytest.mark.full
 def test_a_list_of_servers_that_are_not_there_is_an_outage(
-    up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the file names others while it runs, they are waited for as lost ones are; what is wrong with the file is named
     once for as long as it is wrong."""
     monkeypatch.setattr("gymdata.engines.servers.many._READ_S", 0.0)
-    said: list[str] = []
-    a = up()
-    listed = tmp_path / "servers.txt"
-    listed.write_text(a.url)
+    messages: list[str] = []
+    url, listed = server(Settings()), tmp_path / "servers.txt"
+    listed.write_text(url)
 
-    async def sampled() -> None:
+    async def work(servers: Servers) -> None:
         unlisted, wrong = asyncio.Event(), asyncio.Event()
 
         def hear(text: str) -> None:
-            said.append(text)
+            messages.append(text)
             (wrong if "stays as it was" in text else unlisted).set()
 
-        async with begun([f"@{listed}"]) as servers:
-            servers.wait_for_server(1.0, hear)
-            for garbage in ("no url", "ftp://x"):
-                listed.write_text(garbage)
-                await asyncio.wait_for(wrong.wait(), 30)
-                wrong.clear()
-            await servers.sample(request("r", 0))
-            listed.write_text("http://127.0.0.1:9")
-            await asyncio.wait_for(unlisted.wait(), 30)
-            with pytest.raises(OutsideError, match=r"none of 2 servers can be reached.*127\.0\.0\.1:9"):
-                await asyncio.wait_for(servers.sample(request("r", 1)), 30)
+        servers.wait_for_server(1.0, hear)
+        for garbage in ("no url", "ftp://x"):
+            listed.write_text(garbage)
+            await asyncio.wait_for(wrong.wait(), 30)
+            wrong.clear()
+        await servers.sample(request("r", 0))
+        listed.write_text(AWAY)
+        await asyncio.wait_for(unlisted.wait(), 30)
+        with pytest.raises(OutsideError, match=r"none of 2 servers can be reached.*127\.0\.0\.1:9"):
+            await asyncio.wait_for(servers.sample(request("r", 1)), 30)
 
-    asyncio.run(sampled())
-    assert said == [
-        f"the list of servers stays as it was: {listed}: --endpoint: got 'no', expected a URL such as http://localhost:8000",
-        f"the list of servers stays as it was: {listed}: --endpoint: got 'ftp://x', expected a URL such as "
-        "http://localhost:8000",
-        f"{a.url} is no longer listed and gets no more requests",
+    sampled([f"@{listed}"], work)
+    assert messages == [
+        *(
+            f"the list of servers stays as it was: {listed}: --endpoint: got {got!r}, expected a URL such as "
+            "http://localhost:8000"
+            for got in ("no", "ftp://x")
+        ),
+        f"{url} is no longer listed and gets no more requests",
         "no server can be reached, retrying for 1 s (--wait-for-server)",
     ]
 
 
 @pytest.mark.full
 def test_a_server_that_leaves_the_list_while_it_is_checked_is_not_used(
-    up: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its proof comes when it is no longer wanted."""
     monkeypatch.setattr("gymdata.engines.servers.many._READ_S", 0.0)
-    a, b = up(), up()
+    a, b = server(Settings()), server(Settings())
     listed = tmp_path / "servers.txt"
-    listed.write_text(a.url)
+    listed.write_text(a)
     checked, go, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Slow(ServerSampler):
         async def fingerprint(self) -> Fingerprint:
-            if self.base == b.url:
+            if self.base == b:
                 checked.set()
                 await go.wait()
             return await super().fingerprint()
 
-    async def sampled() -> list[dict[str, Any]]:
-        async with begun([f"@{listed}"], Slow) as servers:
-            servers.wait_for_server(1.0, lambda text: left.set() if "no longer listed" in text else None)
-            listed.write_text(f"{a.url} {b.url}")
-            await asyncio.wait_for(checked.wait(), 30)
-            listed.write_text(a.url)
-            await asyncio.wait_for(left.wait(), 30)
-            go.set()
-            await asyncio.wait_for(asyncio.gather(*(s.reviving for s in servers.servers if s.reviving)), 30)
-            return servers.account()
+    async def work(servers: Servers) -> list[dict[str, Any]]:
+        servers.wait_for_server(1.0, lambda text: left.set() if "no longer listed" in text else None)
+        listed.write_text(f"{a} {b}")
+        await asyncio.wait_for(checked.wait(), 30)
+        listed.write_text(a)
+        await asyncio.wait_for(left.wait(), 30)
+        go.set()
+        await asyncio.wait_for(asyncio.gather(*(s.reviving for s in servers.servers if s.reviving)), 30)
+        return servers.account()
 
-    assert [(one["url"], one["state"]) for one in asyncio.run(sampled())] == [(a.url, "up"), (b.url, "removed")]
+    account = sampled([f"@{listed}"], work, Slow)
+    assert [(one["url"], one["state"]) for one in account] == [(a, "up"), (b, "removed")]
 
 
 def test_endpoints_are_given_in_three_ways(tmp_path: Path) -> None:
@@ -408,79 +392,66 @@ def test_endpoints_are_given_in_three_ways(tmp_path: Path) -> None:
     assert main(["collect", "t.jsonl", "--endpoint", f"@{listed}", "-m", "x"]) != 0
 
 
-def request(rollout: str, turn: int, group: str = "", n: int = 1) -> SampleRequest:
-    return SampleRequest(f"{rollout}-{turn}", [1, 2, 3], 4, 1, n, group=group)
-
-
-def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(up: Callable[..., ServerProcess]) -> None:
+def test_turns_of_a_rollout_stay_with_their_server_and_the_rest_is_spread(server: Serve) -> None:
     """The prefix is in that server's cache; a group's later members follow its first request."""
 
-    async def sampled() -> list[list[Generation]]:
-        async with begun([a.url, b.url]) as servers:
-            firsts = await asyncio.gather(*(servers.sample(request(f"r{k}", 0, f"g{k}", 2)) for k in range(8)))
-            later = await asyncio.gather(*(servers.sample(request(f"r{k}", 1, f"g{k}")) for k in range(8)))
-            members = await asyncio.gather(*(servers.sample(request(f"m{k}", 1, f"g{k}")) for k in range(8)))
-        return [*firsts, *later, *members]
+    async def work(servers: Servers) -> list[list[Generation]]:
+        first = await asyncio.gather(*(servers.sample(request(f"r{k}", 0, f"g{k}", 2)) for k in range(8)))
+        later = await asyncio.gather(*(servers.sample(request(f"r{k}", 1, f"g{k}")) for k in range(8)))
+        members = await asyncio.gather(*(servers.sample(request(f"m{k}", 1, f"g{k}")) for k in range(8)))
+        return [*first, *later, *members]
 
-    a, b = up("--latency", "0.02"), up("--latency", "0.02")
-    by = [made[0].server for made in asyncio.run(sampled())]
-    assert by[:8].count(a.url) == by[:8].count(b.url) == 4
+    a, b = server(Settings(latency=0.02)), server(Settings(latency=0.02))
+    by = [generations[0].server for generations in sampled([a, b], work)]
+    assert by[:8].count(a) == by[:8].count(b) == 4
     assert by[8:16] == by[16:] == by[:8]
 
 
 @pytest.mark.full
-def test_servers_without_a_request_take_turns(up: Callable[..., ServerProcess]) -> None:
+def test_servers_without_a_request_take_turns(server: Serve) -> None:
     """One request at a time is no reason to use one server only: the one that has answered least is next."""
 
-    async def sampled() -> list[int]:
-        async with begun([a.url, b.url]) as servers:
-            for k in range(6):
-                await servers.sample(request(f"r{k}", 0, f"g{k}", 2))
+    async def work(servers: Servers) -> list[int]:
+        for k in range(6):
+            await servers.sample(request(f"r{k}", 0, f"g{k}", 2))
         return [one.generations for one in servers.servers]
 
-    a, b = up(), up()
-    assert asyncio.run(sampled()) == [6, 6]
+    assert sampled([server(Settings()), server(Settings())], work) == [6, 6]
 
 
-def test_requests_that_a_busy_server_refuses_are_answered_by_the_other(up: Callable[..., ServerProcess]) -> None:
+def test_requests_that_a_busy_server_refuses_are_answered_by_the_other(server: Serve) -> None:
     """429 says that it has enough: it stays in use, and no request is lost."""
 
-    async def sampled() -> list[tuple[int, bool]]:
-        async with begun([a.url, b.url], pause_s=0.01) as servers:
-            made = await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(200)))
-        assert len(made) == 200
-        return [(server.generations, server.up) for server in servers.servers]
+    async def work(servers: Servers) -> list[tuple[int, bool]]:
+        assert len(await firsts(servers, 200)) == 200
+        return [(one.generations, one.up) for one in servers.servers]
 
-    a, b = up("--latency", "0.01"), up("--latency", "0.01", "--mode", "429", "--skip", "6")
-    assert asyncio.run(sampled()) == [(200, True), (0, True)]
+    urls = [server(Settings(latency=0.01)), server(Settings(latency=0.01, mode="429", skip=6))]
+    assert sampled(urls, work, pause_s=0.01) == [(200, True), (0, True)]
 
 
 @pytest.mark.parametrize(("mode", "named"), [("too_many", "expected at most 4"), ("endless", "more than requested")])
-def test_a_longer_answer_than_was_requested_is_its_servers_fault(
-    up: Callable[..., ServerProcess], mode: str, named: str
-) -> None:
+def test_a_longer_answer_than_was_requested_is_its_servers_fault(server: Serve, mode: str, named: str) -> None:
     """Too many tokens or bytes: the request goes to the other server, and fails where there is no other."""
 
-    async def sampled(*urls: str) -> list[tuple[str, int, bool]]:
-        async with begun(urls, retries=1, pause_s=0.01) as servers:
-            await asyncio.gather(*(servers.sample(request(f"r{k}", 0)) for k in range(8)))
-        return [(one.url, one.generations, one.faults > 0) for one in servers.servers]
+    async def work(servers: Servers) -> list[tuple[int, bool]]:
+        await firsts(servers, 8)
+        return [(one.generations, one.faults > 0) for one in servers.servers]
 
-    a, b = up(), up("--mode", mode, "--skip", "6")
-    assert asyncio.run(sampled(a.url, b.url)) == [(a.url, 8, False), (b.url, 0, True)]
-    alone = up("--mode", mode, "--skip", "6")
+    faulty = [server(Settings(mode=mode, skip=6)) for _ in range(2)]
+    assert sampled([server(Settings()), faulty[0]], work, retries=1, pause_s=0.01) == [(8, False), (0, True)]
     with pytest.raises(OutsideError, match=named):
-        asyncio.run(sampled(alone.url))
+        sampled(faulty[1:], work, retries=1, pause_s=0.01)
 
 
 def test_the_command_line_repeats_endpoint(
-    up: Callable[..., ServerProcess], given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Serve, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``--endpoint A --endpoint B`` uses both, and the summary is as ever."""
-    a, b = up(), up()
-    words = ["collect", given["tasks"], "--endpoint", a.url, "--endpoint", b.url, "-m", "fake", "--tokenizer",
-             given["tokenizer"], "-o", str(tmp_path / "run"), "-r", "2", "--max-tokens", "4", "--json"]  # fmt: skip
+    a, b = server(Settings()), server(Settings())
+    words = ["collect", settings["tasks"], "--endpoint", a, "--endpoint", b, "-m", "fake", "--tokenizer",
+             settings["tokenizer"], "-o", str(tmp_path / "run"), "-n", "5", "--max-tokens", "4", "--json"]  # fmt: skip
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["rollouts"] == 120
+    assert json.loads(capsys.readouterr().out)["rollouts"] == 5
     recorded = read_run_json(tmp_path / "run")["attempts"][0]["operation"]["endpoint"]
-    assert recorded == [a.url, b.url]
+    assert recorded == [a, b]

@@ -15,20 +15,21 @@ import gymdata
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, write_table
 from tests.collect.saved_rows import rows_of
-from tests.servers import ServerProcess
+from tests.faulty_server import Settings
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def run(up: Callable[..., ServerProcess], tasks: Any, tmp_path: Path, policy: str) -> Callable[[str, str], Path]:
+def run(
+    server: Callable[[Settings], str], tasks: Any, tmp_path: Path, served: dict[str, Any]
+) -> Callable[[str, str], Path]:
     """Collects eight rollouts from a server whose weights have these names; its folder."""
 
     def collect(name: str, versions: str) -> Path:
-        words = ["--versions", versions] if versions else []
         gymdata.collect(
-            str(tasks(4)), endpoint=up(*words).url, output=tmp_path / name, model="fake", tokenizer=policy, seed=2,
-            num_rollouts=2, max_tokens=8, top_logprobs=2, run_id="one",
+            str(tasks(4)), endpoint=server(Settings(versions=versions)), output=tmp_path / name, **served,
+            num_rollouts=2, top_logprobs=2, run_id="one",
         )  # fmt: skip
         return tmp_path / name
 
@@ -82,10 +83,10 @@ def test_validate_checks_the_spans(run: Callable[[str, str], Path], tmp_path: Pa
         write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS.schema), file, ROLLOUTS)
     else:
         file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    found = gymdata.validate(file, select=["T214", "T215", "S"])
-    assert [(v.row, v.turn, v.position, v.code, v.severity) for v in found.violations] == [
+    violations = gymdata.validate(file, select=["T214", "T215", "S"]).violations
+    assert [(v.row, v.turn, v.position, v.code, v.severity) for v in violations] == [
         (1, 0, 1, "T215", "warning"),
         (2, 0, None, "T214", "error"),
         (3, 0, None, "T214", "error"),
     ]
-    assert [v.got for v in found.violations] == ["a, then b", f"0–{n[2] + 1}", f"0–1, 2–{n[3]}"]
+    assert [v.got for v in violations] == ["a, then b", f"0–{n[2] + 1}", f"0–1, 2–{n[3]}"]
