@@ -85,19 +85,14 @@ def test_a_server_of_another_model_is_not_mentioned(server: BackgroundServer) ->
     assert background_server("another", "xyz", {"dtype": "float32"}, DECIDING) == (None, [])
 
 
-def test_files_of_servers_that_are_gone_are_ignored(server: BackgroundServer) -> None:
-    """Another process has the number now, or the file is not JSON."""
-    replace(server, started=server.started - 3600.0).save()
-    server.file.with_stem(f"{server.file.stem}0").write_text("{")
-    assert background_servers() == []
-
-
 @pytest.mark.parametrize(
-    "damage", [{"pid": "x"}, {"pid": -1}, {"started": None}, {"engine": None}, {"url": None}, {"model": 1}]
+    "damage",
+    [{"started": 1.0}, {"pid": "x"}, {"pid": -1}, {"started": None}, {"engine": None}, {"url": None}, {"model": 1}],
 )
-def test_a_damaged_file_of_a_server_is_ignored(server: BackgroundServer, damage: dict[str, object]) -> None:
-    """What a command cannot use is no fault of the command."""
+def test_a_file_that_describes_no_server_is_ignored(server: BackgroundServer, damage: dict[str, object]) -> None:
+    """Another process has the number now, or the file is damaged: what a command cannot use is no fault of the command."""
     write_json(server.file, asdict(server) | damage)
+    server.file.with_stem(f"{server.file.stem}0").write_text("{")
     assert background_servers() == []
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 from gymdata.chat.template import TransformersChat
 from gymdata.engines.port import Conversation, SampleRequest
 from gymdata.engines.servers.chat_server import ChatServerSampler, OnPolicyPrompts
-from gymdata.errors import OutsideError, UsageError
-from tests.faulty_server import Settings, chat_prompt, draw, render, serve
+from gymdata.errors import UsageError
+from tests.engines.against import against, sampling
+from tests.faulty_server import Settings, chat_prompt, draw, render
 
 pytestmark = pytest.mark.torch
 
@@ -28,24 +27,8 @@ WANTED = [*HELD, *render(TALK[2:], None, 2), 8]
 REQUEST = SampleRequest("r", WANTED, max_tokens=6, seed=11, conversation=Conversation(TALK, None, HELD))
 
 
-def against(settings: Settings, use: Callable[[ChatServerSampler], Awaitable[Any]], **options: Any) -> Any:
-    """Run ``use`` with a started sampler on a server with these settings."""
-
-    async def main() -> Any:
-        runner, port = await serve(settings, 0)
-        sampler = ChatServerSampler(f"http://127.0.0.1:{port}/v1", **{"pause_s": 0.0, **options})
-        try:
-            await sampler.start()
-            return await use(sampler)
-        finally:
-            await sampler.close()
-            await runner.cleanup()
-
-    return asyncio.run(main())
-
-
-async def sample(sampler: ChatServerSampler) -> Any:
-    return sampler.facts(), await sampler.sample(REQUEST)
+def sampled(settings: Settings, request: SampleRequest = REQUEST, **options: Any) -> Any:
+    return against(settings, sampling(request), ChatServerSampler, **options)
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -53,7 +36,12 @@ async def sample(sampler: ChatServerSampler) -> Any:
 def test_the_best_way_that_the_server_proves_is_used(way: str, refuses: bool) -> None:
     """Ids where the server reads them, else the prefix where it splices it, else messages; unknown fields do no harm."""
     settings = Settings(way=way, refuses_unknown_fields=refuses)
-    facts, (out,) = against(settings, sample)
+
+    async def use(sampler: ChatServerSampler) -> Any:
+        await sampler.start()
+        return sampler.facts(), await sampler.sample(REQUEST)
+
+    facts, (out,) = against(settings, use, ChatServerSampler)
     assert facts["continuity"] == way
     assert list(out.prompt_token_ids) == (WANTED if way != "messages" else [*render(TALK, None, 2), 8])
     assert (out.token_ids, out.log_probs, out.finish_reason) == draw(11, list(out.prompt_token_ids), 6, settings)
@@ -62,7 +50,7 @@ def test_the_best_way_that_the_server_proves_is_used(way: str, refuses: bool) ->
 
 def test_what_is_kept_is_what_the_server_read() -> None:
     """A server that reads another prompt than was sent is believed in what it reports."""
-    _, (out,) = against(Settings(mode="wrong_prompt_ids"), sample)
+    (out,) = sampled(Settings(mode="wrong_prompt_ids"))
     assert list(out.prompt_token_ids) == [0, *render(TALK, None, 2), 8]
 
 
@@ -70,32 +58,9 @@ def test_a_group_is_one_request_with_alternatives() -> None:
     """n choices come back in order, each with its own seed, the shared prompt and K alternatives a token."""
     settings = Settings()
     request = SampleRequest("r", WANTED, max_tokens=5, seed=3, n=3, conversation=Conversation(TALK, None, HELD))
-    out = against(settings, lambda sampler: sampler.sample(request), sampling={"top_logprobs": 2})
+    out = sampled(settings, request, sampling={"top_logprobs": 2})
     assert [g.token_ids for g in out] == [draw(3 + i, WANTED, 5, settings)[0] for i in range(3)]
     assert all([len(row) for row in g.top_log_probs] == [2] * len(g.token_ids) for g in out)
-
-
-@pytest.mark.parametrize("mode", ["429", "500", "garbage", "disconnect", "short"])
-def test_passing_faults_are_retried_and_lasting_ones_raised(mode: str) -> None:
-    """A fault that passes costs retries; one that stays is the engine's."""
-    _, (out,) = against(Settings(mode=mode, fail_first=3, skip=3), sample)
-    assert out.token_ids == draw(11, WANTED, 6, Settings())[0]
-    with pytest.raises(OutsideError) as caught:
-        against(Settings(mode=mode, skip=3), sample, max_retries=1)
-    assert (caught.value.system, caught.value.retryable) == ("engine", True)
-
-
-@pytest.mark.parametrize(("mode", "says"), [("no_ids", "return_token_ids"), ("no_logprobs", "max-logprobs")])
-def test_a_server_without_evidence_is_refused_at_once(mode: str, says: str) -> None:
-    """No ids or no log-probabilities: refused before anything is sampled, naming what to switch on."""
-    with pytest.raises(UsageError, match=says):
-        against(Settings(mode=mode), sample)
-
-
-def test_raw_log_probs_are_refused_where_they_differ() -> None:
-    """As over the ids route."""
-    with pytest.raises(UsageError, match="processed_logprobs"):
-        against(Settings(mode="raw"), sample, sampling={"temperature": 0.7})
 
 
 @pytest.mark.parametrize(("shows", "choice"), [("none auto", "none"), ("auto", "auto")])
@@ -109,7 +74,7 @@ def test_tools_reach_the_prompt(shows: str, choice: str) -> None:
     request = SampleRequest(
         "r", WANTED, max_tokens=2, conversation=Conversation(messages, [{"type": "function"}], HELD)
     )
-    (out,) = against(settings, lambda sampler: sampler.sample(request))
+    (out,) = sampled(settings, request)
     assert settings.requests[-1]["tool_choice"] == choice
     assert list(out.prompt_token_ids) == chat_prompt(settings.requests[-1], settings)
     sent = settings.requests[-1]["messages"][1]["tool_calls"]
@@ -120,13 +85,13 @@ def test_a_server_that_hides_tools_is_refused_when_there_are_some() -> None:
     """Sampling without the tools would be another task."""
     request = SampleRequest("r", WANTED, max_tokens=2, conversation=Conversation(TALK, [{"type": "function"}], HELD))
     with pytest.raises(UsageError, match="leaves tools out"):
-        against(Settings(way="messages", shows_tools=""), lambda sampler: sampler.sample(request))
+        sampled(Settings(way="messages", shows_tools=""), request)
 
 
 def test_tool_calls_is_no_reason_to_stop_sampling() -> None:
     """A server that says "tool_calls" is asked by the ids whether the generation was cut."""
     request = SampleRequest("r", WANTED, max_tokens=3, seed=0, n=20, conversation=Conversation(TALK, None, HELD))
-    out = against(Settings(mode="tool_calls"), lambda s: s.sample(request), sampling={"stop_token_ids": (2,)})
+    out = sampled(Settings(mode="tool_calls"), request, sampling={"stop_token_ids": (2,)})
     reasons = [g.finish_reason for g in out]
     assert reasons == [draw(i, WANTED, 3, Settings())[2] for i in range(20)]
     assert set(reasons) == {"stop", "length"}

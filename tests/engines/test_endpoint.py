@@ -26,37 +26,25 @@ def findings(settings: Settings, model: str | None = None) -> dict[str, Finding]
     return {f.name: f for f in asyncio.run(ask())}
 
 
-def test_a_server_that_returns_ids_is_found_so():
-    """Ids and the model are there; log-probs that top_k 1 does not change are raw; tools it does not parse."""
-    said = findings(Settings(mode="raw"))
-    assert said["models listed"].detail == "fake"
-    assert said["token ids and log-probabilities"].ok
-    assert not said["processed log-probabilities"].ok
-    assert not said["tool calls parsed by the server"].ok
-    assert not said["tool calls parsed by the server"].needed
-
-
-def test_a_server_without_ids_fails_there():
-    """The model is listed and ids are not returned."""
-    said = findings(Settings(mode="no_ids"))
-    assert said["models listed"].ok
-    assert not said["token ids and log-probabilities"].ok
-
-
 @pytest.mark.parametrize(
-    ("mode", "name", "flag"),
+    ("mode", "name", "flag", "needed"),
     [
-        ("raw", "processed log-probabilities", "--logprobs-mode processed_logprobs"),
-        ("no_logprobs", "token ids and log-probabilities", "--max-logprobs"),
-        ("no_ids", "token ids and log-probabilities", "return_token_ids"),
-        ("raw", "tool calls parsed by the server", "--enable-auto-tool-choice --tool-call-parser"),
+        ("raw", "processed log-probabilities", "--logprobs-mode processed_logprobs", True),
+        ("no_logprobs", "token ids and log-probabilities", "--max-logprobs", True),
+        ("no_ids", "token ids and log-probabilities", "return_token_ids", True),
+        ("raw", "tool calls parsed by the server", "--enable-auto-tool-choice --tool-call-parser", False),
     ],
 )
-def test_what_is_missing_names_what_switches_it_on(mode: str, name: str, flag: str):
-    """Each NO comes with the flag of the server, or what a proxy must pass on."""
-    said = findings(Settings(mode=mode))
-    assert flag in str(said[name].cure)
-    assert all(f.cure is None for f in said.values() if f.ok)
+def test_what_is_missing_names_what_switches_it_on(mode: str, name: str, flag: str, needed: bool):
+    """Each NO comes with the flag of the server, or what a proxy must pass on. Log-probs that top_k 1 does not change are
+    raw; tools that the server does not parse are parsed here."""
+    by_name = findings(Settings(mode=mode))
+    assert (by_name[name].ok, by_name[name].needed) == (False, needed)
+    assert flag in str(by_name[name].cure)
+    assert all(f.cure is None for f in by_name.values() if f.ok)
+    assert by_name["models listed"].ok
+    assert by_name["models listed"].detail == "fake"
+    assert by_name["token ids and log-probabilities"].ok == (mode == "raw")
 
 
 def test_a_model_that_is_not_served_is_a_finding():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,65 +13,89 @@ from hypothesis import strategies as st
 from gymdata.engines.port import Conversation, Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, check_generation
 from gymdata.engines.servers.chat_server import ChatServerSampler
+from gymdata.engines.servers.completions_response import generations, of_chat, of_completion, of_generate
 from gymdata.engines.servers.vllm_server import ServerSampler
-from gymdata.errors import OutsideError
-from tests.faulty_server import FAULTS, Settings, draw, serve
+from gymdata.errors import OutsideError, UsageError
+from tests.engines.against import against, sampling, started
+from tests.faulty_server import FAULTS, Settings, draw
 
 pytest.importorskip("aiohttp")
 PROMPT = [5, 6, 7]
 TALK = Conversation([{"role": "user", "content": "hi"}], None)
-REQUEST = SampleRequest("r", PROMPT, max_tokens=6, seed=11, conversation=TALK)
+SAMPLE = sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11, conversation=TALK))
 SOUND = Generation([5, 6], [1, 2, 3], [-1.0, -2.0, 0.0], "stop", top_log_probs=[[(1, -1.0)], [(2, -2.0)], [(3, 0.0)]])
+#: How many requests a start takes.
+PROBES = {ServerSampler: 2, ChatServerSampler: 3}
+#: Mode of the server, where the request fails or the answer is none → what the fault's message says.
+FAILING = {"429": "429", "500": "500", "garbage": "not a JSON object", "disconnect": "disconnected"}
+
+both_kinds = pytest.mark.parametrize("kind", PROBES)
 
 
-def against(kind: Callable[..., ServerSampler], settings: Settings, probes: int, **options: Any) -> list[Generation]:
-    """One generation of a started sampler; ``settings`` hold from the first request after the ``probes``."""
-
-    async def main() -> list[Generation]:
-        runner, port = await serve(settings, 0)
-        sampler = kind(f"http://127.0.0.1:{port}/v1", **{"pause_s": 0.0, "vocab_size": 200, **options})
-        try:
-            await sampler.start()
-            assert len(settings.requests) == probes
-            return await sampler.sample(REQUEST)
-        finally:
-            await sampler.close()
-            await runner.cleanup()
-
-    return asyncio.run(main())
-
-
-ROUTES = [(ServerSampler, 2), (ChatServerSampler, 3)]
-
-
-@pytest.mark.parametrize(("mode", "says"), FAULTS.items())
-@pytest.mark.parametrize(("kind", "probes"), ROUTES, ids=["completions", "chat"])
-def test_an_answer_of_mid_run_is_checked_as_the_probe_is(kind: Any, probes: int, mode: str, says: str) -> None:
+@pytest.mark.parametrize(("mode", "says"), [*FAULTS.items(), *FAILING.items()])
+@both_kinds
+def test_an_answer_of_mid_run_is_checked_as_the_probe_is(kind: type[ServerSampler], mode: str, says: str) -> None:
     """A fault in what is answered is the engine's: tried again, and raised with what was got when it stays."""
-    passing = Settings(mode=mode, fail_first=1, skip=probes)
-    (out,) = against(kind, passing, probes)
+    passing = Settings(mode=mode, fail_first=3, skip=PROBES[kind])
+    (out,) = against(passing, SAMPLE, kind, vocab_size=200)
     assert list(out.token_ids) == draw(11, PROMPT, 6, passing)[0]
-    lasting = Settings(mode=mode, skip=probes)
+    assert len(passing.requests) == PROBES[kind] + 3 + 1
+    lasting = Settings(mode=mode, skip=PROBES[kind])
     with pytest.raises(OutsideError) as caught:
-        against(kind, lasting, probes, max_retries=1)
+        against(lasting, SAMPLE, kind, vocab_size=200, max_retries=1)
     assert (caught.value.system, caught.value.retryable, caught.value.fatal) == ("engine", True, False)
     assert says in str(caught.value)
-    assert len(lasting.requests) == probes + 2
+    assert len(lasting.requests) == PROBES[kind] + 2
 
 
-@pytest.mark.parametrize(("kind", "probes"), ROUTES, ids=["completions", "chat"])
-def test_alternatives_are_checked(kind: Any, probes: int) -> None:
+@both_kinds
+def test_alternatives_are_checked(kind: type[ServerSampler]) -> None:
     """Ids and log-probabilities of the alternatives keep the same rules."""
-    settings = Settings(mode="odd_alternatives", skip=probes)
+    settings = Settings(mode="odd_alternatives", skip=PROBES[kind])
     with pytest.raises(OutsideError, match="alternatives: the id at position 0 is not in the vocabulary: got -5"):
-        against(kind, settings, probes, max_retries=0, sampling={"top_logprobs": 2})
+        against(settings, SAMPLE, kind, vocab_size=200, max_retries=0, sampling={"top_logprobs": 2})
 
 
-@pytest.mark.parametrize(("kind", "probes"), ROUTES, ids=["completions", "chat"])
-def test_an_empty_generation_is_no_fault(kind: Any, probes: int) -> None:
+@both_kinds
+def test_an_empty_generation_is_no_fault(kind: type[ServerSampler]) -> None:
     """A model may say nothing; the row is kept (T212) and counted."""
-    (out,) = against(kind, Settings(mode="empty", skip=probes), probes)
+    (out,) = against(Settings(mode="empty", skip=PROBES[kind]), SAMPLE, kind)
     assert (list(out.token_ids), list(out.log_probs), out.finish_reason) == ([], [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "says"),
+    [
+        *((kind, "no_ids", "return_token_ids") for kind in PROBES),
+        *((kind, "no_logprobs", "max-logprobs") for kind in PROBES),
+        (ServerSampler, "wrong_prompt_ids", "changes prompts"),
+    ],
+)
+def test_servers_that_cannot_give_evidence_are_refused_at_once(kind: type[ServerSampler], mode: str, says: str) -> None:
+    """No ids, no log-probabilities or changed prompts: refused before anything is sampled, naming what to switch on."""
+    with pytest.raises(UsageError, match=says):
+        against(Settings(mode=mode), started, kind)
+
+
+@both_kinds
+def test_raw_log_probs_are_refused_where_they_differ(kind: type[ServerSampler]) -> None:
+    """Raw log-probs are refused at temperature 0.7, named in the facts at temperature 1, and allowed on request."""
+    warm = {"sampling": {"temperature": 0.7}}
+    with pytest.raises(UsageError, match="processed_logprobs"):
+        against(Settings(mode="raw"), started, kind, **warm)
+    for options in ({}, {**warm, "allow_raw_logprobs": True}):
+        assert against(Settings(mode="raw"), started, kind, **options)["logprobs_mode"] == "raw_logprobs"
+
+
+@pytest.mark.parametrize("read", [of_completion, of_generate, of_chat])
+@pytest.mark.parametrize("logprobs", [[1, 2], "no", 5, {"content": [{"logprob": -1.0, "top_logprobs": 5}]}])
+def test_log_probabilities_in_no_known_shape_are_the_servers(read: Any, logprobs: object) -> None:
+    """Named as an answer that may be better next time, and not taken for a defect of ours."""
+    choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "logprobs": logprobs, "finish_reason": "stop"}
+    answer = {"prompt_token_ids": [1], "choices": [choice]}
+    with pytest.raises(OutsideError) as caught:
+        generations(answer, {"n": 1, "logprobs": 1, "max_tokens": 4}, read, sent=[1], vocab_size=9)
+    assert caught.value.retryable
 
 
 def test_a_sound_generation_passes() -> None:

@@ -1,9 +1,9 @@
-"""The HTTP sampler against a small real server that misbehaves on demand."""
+"""The HTTP sampler against a small real server that misbehaves on demand; what every sampler of servers does with a wrong
+answer is in ``test_generation_checks.py``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,76 +11,35 @@ import pytest
 from gymdata.engines.port import SampleRequest
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
-from tests.faulty_server import Settings, draw, serve
+from tests.engines.against import against, sampling, started
+from tests.faulty_server import Settings, draw
 
 pytest.importorskip("aiohttp")
-REQUEST = SampleRequest("r", [5, 6, 7], max_tokens=6, seed=11)
-
-
-def against(settings: Settings, use: Callable[[ServerSampler], Awaitable[Any]], **options: Any) -> Any:
-    """Run ``use`` with a sampler on a server with these settings (``skip=2`` leaves out the start-up checks)."""
-
-    async def main() -> Any:
-        runner, port = await serve(settings, 0)
-        sampler = ServerSampler(f"http://127.0.0.1:{port}/v1", **{"pause_s": 0.0, **options})
-        try:
-            return await use(sampler)
-        finally:
-            await sampler.close()
-            await runner.cleanup()
-
-    return asyncio.run(main())
-
-
-async def started_then_sample(sampler: ServerSampler) -> Any:
-    await sampler.start()
-    return await sampler.sample(REQUEST)
+PROMPT = [5, 6, 7]
+SAMPLE = sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11))
 
 
 def test_generations_are_what_the_server_drew():
     """Ids, log-probs and the finish reason arrive unchanged, one seed up for each of n."""
     settings = Settings()
-
-    async def use(sampler: ServerSampler) -> Any:
-        await sampler.start()
-        return await sampler.sample(SampleRequest("r", [5, 6, 7], max_tokens=6, seed=11, n=3))
-
-    out = against(settings, use)
+    out = against(settings, sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11, n=3)))
     for i, generation in enumerate(out):
-        ids, values, reason = draw(11 + i, [5, 6, 7], 6, settings)
+        ids, values, reason = draw(11 + i, PROMPT, 6, settings)
         assert (generation.token_ids, generation.log_probs, generation.finish_reason) == (ids, values, reason)
-        assert generation.prompt_token_ids == [5, 6, 7]
+        assert generation.prompt_token_ids == PROMPT
 
 
 def test_alternatives_come_by_id():
     """Asked for K alternatives, every token has the K most probable ids."""
-    (out,) = against(Settings(), started_then_sample, sampling={"top_logprobs": 2})
+    (out,) = against(Settings(), SAMPLE, sampling={"top_logprobs": 2})
     assert [len(row) for row in out.top_log_probs] == [2] * len(out.token_ids)
     assert [row[0] for row in out.top_log_probs] == list(zip(out.token_ids, out.log_probs, strict=True))
-
-
-@pytest.mark.parametrize("mode", ["429", "500", "garbage", "disconnect", "short"])
-def test_passing_faults_are_retried(mode):
-    """A fault that passes costs retries and nothing else."""
-    settings = Settings(mode=mode, fail_first=3, skip=2)
-    (out,) = against(settings, started_then_sample)
-    assert out.token_ids == draw(11, [5, 6, 7], 6, settings)[0]
-    assert len(settings.requests) == 2 + 3 + 1
-
-
-@pytest.mark.parametrize("mode", ["429", "500", "garbage", "disconnect", "short"])
-def test_lasting_faults_are_the_engines(mode):
-    """A fault that stays is raised as the engine's, after the retries, and as one that may pass later."""
-    with pytest.raises(OutsideError) as caught:
-        against(Settings(mode=mode, skip=2), started_then_sample, max_retries=2)
-    assert caught.value.system == "engine"
-    assert caught.value.retryable
 
 
 def test_retry_after_is_kept_and_capped_by_the_timeout():
     """The server's wish to wait is handed on with the error."""
     with pytest.raises(OutsideError) as caught:
-        against(Settings(mode="429", skip=2, retry_after="17"), started_then_sample, max_retries=0)
+        against(Settings(mode="429", skip=2, retry_after="17"), SAMPLE, max_retries=0)
     assert caught.value.retry_after_s == 17.0
 
 
@@ -88,7 +47,7 @@ def test_a_hanging_server_times_out():
     """A server that never answers becomes an error within the timeout, tried twice only."""
     settings = Settings(mode="hang", skip=2)
     with pytest.raises(OutsideError, match="did not answer") as caught:
-        against(settings, started_then_sample, request_timeout_s=0.5, max_retries=5)
+        against(settings, SAMPLE, request_timeout_s=0.5, max_retries=5)
     assert caught.value.retryable
     assert len(settings.requests) == 2 + 2
 
@@ -107,30 +66,9 @@ def test_nobody_there_is_fatal(host, why):
     assert "start the server, or correct the URL" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("mode", "says"),
-    [("no_ids", "return_token_ids"), ("no_logprobs", "max-logprobs"), ("wrong_prompt_ids", "changes prompts")],
-)
-def test_servers_that_cannot_give_evidence_are_refused_at_once(mode, says):
-    """A server without ids, without log-probs, or that changes prompts is refused before anything is sampled."""
-    with pytest.raises(UsageError) as caught:
-        against(Settings(mode=mode), lambda sampler: sampler.start())
-    assert says in str(caught.value)
-
-
-def test_raw_log_probs_are_refused_where_they_differ():
-    """Raw log-probs are refused at temperature 0.7, named in the facts at temperature 1, and allowed on request."""
-    with pytest.raises(UsageError, match="processed_logprobs"):
-        against(Settings(mode="raw"), lambda sampler: sampler.start(), sampling={"temperature": 0.7})
-    facts = against(Settings(mode="raw"), lambda sampler: sampler.start())
-    assert facts["logprobs_mode"] == "raw_logprobs"
-    options = {"sampling": {"temperature": 0.7}, "allow_raw_logprobs": True}
-    assert against(Settings(mode="raw"), lambda s: s.start(), **options)["logprobs_mode"] == "raw_logprobs"
-
-
 def test_facts_name_the_server():
     """The facts say what is served and its limits, and that processed log-probs were proved."""
-    facts = against(Settings(), lambda sampler: sampler.start())
+    facts = against(Settings(), started)
     assert facts["served_model"] == "fake"
     assert facts["max_model_len"] == 4096
     assert facts["logprobs_mode"] == "processed_logprobs"
@@ -142,8 +80,7 @@ def test_the_context_limit_is_kept_here():
     settings = Settings(max_model_len=8)
 
     async def use(sampler: ServerSampler) -> Any:
-        await sampler.start()
-        await sampler.sample(REQUEST)
+        await SAMPLE(sampler)
         with pytest.raises(OutsideError, match=r"has 8 tokens .* max_model_len is 8") as caught:
             await sampler.sample(SampleRequest("r", list(range(8)), max_tokens=4))
         assert not caught.value.retryable
@@ -155,7 +92,7 @@ def test_the_context_limit_is_kept_here():
 def test_every_setting_is_sent():
     """Nothing is left to a server's own defaults."""
     settings = Settings()
-    against(settings, started_then_sample, sampling={"temperature": 0.5, "top_k": -1})
+    against(settings, SAMPLE, sampling={"temperature": 0.5, "top_k": -1})
     sent = settings.requests[-1]
     assert sent["temperature"] == 0.5
     assert (sent["top_p"], sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
