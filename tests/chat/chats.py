@@ -63,3 +63,9 @@ EOS = {
 
 def eos_of(name: str) -> list[str]:
     return next((tokens for family, tokens in EOS.items() if name.startswith(family)), [])
+
+
+def known_chat(name: str) -> TransformersChat:
+    """Of the template that TRL ships under this name."""
+    (path,) = [path for path in known_templates() if path.stem == name]
+    return with_template(path.read_text(), eos_of(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -14,14 +15,30 @@ pytest.importorskip("transformers")
 from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.next_prompt import next_prompt
-from tests.chat.chats import ANSWER, CALL, CALLED, POLICY, TOOL, USER, eos_of, known_templates, with_template
+from tests.chat.chats import (
+    ANSWER,
+    CALL,
+    CALLED,
+    POLICY,
+    TOOL,
+    USER,
+    eos_of,
+    known_chat,
+    known_templates,
+    with_template,
+)
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def chat() -> TransformersChat:
+@cache
+def loaded() -> TransformersChat:
     return TransformersChat.load(POLICY)
+
+
+@pytest.fixture
+def chat() -> TransformersChat:
+    return loaded()
 
 
 @pytest.mark.parametrize("template", known_templates(), ids=lambda p: p.stem)
@@ -61,19 +78,18 @@ def test_bridges_of_known_templates_are_what_the_template_writes(template):
 )
 def test_end_of_turn_and_parser_of_known_families(name, first, parser):
     """The token that closes a turn is the template's own, and calls are read by what reads them back."""
-    (path,) = [p for p in known_templates() if p.stem == name]
-    chat = with_template(path.read_text(), eos_of(name))
+    chat = known_chat(name)
     assert chat.decode(chat.end_of_turn_ids[:1]) == first
     assert chat.facts()["tool_parser"] == parser
 
 
 def test_a_template_that_strips_reasoning_is_replaced_or_refused():
     """Qwen3's template rewrites history: its prefix-preserving form is used, and the facts name both."""
-    (path,) = [p for p in known_templates() if p.stem == "qwen3"]
-    facts = with_template(path.read_text(), eos_of("qwen3")).facts()
+    known = known_chat("qwen3")
+    facts = known.facts()
     assert facts["chat_template_replaced"]
     assert facts["chat_template_hash"] != facts["served_chat_template_hash"]
-    changed = with_template(path.read_text() + "{# edited, so nobody knows it #}", eos_of("qwen3"))
+    changed = with_template(known.served_template + "{# edited, so nobody knows it #}", eos_of("qwen3"))
     assert not changed.keeps_history()
     with pytest.raises(RefusedError, match="rewrites earlier messages"):
         changed.bridge([USER, {"role": "assistant", "content": "a"}], [{"role": "user", "content": "b"}], None)
@@ -118,13 +134,13 @@ def test_a_call_is_read_from_ids(chat):
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "llama3_1", "glm4moe", "gptoss", "lfm2_2_5", "gemma4"])
 def test_calls_of_known_families_are_read_back(name):
     """Each family's calls are read from what its template writes."""
-    (path,) = [p for p in known_templates() if p.stem == name]
-    chat = with_template(path.read_text(), eos_of(name))
+    chat = known_chat(name)
     ids = chat.written_by_template(CALLED, [TOOL])
     assert [c["function"] for c in chat.parse(ids, [TOOL])["tool_calls"]] == [CALL["function"]]
 
 
-def test_vllm_parsers_are_known_by_name(chat):
+@pytest.mark.engine
+def test_vllm_parsers_are_known_by_name():
     """--tool-parser NAME uses vLLM's parser, and a wrong name says which there are."""
     pytest.importorskip("vllm")
     hermes = TransformersChat.load(POLICY, tool_parser="hermes")
@@ -162,9 +178,8 @@ def test_no_text_makes_parsing_raise(text):
 @pytest.mark.parametrize(
     "arguments", ['{"a": 99999999999999999999999}', '{"a": "\\ud800"}', '{"a": ' + "[" * 260 + "]" * 260 + "}"]
 )
-def test_a_call_that_no_file_could_hold_is_text(arguments: str) -> None:
+def test_a_call_that_no_file_could_hold_is_text(chat, arguments: str) -> None:
     """Numbers beyond 64 bits, lone surrogates and endless nesting: the message keeps what was written, and has no call."""
-    chat = loaded()
     text = f'<tool_call>\n{{"name": "calc", "arguments": {arguments}}}\n</tool_call>'
     message = chat.parse(chat.encode(text), [TOOL])
     assert "tool_calls" not in message
@@ -175,15 +190,6 @@ def test_a_call_that_no_file_could_hold_is_text(arguments: str) -> None:
 def test_no_ids_make_parsing_raise(ids):
     """Any ids at all give a message."""
     assert loaded().parse(ids, None)["role"] == "assistant"
-
-
-_LOADED: list[TransformersChat] = []
-
-
-def loaded() -> TransformersChat:
-    if not _LOADED:
-        _LOADED.append(TransformersChat.load(POLICY))
-    return _LOADED[0]
 
 
 def test_another_template_is_named_in_the_facts(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from gymdata.chat.template import TransformersChat
-from tests.chat.chats import CALLED, POLICY, TOOL, eos_of, known_templates, with_template
+from tests.chat.chats import CALLED, POLICY, TOOL, known_chat
 
 pytestmark = pytest.mark.torch
 
@@ -29,11 +30,17 @@ PARTS = st.lists(
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 
 
+def of_vllm(parser: str) -> Any:
+    """A parser of vLLM, which takes seconds to import: where the engine is."""
+    return pytest.param(parser, marks=pytest.mark.engine)
+
+
 @cache
 def chat_of(parser: str) -> TransformersChat:
     if parser == "qwen3_5_think":
-        (path,) = [p for p in known_templates() if p.stem == parser]
-        return with_template(path.read_text(), eos_of(parser))
+        return known_chat(parser)
+    if parser not in ("auto", "none"):
+        pytest.importorskip("vllm")
     return TransformersChat.load(POLICY, tool_parser=parser)
 
 
@@ -48,12 +55,10 @@ def streamed(chat: TransformersChat, ids: list[int], sizes: list[int]) -> tuple[
     return texts[0], texts[1]
 
 
-@pytest.mark.parametrize("parser", ["auto", "none", "hermes", "llama3_json", "qwen3_5_think"])
+@pytest.mark.parametrize("parser", ["auto", "none", "qwen3_5_think", *map(of_vllm, ("hermes", "llama3_json"))])
 @given(text=PARTS, sizes=SIZES)
 def test_what_is_read_early_begins_the_message(parser: str, text: str, sizes: list[int]) -> None:
     """However the ids are cut, reasoning and content that were given are the beginning of the message's."""
-    if parser in ("hermes", "llama3_json"):
-        pytest.importorskip("vllm")
     chat = chat_of(parser)
     ids = chat.encode(text)
     message = chat.parse(ids, [TOOL])
@@ -63,11 +68,9 @@ def test_what_is_read_early_begins_the_message(parser: str, text: str, sizes: li
     assert str(chat.parse(ids, [TOOL], calls=False)["content"]).startswith(content)
 
 
-@pytest.mark.parametrize("parser", ["auto", "hermes"])
+@pytest.mark.parametrize("parser", ["auto", of_vllm("hermes")])
 def test_text_before_a_call_is_read_at_once_and_the_call_never(parser: str) -> None:
     """What comes before a call is there before the call is, and nothing of the call is text."""
-    if parser == "hermes":
-        pytest.importorskip("vllm")
     chat = chat_of(parser)
     call = chat.decode(chat.written_by_template({**CALLED, "content": ""}, [TOOL]) or [])
     reading = chat.reading([TOOL])

