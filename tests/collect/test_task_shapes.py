@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import given
@@ -49,23 +50,56 @@ def text_table(separator: str) -> bytes:
     return "\n".join(lines).replace("\t", separator).encode()
 
 
-@pytest.mark.parametrize(
-    "name", ["t.json", "t.json.gz", "t.json.zst", "t.csv", "t.csv.gz", "t.tsv", "t.arrow", "t.feather", "[1].json"]
-)
-def test_every_format_gives_the_tasks_of_json_lines(tmp_path: Path, name: str) -> None:
-    """JSON arrays, CSV, TSV and Arrow (stream and file) give what the same rows give as JSON lines, in their order."""
-    file, array = tmp_path / name, json.dumps(ROWS, indent=1).encode()
+def write_stream(file: Path, table: pa.Table) -> None:
+    """As an Arrow stream of several batches."""
+    with pa.OSFile(str(file), "wb") as sink, ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+
+
+def written(file: Path) -> Path:
+    """``ROWS`` in the format that the file's name says."""
     table = pa.Table.from_pylist(ROWS)
-    if name == "t.arrow":
-        with pa.OSFile(str(file), "wb") as sink, ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    elif name == "t.feather":
+    if file.suffix == ".arrow":
+        write_stream(file, table)
+    elif file.suffix == ".feather":
         feather.write_feather(table, str(file))
+    elif file.suffix == ".parquet":
+        pq.write_table(table, file)
     else:
-        plain = text_table(",") if ".csv" in name else text_table("\t") if ".tsv" in name else array
+        plain = {
+            ".csv": text_table(","), ".tsv": text_table("\t"), ".json": json.dumps(ROWS, indent=1).encode(),
+            ".jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+        }  # fmt: skip
         pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(file.suffix, bytes)
-        file.write_bytes(pack(plain))
-    assert list(TaskFile(file)) == list(TaskRows(rows=ROWS))
+        file.write_bytes(pack(next(plain[suffix] for suffix in file.suffixes if suffix in plain)))
+    return file
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("t.jsonl", "t.jsonl.gz", "t.jsonl.zst", "t.json", "t.json.gz", "t.json.zst", "[1].json"),
+        *("t.csv", "t.csv.gz", "t.tsv", "t.arrow", "t.feather", "t.parquet"),
+    ],
+)
+def test_every_format_gives_the_same_tasks(tmp_path: Path, name: str) -> None:
+    """JSON lines and arrays, CSV, TSV, Arrow (stream and file) and Parquet, compressed or not, give the rows in order."""
+    assert list(TaskFile(written(tmp_path / name))) == list(TaskRows(rows=ROWS))
+
+
+def test_a_glob_is_its_files_and_a_limit_takes_the_first(tmp_path: Path) -> None:
+    written(tmp_path / "t.jsonl")
+    assert list(TaskFile(f"{tmp_path}/t.js*l")) == list(TaskRows(rows=ROWS))
+    assert list(TaskFile(tmp_path / "t.jsonl", limit=5)) == list(TaskRows(rows=ROWS[:5]))
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.arrow", "t.csv.gz", "t.parquet", "t.jsonl.gz", "t.jsonl.zst"])
+def test_a_truncated_file_is_unreadable(tmp_path: Path, name: str) -> None:
+    """Half a file is an error that names it, not a shorter one."""
+    file = written(tmp_path / name)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(DataError, match=name):
+        list(TaskFile(file))
 
 
 def test_cells_of_text_tables_are_text_and_empty_ones_are_absent(tmp_path: Path) -> None:
@@ -83,21 +117,6 @@ def test_a_row_of_a_text_table_with_other_cells_is_named(tmp_path: Path) -> None
     lenient = TaskFile(tmp_path / "t.csv", skip_bad_rows=True)
     assert [t.row["prompt"] for t in lenient] == ["a", "c"]
     assert lenient.skipped == 1
-
-
-@pytest.mark.parametrize("name", ["t.json", "t.arrow", "t.csv.gz"])
-def test_a_truncated_file_is_unreadable(tmp_path: Path, name: str) -> None:
-    """Half a JSON array, Arrow stream or compressed table is an error that names the file, not a shorter one."""
-    whole = tmp_path / "whole"
-    if name == "t.arrow":
-        with pa.OSFile(str(whole), "wb") as sink, ipc.new_stream(sink, pa.schema({"prompt": pa.string()})) as writer:
-            for i in range(50):
-                writer.write_batch(pa.record_batch({"prompt": [f"q{i}"] * 100}))
-    else:
-        whole.write_bytes(gzip.compress(text_table(",")) if name.endswith(".gz") else json.dumps(ROWS).encode())
-    (tmp_path / name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    with pytest.raises(DataError, match=name):
-        list(TaskFile(tmp_path / name))
 
 
 def test_json_files_may_hold_lines(tmp_path: Path) -> None:
@@ -118,9 +137,7 @@ def test_a_saved_dataset_is_a_folder(tmp_path: Path) -> None:
     for split in ("train", "test"):
         folder = tmp_path / "saved" / split
         folder.mkdir(parents=True)
-        table = pa.Table.from_pylist(ROWS[:3])
-        with pa.OSFile(str(folder / "data-0.arrow"), "wb") as sink, ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
+        write_stream(folder / "data-0.arrow", pa.Table.from_pylist(ROWS[:3]))
         (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert list(TaskFile(tmp_path / "saved" / "test")) == list(TaskRows(rows=ROWS[:3]))
@@ -299,9 +316,7 @@ def test_a_hub_dataset_is_read_from_the_cache_without_a_network(tmp_path: Path) 
     errors."""
     inside = tmp_path / "datasets" / "owner___sums" / "default" / "0.0.0" / "0123456789abcdef"
     inside.mkdir(parents=True)
-    table = pa.Table.from_pylist(ROWS[:3])
-    with pa.OSFile(str(inside / "sums-test.arrow"), "wb") as sink, ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    write_stream(inside / "sums-test.arrow", pa.Table.from_pylist(ROWS[:3]))
     column = {"dtype": "string", "_type": "Value"}
     split = {"name": "test", "num_bytes": 100, "num_examples": 3, "dataset_name": "sums"}
     info: dict[str, Any] = {"builder_name": "parquet", "dataset_name": "sums", "config_name": "default"}
