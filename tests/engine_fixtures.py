@@ -1,7 +1,8 @@
 """The engines that the tests share: one vLLM server and at most one engine in this process, each started once.
 
 ``vllm_server``: base URL of a real vLLM server of the sample policy, in float32, which it serves as ``sample-policy``.
-``vllm_sampler``: the sample policy in this process; ``.sampler``, and ``.run`` to await things on its event loop.
+``vllm_sampler``: the sample policy in this process; ``.sampler``, ``.run`` to await things on its event loop, and
+``.collect`` for a run of its rollouts.
 ``policy``: the sample policy's folder. A server that misbehaves is in ``tests/faulty_server.py``.
 """
 
@@ -107,6 +108,19 @@ class InProcess:
 
     sampler: Any
     run: Callable[[Coroutine[Any, Any, T]], T]
+
+    def collect(self, **settings: Any) -> Any:
+        """``gymdata.collect`` with these settings, in a thread, on this engine."""
+        from gymdata.collect.run import collect, load_parts
+        from gymdata.collect.settings import CollectConfig
+
+        async def work() -> Any:
+            config = CollectConfig.load(None, settings)
+            parts = load_parts(config)
+            parts.sampler = Borrowed(self, asyncio.get_running_loop())
+            return await asyncio.to_thread(collect, config=config, parts=parts)
+
+        return self.run(work())
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ class Watcher:
     def __init__(self, *then: tuple[int, Callable[[], None]]) -> None:
         self.then = list(then)
         self.said: list[str] = []
-        #: Beginnings of messages, in this order, and what is then done.
+        #: Parts of messages, in this order, and what is then done.
         self.expected: list[tuple[str, Callable[[], None]]] = []
 
     def on(self, text: str, work: Callable[[], None]) -> None:
@@ -119,5 +119,5 @@ class Watcher:
 
     def message(self, text: str) -> None:
         self.said.append(text)
-        if self.expected and text.startswith(self.expected[0][0]):
+        if self.expected and self.expected[0][0] in text:
             self.expected.pop(0)[1]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.collect.saved_rows import failures_of, rows_of
-from tests.engine_fixtures import Borrowed, InProcess
+from tests.engine_fixtures import InProcess
 from tests.environments.env_server import Server, serving
 
 pytestmark = pytest.mark.torch
@@ -52,28 +51,26 @@ def in_server(server: Server, **settings: Any) -> Any:
         None,
         {"tasks": "x", "env": server.url, "model": str(SAMPLE / "policy"), "retries": 0, "tool_timeout": 5, **settings},
     )
-    made = parts(FakeSampler(add_or_answer))
-    made.environment = load_parts(config).environment
-    return made
+    playing = parts(FakeSampler(add_or_answer))
+    playing.environment = load_parts(config).environment
+    return playing
 
 
-def test_the_servers_reward_is_a_part_and_its_words_are_kept(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """Every rollout has the part "environment", the total that it gives, and what verify said in extra."""
-    summary = collect(tasks=str(tasks), output=tmp_path / "run", num_rollouts=2, seed=1, parts=in_server(server))
-    assert (summary.rollouts, summary.exit_code) == (8, 0)
+@pytest.mark.parametrize("max_turns", [16, 1])
+def test_the_servers_reward_is_a_part_and_its_words_are_kept(
+    server: Server, tasks: Path, tmp_path: Path, max_turns: int
+) -> None:
+    """Every rollout, also one that ran out of turns, has the part "environment", the total that it gives, and what verify
+    said in extra."""
+    settings = {"max_turns": max_turns, "num_rollouts": 2, "seed": 1}
+    summary = collect(tasks=str(tasks), output=tmp_path / "run", parts=in_server(server), **settings)
+    assert (summary.rollouts, summary.truncated, summary.exit_code) == (8, 8 * (max_turns == 1), 0)
     rows = rows_of(tmp_path / "run")
     assert {row["reward"] for row in rows} == {0.5}
     assert all(row["rewards"] == [{"name": "environment", "value": 0.5}] for row in rows)
     assert len({json.loads(row["extra"])["environment"]["graded_by"] for row in rows}) == 8
     assert gymdata.validate(tmp_path / "run").errors == 0
     assert read_run_json(tmp_path / "run")["identity"]["environment"] == {"name": "resource_server"}
-
-
-def test_a_truncated_rollout_is_verified(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """A rollout that ran out of turns has the server's reward like any other."""
-    summary = collect(tasks=str(tasks), output=tmp_path / "run", max_turns=1, seed=1, parts=in_server(server))
-    assert (summary.rollouts, summary.truncated) == (4, 4)
-    assert {row["reward"] for row in rows_of(tmp_path / "run")} == {0.5}
 
 
 @pytest.mark.parametrize(
@@ -226,34 +223,26 @@ def test_the_sample_workflow_plays_the_sample_tasks(sample_server: str, tmp_path
     assert json.loads(row["extra"]) == {"environment": {"agent": "rule"}}
 
 
-async def on_engine(engine: InProcess, config: CollectConfig, output: Path) -> None:
-    """collect() in a thread, on the shared engine."""
-    made = load_parts(config)
-    made.sampler = Borrowed(engine, asyncio.get_running_loop())
-    await asyncio.to_thread(collect, config=config, parts=made, output=output)
+def samples_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    ids = [turn["generation_token_ids"] for turn in row["turns"]]
+    return row["rollout_id"], ids, [(m["role"], m["content"]) for m in row["messages"]]
 
 
 def test_tools_behind_http_give_the_rollouts_that_tools_in_process_give(
     sample_server: str, vllm_sampler: InProcess, tmp_path: Path, policy: str
 ) -> None:
     """With one seed, a real engine samples the same ids, and messages are the same; verify's reward is the named one's."""
-    collected: dict[str, list[dict[str, Any]]] = {}
+    collected: list[list[dict[str, Any]]] = []
     for name, env in (("http", sample_server), ("python", str(SAMPLE / "calculator.py") + ":Calculator")):
-        settings: dict[str, Any] = {"tasks": str(SAMPLE / "tasks" / "nemo_gym.jsonl"), "limit": 12, "num_rollouts": 2}
-        settings |= {"model": policy, "env": env, "reward": ["numeric"], "max_tokens": 48, "seed": 3, "run_id": "same"}
-        config = CollectConfig.load(None, settings)
-        vllm_sampler.run(on_engine(vllm_sampler, config, tmp_path / name))
-        collected[name] = rows_of(tmp_path / name)
-    assert len(collected["http"]) == 24
-    for ours, theirs in zip(collected["http"], collected["python"], strict=True):
-        assert ours["rollout_id"] == theirs["rollout_id"]
-        assert [list(t["generation_token_ids"]) for t in ours["turns"]] == [
-            list(t["generation_token_ids"]) for t in theirs["turns"]
-        ]
-        assert [(m["role"], m["content"]) for m in ours["messages"]] == [
-            (m["role"], m["content"]) for m in theirs["messages"]
-        ]
-        parts_of = {part["name"]: part["value"] for part in ours["rewards"]}
-        assert parts_of["environment"] == parts_of["numeric"]
-    assert any(len(row["turns"]) > 1 for row in collected["http"])
+        vllm_sampler.collect(
+            tasks=str(SAMPLE / "tasks" / "nemo_gym.jsonl"), limit=12, num_rollouts=2, model=policy, env=env,
+            reward=["numeric"], max_tokens=48, seed=3, run_id="same", output=str(tmp_path / name),
+        )  # fmt: skip
+        collected.append(rows_of(tmp_path / name))
+    for ours, theirs in zip(*collected, strict=True):
+        assert samples_of(ours) == samples_of(theirs)
+        scores = {part["name"]: part["value"] for part in ours["rewards"]}
+        assert scores["environment"] == scores["numeric"]
+    assert len(collected[0]) == 24
+    assert any(len(row["turns"]) > 1 for row in collected[0])
     assert gymdata.validate(tmp_path / "http").errors == 0

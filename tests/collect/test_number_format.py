@@ -8,21 +8,30 @@ from typing import Any
 
 import pytest
 
-from gymdata.cli.main import main
-from gymdata.collect.run import collect
-from gymdata.errors import StoreError
+from gymdata.collect.run import collect, load_parts
+from gymdata.collect.settings import CollectConfig
+from gymdata.engines._vllm import VllmSampler
+from gymdata.errors import OutsideError, StoreError
 from gymdata.models.model_identity import stored_dtype
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, parts
 from tests.model_files import write_adapter
+from tests.servers import Watcher
 
 ROOT = Path(__file__).parents[2]
+
+
+class NotStarted(VllmSampler):
+    """An engine that is not needed to say in which format it would sample."""
+
+    async def start(self) -> Any:
+        raise OutsideError("engine", f"it would sample in {self.engine_args.get('dtype')}", fatal=True)
 
 
 @pytest.mark.torch
 @pytest.mark.engine
 def test_a_run_is_sampled_in_one_format_which_the_processor_has(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights in bfloat16 are sampled in float32 where the processor would be slow, said so, and a run that began so goes on
     so where another machine takes it up."""
@@ -32,17 +41,17 @@ def test_a_run_is_sampled_in_one_format_which_the_processor_has(
     AutoModelForCausalLM.from_pretrained(policy, dtype="bfloat16").save_pretrained(model)
     AutoTokenizer.from_pretrained(policy).save_pretrained(model)
     tasks = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
-    words = ["collect", tasks, "-m", model, "-o", str(run), "--max-tokens", "16", "--seed", "1", "-r", "2"]
-
-    def collected(limit: int, has_bfloat16: bool) -> Any:
-        monkeypatch.setattr("gymdata.models._torch.multiplies", lambda dtype: dtype != "bfloat16" or has_bfloat16)
-        assert main([*words, "-n", str(limit)]) == 0
-        return read_run_json(run)["engine"]["dtype"], capsys.readouterr().err
-
-    dtype, messages = collected(4, has_bfloat16=False)
-    assert dtype == "float32"
-    assert "sampling in float32: the weights are in bfloat16, in which this processor is slow" in messages
-    assert collected(8, has_bfloat16=True)[0] == "float32"
+    settings: dict[str, Any] = {"tasks": tasks, "model": model, "max_tokens": 16, "seed": 1}
+    monkeypatch.setattr("gymdata.models._torch.multiplies", lambda dtype: dtype != "bfloat16")
+    watcher = Watcher()
+    collect(**settings, limit=4, output=run, progress=watcher)
+    assert read_run_json(run)["engine"]["dtype"] == "float32"
+    message = "sampling in float32: the weights are in bfloat16, in which this processor is slow"
+    assert [text.startswith(message) for text in watcher.said if "sampling" in text] == [True]
+    elsewhere = load_parts(CollectConfig(**settings))
+    elsewhere.sampler = NotStarted(model)
+    with pytest.raises(OutsideError, match="it would sample in float32"):
+        collect(**settings, limit=8, output=run, parts=elsewhere)
 
 
 class Float32Sampler(FakeSampler):
@@ -74,6 +83,7 @@ def test_the_format_that_a_run_was_sampled_in_may_be_set_when_it_is_resumed(
 
 
 @pytest.mark.torch
+@pytest.mark.engine
 def test_an_adapter_is_merged_in_the_format_that_is_sampled(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

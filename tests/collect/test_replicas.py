@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -12,30 +11,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gymdata
-from gymdata.chat.template import TransformersChat
 from gymdata.cli.main import main
 from gymdata.collect.run import Parts
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.replicas import Needs
-from gymdata.environments import load_environment
 from gymdata.errors import UsageError
-from gymdata.models.model_identity import policy_facts
-from gymdata.rewards import load_rewards
-from gymdata.rewards.scheduler import Weighted
 from gymdata.store import read_run_json
 from tests.collect import fake_parts
 from tests.collect.fake_parts import LetterReplica
-from tests.collect.saved_rows import failures_of, rows_of
-from tests.engine_fixtures import Borrowed, InProcess
+from tests.collect.saved_rows import failures_of, log_probs_of, rows_of, samples_of
+from tests.engine_fixtures import InProcess
+from tests.servers import Watcher
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
+LOST = "is not used until it answers again (1 of 2 left)"
 _STORE = 100 << 20
 #: A node that is killed is gone after 2 s, not 10.
 _QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -76,9 +73,6 @@ class Nodes:
         """As a machine that loses its power."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
-    def stop(self) -> None:
-        self.cluster.shutdown()
-
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
@@ -87,32 +81,15 @@ def nodes() -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     term = signal.getsignal(signal.SIGTERM)
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    made = Nodes(folder)
+    started = Nodes(folder)
     try:
-        made.add("one", "two")
-        made.cluster.wait_for_nodes()
-        yield made
+        started.add("one", "two")
+        started.cluster.wait_for_nodes()
+        yield started
     finally:
-        made.stop()
+        started.cluster.shutdown()
         signal.signal(signal.SIGTERM, term)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class Watcher:
-    """Does the next of ``then`` when so many rollouts are there, and what is said next is expected; keeps what is said."""
-
-    def __init__(self, *then: tuple[int | str, Callable[[], None]]) -> None:
-        self.then = list(then)
-        self.said: list[str] = []
-
-    def update(self, **counts: float) -> None:
-        if self.then and isinstance(at := self.then[0][0], int) and counts.get("done", 0) >= at:
-            self.then.pop(0)[1]()
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-        if self.then and isinstance(begins := self.then[0][0], str) and begins in text:
-            self.then.pop(0)[1]()
 
 
 def parts_of(nodes: Nodes, folder: Path, count: int = 2, needs: Needs | None = None, env: str | None = None) -> Parts:
@@ -145,29 +122,19 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     """Two nodes killed and replaced, a process killed, an engine dead: the rows are those of one process, byte for byte."""
     one, two = nodes.two()
     settings: dict[str, Any] = {"tasks": str(tasks(50)), "num_rollouts": 4, "seed": 3, "run_id": "r", "env": adder}
-    tried: list[str] = []
-
-    def fault(name: str, work: Callable[[], Any]) -> Callable[[], None]:
-        def do() -> None:
-            tried.append(name)
-            work()
-
-        return do
 
     def process() -> None:
         newest = max(tmp_path.glob("*.pid"), key=lambda file: file.stat().st_mtime_ns)
         os.kill(int(newest.stem), signal.SIGKILL)
 
     back = "is used again after"
-    watch = Watcher(
-        (8, fault("node", lambda: nodes.kill(two))),
-        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("third")),
-        (back, fault("process", process)),
-        (back, fault("engine", (tmp_path / "die").touch)),
-        (back, fault("node", lambda: nodes.kill(one))),
-        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("fourth")),
-        (back, (tmp_path / "slow").unlink),
-    )
+    watch = Watcher((8, lambda: nodes.kill(two)))
+    watch.on(LOST, lambda: nodes.add("third"))
+    watch.on(back, process)
+    watch.on(back, (tmp_path / "die").touch)
+    watch.on(back, lambda: nodes.kill(one))
+    watch.on(LOST, lambda: nodes.add("fourth"))
+    watch.on(back, (tmp_path / "slow").unlink)
     (tmp_path / "slow").touch()
     summary = gymdata.collect(
         parts=parts_of(nodes, tmp_path, env=adder), output=tmp_path / "ray", progress=watch, concurrency=8, **settings
@@ -175,12 +142,7 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     alone = fake_parts.parts(fake_parts.FakeSampler(fake_parts.add_or_answer), env=adder)
     gymdata.collect(parts=alone, output=tmp_path / "here", **settings)
     rows, expected = without_server(tmp_path / "ray"), without_server(tmp_path / "here")
-    ids = [row["rollout_id"] for row in rows]
-    lost = len({row["rollout_id"] for row in expected} - set(ids))
-    print(f"{len(rows)} rollouts, faults tried {len(tried)} ({', '.join(tried)}), rows lost {lost}, "
-          f"doubled {len(ids) - len(set(ids))}")  # fmt: skip
-    assert watch.then == []
-    assert tried == ["node", "process", "engine", "node"]
+    assert watch.expected == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (200, 0, 0)
     assert rows == expected
     assert failures_of(tmp_path / "ray") == []
@@ -201,13 +163,14 @@ def test_a_replica_that_shows_other_weights_is_refused_by_name(
         (tmp_path / "weights").write_text("others")
         (tmp_path / "die").touch()
 
-    watch = Watcher((8, other), ("is refused: ", (tmp_path / "slow").unlink))
+    watch = Watcher((8, other))
+    watch.on("is refused: ", (tmp_path / "slow").unlink)
     (tmp_path / "slow").touch()
     summary = gymdata.collect(
         parts=parts_of(nodes, tmp_path), output=tmp_path / "run", tasks=str(tasks(600)), seed=1, concurrency=8,
         progress=watch,
     )  # fmt: skip
-    assert watch.then == []
+    assert watch.expected == []
     assert (summary.rollouts, summary.exit_code) == (600, 0)
     assert any("model: letters at ray:" in text and "others at ray:" in text for text in watch.said)
 
@@ -292,46 +255,25 @@ def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
     nodes.add("two")
     nodes.cluster.wait_for_nodes()
     settings: dict[str, Any] = {
-        "tasks": TASKS, "limit": 40, "num_rollouts": 4, "max_tokens": 48, "seed": 5, "run_id": "r",
+        "tasks": TASKS, "model": policy, "env": ENV, "reward": ["numeric"], "limit": 40, "num_rollouts": 4,
+        "max_tokens": 48, "top_logprobs": 2, "seed": 5, "run_id": "r",
     }  # fmt: skip
-    watch = Watcher(
-        (8, lambda: nodes.kill("two")),
-        ("is not used until it answers again (1 of 2 left)", lambda: nodes.add("three")),
-    )
+    watch = Watcher((8, lambda: nodes.kill("two")))
+    watch.on(LOST, lambda: nodes.add("three"))
     summary = gymdata.collect(
-        model=policy, env=ENV, reward=["numeric"], replicas=2, ray=nodes.cluster.address, concurrency=16, top_logprobs=2,
-        output=tmp_path / "ray", progress=watch, **settings,
-    )  # fmt: skip
-    assert watch.then == []
+        replicas=2, ray=nodes.cluster.address, concurrency=16, output=tmp_path / "ray", progress=watch, **settings
+    )
+    assert watch.expected == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (160, 0, 0)
-
-    async def here() -> Any:
-        parts = Parts(
-            Borrowed(vllm_sampler, asyncio.get_running_loop()),
-            TransformersChat.load(policy),
-            load_environment(ENV),
-            [Weighted(function, weight) for function, weight in load_rewards(["numeric"])],
-            policy_facts(policy),
-        )
-        return await asyncio.to_thread(gymdata.collect, parts=parts, output=tmp_path / "here", **settings)
-
-    vllm_sampler.run(here())
+    vllm_sampler.collect(output=str(tmp_path / "here"), **settings)
     rows, expected = without_server(tmp_path / "ray"), without_server(tmp_path / "here")
     ids = [row["rollout_id"] for row in rows]
-    apart = 0.0
-    for a, b in zip(rows, expected, strict=True):
-        assert (a["rollout_id"], a["messages"], a["reward"]) == (b["rollout_id"], b["messages"], b["reward"])
-        for x, y in zip(a["turns"], b["turns"], strict=True):
-            assert x["prompt_delta_ids"] == y["prompt_delta_ids"]
-            assert x["generation_token_ids"] == y["generation_token_ids"]
-            pairs = zip(x["generation_log_probs"], y["generation_log_probs"], strict=True)
-            apart = max([apart, *(abs(p - q) for p, q in pairs)])
-    same = sum(a == b for a, b in zip(rows, expected, strict=True))
-    print(f"{len(rows)} rollouts of vLLM, faults tried 1 (node), rows lost 0, doubled {len(ids) - len(set(ids))}; "
-          f"{same} the same in every byte, log-probs at most {apart:.1e} apart")  # fmt: skip
+    assert ids == [row["rollout_id"] for row in expected]
     assert len(set(ids)) == 160
+    assert samples_of(rows) == samples_of(expected)
+    apart = np.abs(np.subtract(log_probs_of(rows), log_probs_of(expected))).max()
+    print(f"log-probs at most {apart:.1e} apart")
     assert apart < 1e-4
-    assert {turn["server"].partition("/")[0] for row in rows_of(tmp_path / "ray") for turn in row["turns"]} >= {
-        "ray:one"
-    }
+    servers = {turn["server"].partition("/")[0] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
+    assert "ray:one" in servers
     assert gymdata.validate(tmp_path / "ray").errors == 0
