@@ -25,11 +25,16 @@ def chat() -> TransformersChat:
     return TransformersChat.load(POLICY)
 
 
+@pytest.fixture(scope="module")
+def most(chat: TransformersChat) -> int:
+    bound = most_characters(chat.tokenizer)
+    assert bound is not None
+    return bound
+
+
 @given(st.text(max_size=200), st.sampled_from(["", "What is ", "<|im_end|>", " ", "é", "😀", "e\u0301"]))
-def test_no_id_covers_more_characters(chat: TransformersChat, text: str, often: str) -> None:
+def test_no_id_covers_more_characters(chat: TransformersChat, most: int, text: str, often: str) -> None:
     """Whatever the text, its ids times the bound cover it."""
-    most = most_characters(chat.tokenizer)
-    assert most is not None
     whole = text + often * 40
     assert len(chat.encode(whole)) * most >= len(whole)
 
@@ -45,6 +50,5 @@ def test_a_long_prompt_is_bounded_below(chat: TransformersChat) -> None:
 def test_without_certainty_there_is_no_bound() -> None:
     """A token that swallows the white space beside it may cover any number of characters."""
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    assert most_characters(tokenizer) is not None
     tokenizer.add_tokens([AddedToken("<swallow>", rstrip=True)])
     assert most_characters(tokenizer) is None
