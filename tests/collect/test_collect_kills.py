@@ -32,8 +32,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Forks]:
-    with forks(*_LOADED) as started:
-        yield started
+    with forks(*_LOADED) as made:
+        yield made
 
 
 def held(work: Path) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def test_a_collect_that_was_killed_anywhere_finishes(form: str, server: str, pro
     """Killed in each state of the files of a run of several parts: the same command ends with every rollout once, and with
     no file more than a run that nobody killed."""
     tasks = str(SAMPLE / "tasks" / "train.jsonl")
-    words = ["collect", tasks, "-o", str(tmp_path / "work" / "run"), "-n", "1", "-r", "3", "--reward", "numeric"]
+    words = ["collect", tasks, "-o", str(tmp_path / "work" / "run"), "-n", "2", "-r", "2", "--reward", "numeric"]
     words += ["--endpoint", server, "-m", "fake", "--tokenizer", str(SAMPLE / "policy"), "--max-tokens", "12"]
-    words += ["--seed", "1", "--run-id", "killed", "--rows-per-file", "2", "-c", "1", "--format", form]
+    words += ["--seed", "1", "--run-id", "killed", "--rows-per-file", "3", "-c", "1", "--format", form]
     wrong, tried = Killed(processes, tmp_path, words, held).faults()
     assert wrong == []
     assert tried > 20
