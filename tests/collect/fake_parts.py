@@ -175,7 +175,8 @@ def engine_fault(text: str = "out of luck", *, fatal: bool = False) -> OutsideEr
 
 class LetterReplica(FakeSampler):
     """``folder``: gets a file named as the process when it starts; with a file ``die`` the next request finds the engine
-    dead; a file ``weights`` holds what it shows as its weights; while a file ``slow`` is there requests take 2 s."""
+    dead; a file ``weights`` holds what it shows as its weights; while a file ``slow`` is there requests take 2 s, and
+    while a file ``held`` is, they wait."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(add_or_answer, before=partial(_before, folder))
@@ -197,6 +198,8 @@ class LetterReplica(FakeSampler):
 
 async def _before(folder: Path, request: SampleRequest) -> None:
     await asyncio.sleep(2 if (folder / "slow").exists() else 0.01)
+    while (folder / "held").exists():
+        await asyncio.sleep(0.1)
     try:
         (folder / "die").unlink()
     except FileNotFoundError:

@@ -127,14 +127,25 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
         newest = max(tmp_path.glob("*.pid"), key=lambda file: file.stat().st_mtime_ns)
         os.kill(int(newest.stem), signal.SIGKILL)
 
-    back = "is used again after"
+    def lost(replacement: str | None = None) -> None:
+        # However long the next one takes to start, the others do not finish the run meanwhile.
+        (tmp_path / "held").touch()
+        if replacement is not None:
+            nodes.add(replacement)
+
+    def back(then: Callable[[], Any]) -> None:
+        (tmp_path / "held").unlink()
+        then()
+
     watch = Watcher((8, lambda: nodes.kill(two)))
-    watch.on(LOST, lambda: nodes.add("third"))
-    watch.on(back, process)
-    watch.on(back, (tmp_path / "die").touch)
-    watch.on(back, lambda: nodes.kill(one))
-    watch.on(LOST, lambda: nodes.add("fourth"))
-    watch.on(back, (tmp_path / "slow").unlink)
+    for replacement, then in (
+        ("third", process),
+        (None, (tmp_path / "die").touch),
+        (None, lambda: nodes.kill(one)),
+        ("fourth", (tmp_path / "slow").unlink),
+    ):
+        watch.on(LOST, partial(lost, replacement))
+        watch.on("is used again after", partial(back, then))
     (tmp_path / "slow").touch()
     summary = gymdata.collect(
         parts=parts_of(nodes, tmp_path, env=adder), output=tmp_path / "ray", progress=watch, concurrency=8, **settings
