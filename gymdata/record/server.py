@@ -262,7 +262,7 @@ class Service:
 
 
 def create_app(
-    service: Service, start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+    service: Service, start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]
 ) -> Starlette:
     """The application; ``start`` and ``stop`` are awaited around its life."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from starlette.testclient import TestClient
 
 from gymdata.collect.setup import Parts
@@ -18,7 +19,9 @@ from gymdata.record.server import Service, create_app
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
-from gymdata.store import Run
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import Run, read_table
+from gymdata.validate.run import validate
 from tests.collect.fake_parts import END, FakeSampler, LetterChat
 
 #: Stands for the tools of a conversation.
@@ -99,17 +102,42 @@ class Recording:
         assert response.status_code == 200, response.text
         return dict(response.json()["choices"][0]["message"])
 
+    def end(self, key: str = "k", **body: Any) -> Any:
+        """The answer to POST /rollouts/KEY/finish."""
+        return self.client.post(f"/rollouts/{key}/finish", json=body)
+
     def finish(self, key: str = "k", **body: Any) -> dict[str, Any]:
-        response = self.client.post(f"/rollouts/{key}/finish", json=body)
+        response = self.end(key, **body)
         assert response.status_code == 200, response.text
         return dict(response.json())
+
+    @contextlib.asynccontextmanager
+    async def http(self, service: Service | None = None) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of the recorder in the loop of the test."""
+        transport = httpx.ASGITransport(self.app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            yield client
+
+    def app(self, service: Service | None = None) -> Any:
+        """The application of the recorder, which runs already."""
+
+        async def nothing() -> None: ...
+
+        return create_app(service or Service(self.recorder.config, self.recorder), nothing, nothing)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the run holds once it is sealed, which is sound."""
+        assert validate(self.folder).ok
+        return read_table(self.folder, ROLLOUTS).to_pylist()
+
+    def row(self) -> dict[str, Any]:
+        """Its only row."""
+        (row,) = self.rows()
+        return row
 
     def prompts(self) -> list[str]:
         """The prompts that the engine read, with role marks as /."""
         return ["".join(chr(i) if i < 256 else "/" for i in r.prompt_token_ids) for r in self.sampler.requests]
-
-
-Record = Callable[..., contextlib.AbstractContextManager[Recording]]
 
 
 @contextlib.contextmanager
@@ -125,11 +153,8 @@ def recording(folder: Path, *script: str | OutsideError, rewards: Sequence[str] 
         notes = list[str]()
         recorder = Recorder(config, parts, run, 7, notes.append)
 
-        async def start() -> None:
-            await recorder.start()
-
         async def stop() -> None:
             recorder.log.close()
 
-        with TestClient(create_app(Service(config, recorder), start, stop)) as client:
+        with TestClient(create_app(Service(config, recorder), recorder.start, stop)) as client:
             yield Recording(client, recorder, sampler, folder, notes=notes)
