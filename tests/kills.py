@@ -305,13 +305,13 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def fork(arguments: Sequence[str]) -> multiprocessing.process.BaseProcess:
+def fork(arguments: Sequence[str], command: str = "collect") -> multiprocessing.process.BaseProcess:
     """``start`` without the start-up time; output goes nowhere."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["gymdata.cli.collect", "gymdata.collect.run", "transformers.models.auto.tokenization_auto", "aiohttp"]
-    )
-    process = context.Process(target=_collect, args=(list(arguments),))
+    commands = ("collect", "record")
+    modules = [*(f"gymdata.cli.{name}" for name in commands), *(f"gymdata.{name}.run" for name in commands)]
+    context.set_forkserver_preload([*modules, "transformers.models.auto.tokenization_auto", "aiohttp"])
+    process = context.Process(target=_command, args=([command, *arguments],))
     process.start()
     return process
 
@@ -348,15 +348,15 @@ def wait_for_rows(process: subprocess.Popen[bytes], run: Path, rows: int, named:
     return [p for p in session_members(process.pid) if named in Path(f"/proc/{p}/cmdline").read_text()]
 
 
-def _collect(arguments: list[str]) -> None:
+def _command(words: list[str]) -> None:
     from gymdata.cli.main import main
 
     os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    sys.argv = ["gymdata", "collect", *arguments]
-    raise SystemExit(main(["collect", *arguments]))
+    sys.argv = ["gymdata", *words]
+    raise SystemExit(main(words))
 
 
 def rows_there(run: Path) -> int:

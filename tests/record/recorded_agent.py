@@ -1,14 +1,12 @@
-"""Records one command over a scripted engine: ``python -m tests.record.recorded_agent FOLDER SCRIPT COMMAND…``.
-
-SCRIPT is a JSON list of (text, tool, arguments). A conversation with tools calls the first tool whose text its prompt has,
-and then says that it is done. The run is FOLDER/run, and what the engine read and sampled FOLDER/sampled.json.
-"""
+"""Agents over a scripted engine: of a script of (text, tool, arguments), a conversation with tools calls the first tool
+whose text its prompt has, and then says that it is done."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,34 +17,35 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.record.agent import load_agent
-from gymdata.record.run import record
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from tests.collect.fake_parts import ROLE, FakeSampler
 from tests.record.scripted_engine import TOOL_SET, Letters
-from tests.record.scripted_server import SUBMIT
 
+#: By which mini-swe-agent ends.
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 Script = Sequence[tuple[str, str, Mapping[str, Any]]]
 
 
 class KeptSampler(FakeSampler):
     """Follows the script, and keeps what it read and sampled. A conversation with the text ``delegates`` that has called a
-    tool goes on once another one was answered: some agents end with their first conversation, whatever the others do."""
+    tool goes on once another one of its session was answered: some agents end with their first conversation, whatever the
+    others do."""
 
     def __init__(self, script: Script, delegates: str | None = None) -> None:
         super().__init__(lambda prompt, _: answer(script, prompt))
         self.sampled: list[dict[str, list[int]]] = []
         self._delegates = delegates
-        self._delegated = asyncio.Event()
+        self._delegated = defaultdict[str, asyncio.Event](asyncio.Event)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         prompt = request.prompt_token_ids
         starts = self._delegates is not None and self._delegates.encode() in bytes(i for i in prompt if i < 256)
         if starts and ROLE["tool"] in prompt:
-            await self._delegated.wait()
+            await self._delegated[request.group].wait()
         generations = await super().sample(request)
         if not starts and TOOL_SET in prompt:
-            self._delegated.set()
+            self._delegated[request.group].set()
         self.sampled += [
             {"prompt": list(request.prompt_token_ids), "generation": list(g.token_ids)} for g in generations
         ]
@@ -62,14 +61,6 @@ def answer(script: Script, prompt: Sequence[int]) -> str:
     if SUBMIT in text:
         return f'CALL bash {{"command": "echo {SUBMIT}"}}'
     return "THINK It worked.|It is done."
-
-
-def main(folder: Path, script: Script, command: Sequence[str]) -> int:
-    sampler = KeptSampler(script, delegates=script[0][0])
-    parts = Parts(sampler, Letters(), None, [], {"policy": "fake", "policy_hash": "fake-0"})
-    summary = record(output=folder / "run", parts=parts, agent=command, say=lambda text: print(text, file=sys.stderr))
-    (folder / "sampled.json").write_text(json.dumps(sampler.sampled))
-    return summary.command_exit or 0
 
 
 #: An agent that sends its prompt, writes the answer to a file, and ends with the code that the answer's length says.
@@ -102,7 +93,3 @@ def collected(tasks: Any, run: Path, sampler: FakeSampler, **settings: Any) -> C
     summary = collect(tasks, config=config, parts=parts)
     assert isinstance(summary, CollectSummary)
     return summary
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]))

@@ -43,11 +43,10 @@ class Letters(LetterChat):
         return list(text.encode())
 
     def parse(self, token_ids: Sequence[int], tools: Any, *, calls: bool = True) -> dict[str, Any]:
-        message = super().parse(token_ids, tools, calls=calls)
-        if (message.get("content") or "").startswith("THINK "):
-            reasoning, _, content = message["content"].removeprefix("THINK ").partition("|")
-            message |= {"reasoning": reasoning, "content": content}
-        return message
+        thought, bar, rest = self.decode(token_ids).partition("|")
+        if not (bar and thought.startswith("THINK ")):
+            return super().parse(token_ids, tools, calls=calls)
+        return super().parse(rest.encode(), tools, calls=calls) | {"reasoning": thought.removeprefix("THINK ")}
 
 
 class Scripted(FakeSampler):
@@ -73,7 +72,9 @@ class Scripted(FakeSampler):
                 if token == ord("|") and self.pause is not None:
                     await self.pause()
             reason = "stop" if ids[-1] == END else "length"
-            made.append(Generation(list(request.prompt_token_ids), ids, [-0.25] * len(ids), reason))
+            top = [[(i, -0.25)] for i in ids] if "top_logprobs" in (request.sampling or {}) else None
+            prompt = list(request.prompt_token_ids)
+            made.append(Generation(prompt, ids, [-0.25] * len(ids), reason, top_log_probs=top))
         self.sampled += made
         return made
 

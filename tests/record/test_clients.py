@@ -1,4 +1,4 @@
-"""Real clients understand what the dialects write, through a call of a tool, with a script in the model's place.
+"""Real clients understand what the recorder writes, through a call of a tool, with a script in the model's place.
 
 Each is skipped where its package is missing: ``pip install openai anthropic litellm openai-agents``.
 """
@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from gymdata.collect.setup import Parts
-from gymdata.record.request import RequestError
+from gymdata.errors import OutsideError
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
+from tests.collect.fake_parts import ROLE, FakeSampler
 from tests.docs_blocks import ROOT, blocks
-from tests.record.scripted_engine import Letters, Scripted
-from tests.record.scripted_server import Reply, ScriptedServer
-from tests.servers import serving
+from tests.record.recorded_agent import collected
+from tests.record.scripted_engine import Letters, Recording, Scripted, recording
 
-KEY = "gymdata-secret"
+KEY = "gymdata-k"
 QUESTION = "How much is 2+40?"
 PARAMETERS = {
     "type": "object",
@@ -33,7 +33,7 @@ PARAMETERS = {
 }
 FUNCTION = {"name": "add", "description": "Adds two numbers.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
-ANSWER = "The tool returned: 42"
+THOUGHT, CALL, ANSWER = "A tool is needed.", 'CALL add {"a": 2, "b": 40}', "It is 42."
 
 
 def add(a: int, b: int) -> int:
@@ -42,38 +42,35 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.fixture
-def server() -> ScriptedServer:
-    return ScriptedServer()
+def r(tmp_path: Path) -> Iterator[Recording]:
+    """A recorder whose clients keep to one conversation."""
+    with recording(tmp_path / "run") as r:
+        yield r
+        assert all(len(session.threads) == 1 for session in r.recorder.sessions.values())
 
 
 @pytest.fixture
-def url(server: ScriptedServer) -> Iterator[str]:
-    with serving(server.app()) as url:
-        yield url
-    assert KEY not in repr(server.requests)
-
-
-@pytest.fixture
-def openai(url: str) -> Any:
+def openai(r: Recording) -> Any:
     package = pytest.importorskip("openai", reason="openai is not installed")
-    return package.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    return package.OpenAI(base_url="http://testserver/v1", api_key=KEY, max_retries=0, http_client=r.client)
 
 
 @pytest.fixture
-def anthropic(url: str) -> Any:
+def anthropic(r: Recording) -> Any:
     package = pytest.importorskip("anthropic", reason="anthropic is not installed")
-    return package.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+    return package.Anthropic(base_url="http://testserver", api_key=KEY, max_retries=0, http_client=r.client)
 
 
-def test_openai_calls_a_tool_by_chat_completions(openai: Any, server: ScriptedServer) -> None:
+def test_openai_calls_a_tool_by_chat_completions(openai: Any, r: Recording) -> None:
     """Without a stream, then with one; what it sends back is what it got."""
+    r.sampler.script = [f"THINK {THOUGHT}|{CALL}"] * 2 + [ANSWER]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     answer = openai.chat.completions.create(
-        model="m", messages=messages, tools=[TOOL], logprobs=True, top_logprobs=2, n=2
+        model="m", messages=messages, tools=[TOOL], logprobs=True, top_logprobs=1, n=2
     )
     first, second = answer.choices
-    assert first.message.reasoning_content == "A tool is needed."
-    assert second.logprobs.content[0].top_logprobs[1].token == "other"
+    assert first.message.reasoning_content == THOUGHT
+    assert second.logprobs.content[0].top_logprobs[0].token == "T"
     (call,) = first.message.tool_calls
     result = str(add(**json.loads(call.function.arguments)))
     messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
@@ -81,13 +78,12 @@ def test_openai_calls_a_tool_by_chat_completions(openai: Any, server: ScriptedSe
     with openai.chat.completions.stream(model="m", messages=messages, tools=[TOOL], stream_options=options) as events:
         final = list(events) and events.get_final_completion()
     assert (final.choices[0].message.content, final.choices[0].finish_reason) == (ANSWER, "stop")
-    assert final.usage.total_tokens == 16
-    assert server.requests[1].messages[1]["reasoning"] == "A tool is needed."
-    assert server.requests[1].messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 2, "b": 40}
+    assert final.usage.total_tokens == sum(map(len, (r.sampler.requests[1].prompt_token_ids, ANSWER, "/")))
 
 
-def test_openai_streams_calls_of_tools_by_chat_completions(openai: Any) -> None:
+def test_openai_streams_calls_of_tools_by_chat_completions(openai: Any, r: Recording) -> None:
     """Its accumulator puts names and arguments together."""
+    r.sampler.script = [CALL]
     messages = [{"role": "user", "content": QUESTION}]
     with openai.chat.completions.stream(model="m", messages=messages, tools=[TOOL]) as events:
         kinds = [event.type for event in events]
@@ -96,22 +92,23 @@ def test_openai_streams_calls_of_tools_by_chat_completions(openai: Any) -> None:
     assert json.loads(message.tool_calls[0].function.arguments) == {"a": 2, "b": 40}
 
 
-def test_openai_completes_text(openai: Any) -> None:
+def test_openai_completes_text(openai: Any, r: Recording) -> None:
     """Streamed, too."""
+    r.sampler.script = ["upon a time"] * 3
     answer = openai.completions.create(model="m", prompt="once", n=2)
-    assert [choice.text for choice in answer.choices] == ["Hello, world."] * 2
+    assert [choice.text for choice in answer.choices] == ["upon a time"] * 2
     chunks = list(openai.completions.create(model="m", prompt="once", stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello, world."
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "upon a time"
 
 
-def test_openai_calls_a_tool_by_responses(openai: Any, server: ScriptedServer) -> None:
+def test_openai_calls_a_tool_by_responses(openai: Any, r: Recording) -> None:
     """Every event of the stream is of the type that its package declares."""
     from openai.types.responses import Response, ResponseStreamEvent
     from pydantic import TypeAdapter
 
+    r.sampler.script = [f"THINK {THOUGHT}|{CALL}", ANSWER, f"THINK {THOUGHT}|{CALL}"]
     tools = [{"type": "function", **FUNCTION, "strict": False}]
-    events = []
-    with openai.responses.stream(model="m", input=QUESTION, instructions="Use tools.", tools=tools) as stream:
+    with openai.responses.stream(model="m", input=QUESTION, tools=tools) as stream:
         events = list(stream)
         first = stream.get_final_response()
     (call,) = [item for item in first.output if item.type == "function_call"]
@@ -122,9 +119,10 @@ def test_openai_calls_a_tool_by_responses(openai: Any, server: ScriptedServer) -
     result = str(add(**json.loads(call.arguments)))
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
     second = openai.responses.create(model="m", input=items, tools=tools)
-    assert (second.output_text, second.status, second.usage.total_tokens) == (ANSWER, "completed", 16)
-    assert server.requests[1].messages[1]["reasoning"] == "A tool is needed."
-    assert openai.responses.input_tokens.count(model="m", input=QUESTION).input_tokens == 12
+    n_tokens = sum(map(len, (r.sampler.requests[1].prompt_token_ids, ANSWER, "/")))
+    assert (second.output_text, second.status, second.usage.total_tokens) == (ANSWER, "completed", n_tokens)
+    counted = openai.responses.input_tokens.count(model="m", input=QUESTION, tools=tools)
+    assert counted.input_tokens == len(r.sampler.requests[0].prompt_token_ids)
     strict = TypeAdapter(ResponseStreamEvent)
     raw = openai.responses.create(model="m", input=QUESTION, tools=tools, stream=True)
     kinds = [strict.validate_python(event.model_dump(), strict=True).type for event in raw]
@@ -134,25 +132,28 @@ def test_openai_calls_a_tool_by_responses(openai: Any, server: ScriptedServer) -
     Response.model_validate(second.model_dump(), strict=True)
 
 
-def test_anthropic_calls_a_tool(anthropic: Any, server: ScriptedServer) -> None:
+def test_anthropic_calls_a_tool(anthropic: Any, r: Recording) -> None:
     """A stream, then a message; every event is of the type that its package declares."""
     from anthropic.types import Message, RawMessageStreamEvent
     from pydantic import TypeAdapter
 
+    r.sampler.script = [f"THINK {THOUGHT}|{CALL}", f"THINK Easy.|{ANSWER}", f"THINK {THOUGHT}|{CALL}"]
     tools = [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    asked = {"model": "m", "max_tokens": 100, "tools": tools, "system": "Use tools."}
+    asked = {"model": "m", "max_tokens": 100, "tools": tools}
     with anthropic.messages.stream(messages=messages, **asked) as stream:
-        assert "".join(stream.text_stream) == "I will call it."
         first = stream.get_final_message()
     (use,) = [block for block in first.content if block.type == "tool_use"]
-    assert (first.stop_reason, first.content[0].thinking) == ("tool_use", "A tool is needed.")
+    assert (first.stop_reason, first.content[0].thinking) == ("tool_use", THOUGHT)
     result = {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
     answer = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    second = anthropic.messages.create(messages=[*messages, *answer], **asked)
-    assert (second.content[-1].text, second.stop_reason, second.usage.output_tokens) == (ANSWER, "end_turn", 4)
-    assert server.requests[1].messages[2]["reasoning"] == "A tool is needed."
-    assert anthropic.messages.count_tokens(model="m", messages=messages).input_tokens == 12
+    with anthropic.messages.stream(messages=[*messages, *answer], **asked) as stream:
+        assert "".join(stream.text_stream) == ANSWER
+        second = stream.get_final_message()
+    assert (second.content[-1].text, second.stop_reason) == (ANSWER, "end_turn")
+    assert second.usage.output_tokens == len(f"THINK Easy.|{ANSWER}/")
+    counted = anthropic.messages.count_tokens(model="m", messages=messages, tools=tools)
+    assert counted.input_tokens == len(r.sampler.requests[0].prompt_token_ids)
     strict = TypeAdapter(RawMessageStreamEvent)
     raw = anthropic.messages.create(messages=messages, stream=True, **asked)
     kinds = [strict.validate_python(event.model_dump(), strict=True).type for event in raw]
@@ -160,78 +161,92 @@ def test_anthropic_calls_a_tool(anthropic: Any, server: ScriptedServer) -> None:
     Message.model_validate(second.model_dump(), strict=True)
 
 
-def test_clients_raise_their_own_errors(openai: Any, anthropic: Any, server: ScriptedServer) -> None:
+def test_clients_raise_their_own_errors(openai: Any, anthropic: Any, r: Recording) -> None:
     """For what is refused, for a server that is busy, and for an engine that fails within a stream."""
     import anthropic as theirs
     import openai as ours
+
+    async def breaks() -> None:
+        for _ in range(100):  # turns of the loop, in which the stream begins
+            await asyncio.sleep(0)
+        raise OutsideError("engine", "it broke")
 
     messages: Any = [{"role": "user", "content": QUESTION}]
     with pytest.raises(ours.BadRequestError) as refused:
         openai.chat.completions.create(model="m", messages=messages, logit_bias={"5": 1})
     assert (refused.value.param, refused.value.code) == ("logit_bias", "unsupported_parameter")
-    server.script = lambda _: Reply("He", error=RequestError("busy", "too many sessions", retry_after=3.0))
-    with pytest.raises(ours.RateLimitError) as busy:
-        openai.responses.create(model="m", input=QUESTION)
-    assert busy.value.response.headers["retry-after"] == "3"
-    with pytest.raises(theirs.RateLimitError, match="too many sessions"):
-        anthropic.messages.create(model="m", messages=messages, max_tokens=5)
-    with pytest.raises(ours.APIError, match="too many sessions"):
+    r.sampler.script, r.sampler.pause = ["He|"] * 3, breaks
+    with pytest.raises(ours.APIError, match="it broke"):
         list(openai.chat.completions.create(model="m", messages=messages, stream=True))
-    with pytest.raises(theirs.APIStatusError, match="too many sessions"):
+    with pytest.raises(theirs.APIStatusError, match="it broke"):
         list(anthropic.messages.create(model="m", messages=messages, max_tokens=5, stream=True))
     *_, last = openai.responses.create(model="m", input=QUESTION, stream=True)
-    assert (last.type, last.response.error.message) == ("response.failed", "too many sessions")
+    assert (last.type, last.response.error.message) == ("response.failed", "engine: it broke")
+    r.recorder.config = r.recorder.config.model_copy(update={"max_sessions": 0})
+    with pytest.raises(ours.RateLimitError) as busy:
+        openai.responses.create(model="m", input=QUESTION)
+    assert busy.value.response.headers["retry-after"] == "5"
+    with pytest.raises(theirs.RateLimitError, match="sessions are open"):
+        anthropic.messages.create(model="m", messages=messages, max_tokens=5)
+
+
+async def litellm_agent(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    """By chat completions or by messages, streamed or not, as the task says."""
+    import litellm
+
+    name, stream = task["model"], task["stream"]
+    base = base_url if name.startswith("openai") else base_url.removesuffix("/v1")
+
+    def ask(messages: list[Any]) -> Any:
+        more: Any = {"tools": [TOOL], "api_key": api_key, "api_base": base, "stream": stream}
+        answer = litellm.completion(model=name, messages=messages, **more)
+        return (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices[0].message
+
+    messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
+    first = ask(messages)
+    (call,) = first.tool_calls
+    result = str(add(**json.loads(call.function.arguments)))
+    ask([*messages, first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": result}])
+
+
+async def framework_agent(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    """The framework runs the tool itself, by either of its models."""
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    model = getattr(agents, task["model"])(model="m", openai_client=AsyncOpenAI(base_url=base_url, api_key=api_key))
+    agent = agents.Agent(name="calculator", tools=[agents.function_tool(add)], model=model)
+    if not task["stream"]:
+        await agents.Runner.run(agent, task["prompt"])
+        return
+    async for _ in agents.Runner.run_streamed(agent, task["prompt"]).stream_events():
+        pass
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", ["openai/m", "anthropic/m"])
-def test_litellm_calls_a_tool(model: str, stream: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By chat completions and by messages, streamed or not."""
+@pytest.mark.parametrize(
+    ("package", "agent", "model"),
+    [
+        ("litellm", "litellm_agent", "openai/m"),
+        ("litellm", "litellm_agent", "anthropic/m"),
+        ("agents", "framework_agent", "OpenAIChatCompletionsModel"),
+        ("agents", "framework_agent", "OpenAIResponsesModel"),
+    ],
+)
+def test_a_library_loops_over_a_tool(
+    package: str, agent: str, model: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One conversation of two calls, without a break."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
-    base = f"{url}/v1" if model.startswith("openai") else url
-
-    def ask(messages: list[Any]) -> Any:
-        answer = litellm.completion(
-            model=model, messages=messages, tools=[TOOL], api_key=KEY, api_base=base, stream=stream
-        )
-        return (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices[0].message
-
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    first = ask(messages)
-    (call,) = first.tool_calls
-    result = str(add(**json.loads(call.function.arguments)))
-    messages += [first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": result}]
-    assert ask(messages).content == ANSWER
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
-def test_openai_agents_loop_over_a_tool(model: str, streamed: bool, url: str) -> None:
-    """The framework runs the tool itself, by both of its models."""
-    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
-    from openai import AsyncOpenAI
-
-    agents.set_tracing_disabled(True)
-
-    async def run() -> Any:
-        client = AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY)
-        agent = agents.Agent(
-            name="calculator",
-            instructions="Use tools.",
-            tools=[agents.function_tool(add)],
-            model=getattr(agents, model)(model="m", openai_client=client),
-        )
-        if not streamed:
-            return (await agents.Runner.run(agent, QUESTION)).final_output
-        result = agents.Runner.run_streamed(agent, QUESTION)
-        async for _ in result.stream_events():
-            pass
-        return result.final_output
-
-    assert asyncio.run(run()) == ANSWER
+    task = {"task_id": "t", "prompt": QUESTION, "model": model, "stream": stream}
+    sampler = FakeSampler(lambda prompt, _: ANSWER if ROLE["tool"] in prompt else CALL)
+    assert collected([task], tmp_path / "run", sampler, agent=f"{__file__}:{agent}").failures == 0
+    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
+    assert (row["n_turns"], row["n_breaks"], row["messages"][-1]["content"]) == (2, 0, ANSWER)
+    assert row["messages"][-2]["content"] == "42"
 
 
 def test_the_client_of_the_documentation_is_recorded_with_its_task_and_reward(tmp_path: Path) -> None:

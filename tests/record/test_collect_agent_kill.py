@@ -16,9 +16,10 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.validate.run import validate
+from tests.faulty_server import Settings, build
 from tests.kills import kill_at, start, wait_for_rows
 from tests.record.recorded_agent import ASK
-from tests.servers import ServerProcess, ending_as_the_policy
+from tests.servers import serving
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,9 @@ TWICE = (
 
 
 @pytest.fixture
-def engine() -> Iterator[ServerProcess]:
-    with ending_as_the_policy("--latency", "0.05", "--vocab", "51") as started:
-        yield started
+def engine() -> Iterator[str]:
+    with serving(build(Settings(latency=0.05, vocab=51))) as url:
+        yield url
 
 
 def arguments(run: Path, engine: str) -> list[str]:
@@ -53,17 +54,17 @@ def rows_of(run: Path) -> dict[str, Any]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kills", [1, 8])
-def test_a_killed_run_is_resumed(engine: ServerProcess, tmp_path: Path, kills: int) -> None:
+def test_a_killed_run_is_resumed(engine: str, tmp_path: Path, kills: int) -> None:
     """The same command gives the rows of a run that nobody killed; attempts that the kill ended are put aside, uncounted."""
     run = tmp_path / "run"
     for kill in range(kills):
-        process = start(arguments(run, engine.url))
+        process = start(arguments(run, engine))
         kill_at(process.pid, run, 1 + kill * 10 // kills)
         process.communicate()
-    ended = start(arguments(run, engine.url))
+    ended = start(arguments(run, engine))
     out, err = ended.communicate()
     assert ended.returncode == 0, (out + err).decode()
-    whole = start(arguments(tmp_path / "whole", engine.url))
+    whole = start(arguments(tmp_path / "whole", engine))
     whole.communicate()
     assert rows_of(run) == rows_of(tmp_path / "whole")
     assert len(rows_of(run)) == 12
@@ -74,16 +75,16 @@ def test_a_killed_run_is_resumed(engine: ServerProcess, tmp_path: Path, kills: i
 
 
 @pytest.mark.full
-def test_ctrl_c_lets_agents_end(engine: ServerProcess, tmp_path: Path) -> None:
+def test_ctrl_c_lets_agents_end(engine: str, tmp_path: Path) -> None:
     """The first signal starts no other agent; what runs is written, and the same command does the rest."""
     run = tmp_path / "run"
-    process = start(arguments(run, engine.url))
+    process = start(arguments(run, engine))
     wait_for_rows(process, run, 1, "python")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, (out + err).decode()
     assert 1 <= len(rows_of(run)) < 12
     assert json.loads((run / "run.json").read_text())["counts"]["pending"] == 12 - len(rows_of(run))
-    resumed = start(arguments(run, engine.url))
+    resumed = start(arguments(run, engine))
     resumed.communicate()
     assert len(rows_of(run)) == 12

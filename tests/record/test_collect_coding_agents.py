@@ -1,7 +1,7 @@
 """Coding agents over ten tasks: real tools write files that the reward sees, and every id is the sampled one.
 
 Each runs isolated, and is skipped where its command is not on PATH (``npm install -g`` the package that ``gymdata check
---agent NAME`` names).
+--agent NAME`` names; ``pip install mini-swe-agent``).
 """
 
 from __future__ import annotations
@@ -34,12 +34,23 @@ WRITES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pi": ("bash", "command", {}),
     "opencode": ("bash", "command", {"description": "Write"}),
     "qwen": ("run_shell_command", "command", {"is_background": False}),
+    "mini": ("bash", "command", {}),
 }
+#: Of agents without a preset, the command.
+COMMANDS = {"mini": "mini -m openai/policy -y --exit-immediately -o trajectory.json -t {prompt}"}
 #: The tool that starts another agent, and the name of its prompt.
 DELEGATES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "codex": ("spawn_agent", "message", {}),
     "claude": ("Agent", "prompt", {"description": "Write", "subagent_type": "general-purpose"}),
     "opencode": ("task", "prompt", {"description": "Write", "subagent_type": "general"}),
 }
+
+
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What mini-swe-agent would ask for, and fetch."""
+    for variable in ("LITELLM_LOCAL_MODEL_COST_MAP=True", "MSWEA_CONFIGURED=true", "MSWEA_COST_TRACKING=ignore_errors"):
+        monkeypatch.setenv(*variable.split("="))
 
 
 def runs(tmp_path: Path, name: str, prompt: str, script: list[tuple[str, str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -50,10 +61,9 @@ def runs(tmp_path: Path, name: str, prompt: str, script: list[tuple[str, str, di
         pytest.skip(f"no network namespaces here: {why}")
     (tmp_path / "reward.py").write_text(REWARD)
     tasks = [{"task_id": f"t{n}", "prompt": prompt.format(n), "answer": str(n)} for n in range(10)]
-    sampler, run = KeptSampler(script), tmp_path / "run"
-    summary = collected(
-        tasks, run, sampler, agent=name, isolate=True, concurrency=2, reward=[f"{tmp_path}/reward.py:written"]
-    )
+    sampler, run = KeptSampler(script, delegates="delegate "), tmp_path / "run"
+    settings: dict[str, Any] = {"isolate": True, "concurrency": 2, "reward": [f"{tmp_path}/reward.py:written"]}
+    summary = collected(tasks, run, sampler, agent=COMMANDS.get(name, name), **settings)
     assert (summary.rollouts, summary.failures, summary.breaks) == (10, 0, 0)
     rows = read_table(run, ROLLOUTS).to_pylist()
     recorded = [
@@ -70,12 +80,16 @@ def runs(tmp_path: Path, name: str, prompt: str, script: list[tuple[str, str, di
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRITES)
 def test_ten_tasks_are_solved_by_real_tools(tmp_path: Path, name: str) -> None:
-    """Each file is seen by the reward; the tool's result is in the messages."""
+    """Each file is seen by the reward; the tool's result is in the messages; OpenCode's title is a side request."""
     tool, argument, more = WRITES[name]
     script = [(f"write {n}.", tool, {argument: f"echo {n} > answer.txt", **more}) for n in range(10)]
     rows = runs(tmp_path, name, "write {}.", script)
     assert [row["reward"] for row in rows] == [1.0] * 10
     assert all(any(m["role"] == "tool" for m in row["messages"]) for row in rows)
+    labels = (*(["side-"] if name == "opencode" else []), "main", "main")
+    for row in rows:
+        agents = [turn["agent"] for turn in row["turns"]]
+        assert all(agent.startswith(label) for agent, label in zip(agents, labels, strict=True))
 
 
 @pytest.mark.full
@@ -88,4 +102,5 @@ def test_ten_tasks_are_solved_by_sub_agents(tmp_path: Path, name: str) -> None:
     script += [(f"write {n}.", tool, {argument: f"echo {n} > answer.txt", **more}) for n in range(10)]
     rows = runs(tmp_path, name, "delegate {}.", script)
     assert [row["reward"] for row in rows] == [1.0] * 10
-    assert all({turn["agent"] for turn in row["turns"]} >= {"main", "sub-agent"} for row in rows)
+    label = "collab_spawn" if name == "codex" else "sub-agent"
+    assert all({turn["agent"] for turn in row["turns"]} >= {"main", label} for row in rows)

@@ -10,32 +10,30 @@ from typing import Any
 
 import pytest
 
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.cli.main import main
 from gymdata.show.conversations import conversations_of
-from gymdata.store import read_table
-from tests.record.scripted_engine import recording
+from tests.record.scripted_engine import Recording, recording
 from tests.view.conftest import serve as serve
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Path:
+def session(tmp_path: Path) -> Recording:
     """A run of one rollout: a main conversation that branches and whose history is then edited, and a side conversation."""
-    run = tmp_path / "run"
-    with recording(run, "one", "a title", "two", "three", "four") as r:
+    with recording(tmp_path / "run", "one", "a title", "two", "three", "four") as r:
         first = r.said("x", tools=TOOLS)
         r.said({"role": "system", "content": "Make a title"}, "x")
         second = r.said("x", first, "go on", tools=TOOLS)
         r.said("x", first, "or go there", tools=TOOLS)
         r.said("y", first, "go on", second, "and on", tools=TOOLS)
         r.finish(reward=1.0)
-    return run
+    return r
 
 
-def test_branches_and_versions_come_after_what_they_come_from(session: Path) -> None:
+def test_branches_and_versions_come_after_what_they_come_from(session: Recording) -> None:
     """With what each has of its own, and why it is there."""
-    (row,) = read_table(session, ROLLOUTS).to_pylist()
+    row = session.row()
     listed = [(c.agent, c.depth, c.begins, [m.content for m in c.messages]) for c in conversations_of(row)]
     side = listed[-1][0]
     assert side.startswith("side-")
@@ -53,16 +51,13 @@ def test_a_rollout_of_one_conversation_is_one(tmp_path: Path) -> None:
     with recording(tmp_path / "run", "one") as r:
         r.said("x")
         r.finish(reward=1.0)
-    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
-    (only,) = conversations_of(row)
+    (only,) = conversations_of(r.row())
     assert (only.agent, only.depth, only.shown) == ("main", 0, True)
 
 
-def test_show_names_each_conversation(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_names_each_conversation(session: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     """And every turn is shown once, with its agent."""
-    from gymdata.cli.main import main
-
-    assert main(["show", str(session)]) == 0
+    assert main(["show", str(session.folder)]) == 0
     out = capsys.readouterr().out
     branches = ("main, branches after turn 0", "main.2, begins at turn 4")
     for heading in ("main, begins at turn 0", *branches, "begins at turn 1"):
@@ -70,10 +65,9 @@ def test_show_names_each_conversation(session: Path, capsys: pytest.CaptureFixtu
     assert all(len(re.findall(rf"^assistant  turn {n}: ", out, re.M)) == 1 for n in range(5))
 
 
-def test_the_page_of_a_rollout_lists_the_tree(session: Path, serve: Any) -> None:
+def test_the_page_of_a_rollout_lists_the_tree(session: Recording, serve: Any) -> None:
     """Each conversation with a link to it, and its messages under its name."""
-    (row,) = read_table(session, ROLLOUTS).to_pylist()
-    with urllib.request.urlopen(f"{serve(session)}/rollout?id={row['rollout_id']}") as page:
+    with urllib.request.urlopen(f"{serve(session.folder)}/rollout?id={session.row()['rollout_id']}") as page:
         text = io.TextIOWrapper(page, "utf-8").read()
     assert text.count('<section class="conversation') == 4
     assert text.count('href="#conversation-') == 4

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import kinds
-from gymdata.store import read_table
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import END, ROLE
 from tests.record.scripted_engine import recording
@@ -18,10 +16,6 @@ from tests.record.scripted_engine import recording
 USER, ASSISTANT, TOOL = ROLE["user"], ROLE["assistant"], ROLE["tool"]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 OTHER = [{"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}]
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return read_table(folder, ROLLOUTS).to_pylist()
 
 
 def test_the_second_prompt_is_the_ids_read_and_sampled_and_what_is_new(tmp_path: Path) -> None:
@@ -35,7 +29,7 @@ def test_the_second_prompt_is_the_ids_read_and_sampled_and_what_is_new(tmp_path:
             *(USER, ord("y"), END, ASSISTANT),
         ]
         assert r.finish(reward=1.0)["turns"] == 2
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     assert [turn["generation_token_ids"] for turn in row["turns"]] == [[ord("a"), END], [ord("b"), END]]
     assert [turn["prefix_length"] for turn in row["turns"]] == [0, 6]
     assert (row["status"], row["reward"], row["n_breaks"]) == ("completed", 1.0, 0)
@@ -54,10 +48,8 @@ def test_messages_never_continue_a_prompt_of_text(tmp_path: Path) -> None:
         prompt = [*r.sampler.sampled[1].prompt_token_ids, ord(first["content"]), END, ord("z")]
         assert r.client.post("/s/k/v1/completions", json={"model": "m", "prompt": prompt}).status_code == 200
         r.finish()
-    with recording(tmp_path / "run"):
-        (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     assert [turn["parent"] for turn in row["turns"]] == [-1, 0, 1, 1]
-    assert validate(tmp_path / "run").ok
 
 
 def test_a_call_that_no_row_could_hold_is_kept_as_its_text(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_a_call_that_no_row_could_hold_is_kept_as_its_text(tmp_path: Path) -> No
         first = r.said("x", *before, tools=TOOLS)
         r.said("x", *before, first, "y", tools=TOOLS)
         assert r.finish()["turns"] == 2
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     (stored,) = json.loads(row["messages"][1]["tool_calls"])
     assert (stored["function"]["arguments"], row["n_breaks"]) == (arguments, 0)
     assert [turn["prefix_length"] > 0 for turn in row["turns"]] == [False, True]
@@ -104,7 +96,7 @@ def test_calls_with_other_ids_and_arguments_written_anew_are_the_same(tmp_path: 
         r.said("x", {"role": "assistant", "content": "", "tool_calls": [again]}, result, tools=TOOLS)
         assert r.prompts()[1] == '//x//CALL add {"a": 1, "b": 2}//3//'
         r.finish(reward=0)
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     assert row["messages"][2]["tool_call_id"] == call["id"] == json.loads(row["messages"][1]["tool_calls"])[0]["id"]
     assert validate(tmp_path / "run").violations == []
 
@@ -130,12 +122,11 @@ def test_history_that_was_edited_begins_a_branch_with_its_cause(
         r.said("x", first, "y")
         r.said(*messages, **more)
         r.finish()
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     began = json.loads(row["extra"])["conversations"]
     assert [one.get("cause") for one in began] == [None, cause]
     assert {row["turns"][k]["agent"] for k in range(3)} == {one["agent"] for one in began}
     assert kinds(row["turns"])[-1] == "branch"
-    assert validate(tmp_path / "run").ok
 
 
 def test_a_fork_of_a_conversation_continues_the_ids_before_it(tmp_path: Path) -> None:
@@ -146,10 +137,9 @@ def test_a_fork_of_a_conversation_continues_the_ids_before_it(tmp_path: Path) ->
         r.said("x", first, "z")
         assert r.prompts()[1:] == ["/x//a//y//", "/x//a//z//"]
         r.finish()
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     assert [turn["agent"] for turn in row["turns"]] == ["main"] * 3
     assert kinds(row["turns"]) == ["first", "continues", "branch"]
-    assert validate(tmp_path / "run").ok
 
 
 def test_the_same_request_again_is_a_retry(tmp_path: Path) -> None:
@@ -159,10 +149,9 @@ def test_the_same_request_again_is_a_retry(tmp_path: Path) -> None:
         again = r.said("x")
         r.said("x", again, "y")
         r.finish()
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     assert kinds(row["turns"]) == ["first", "retry", "continues"]
     assert [m["content"] for m in row["messages"]] == ["x", "b", "y", "c"]
-    assert validate(tmp_path / "run").ok
 
 
 def test_side_requests_are_conversations_of_their_own(tmp_path: Path) -> None:
@@ -174,7 +163,7 @@ def test_side_requests_are_conversations_of_their_own(tmp_path: Path) -> None:
         r.said({"role": "system", "content": "You search"}, "find", tools=OTHER)
         r.said("x", first, "y", tools=TOOLS)
         r.finish()
-    (row,) = rows_of(tmp_path / "run")
+    row = r.row()
     agents = [turn["agent"] for turn in row["turns"]]
     assert agents[1] == agents[3] == "main"
     assert agents[0].startswith("side-")
@@ -182,7 +171,6 @@ def test_side_requests_are_conversations_of_their_own(tmp_path: Path) -> None:
     assert len(set(agents)) == 3
     assert [m["content"] for m in row["messages"]] == ["x", "a", "y", "b"]
     assert [m["messages"][-1]["content"] for m in json.loads(row["extra"])["other_messages"]] == ["title", "sub"]
-    assert validate(tmp_path / "run").ok
 
 
 def test_without_a_key_a_request_belongs_to_the_session_that_it_continues(tmp_path: Path) -> None:

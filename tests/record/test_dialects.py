@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.record.dialects import DIALECTS
-from gymdata.record.request import AgentRequest, CompletionDelta, Dialect, RequestError
-from tests.record.scripted_server import Reply, completion, deltas
+from gymdata.record.request import (
+    AgentCompletion,
+    AgentRequest,
+    CompletionDelta,
+    Dialect,
+    RequestError,
+    TokenLogprob,
+)
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parent / "fixtures"  # requests as clients sent them
 BY_PATH = {path: entry.object() for entry in DIALECTS for path in entry.object().paths}
 CHAT, RESPONSES, MESSAGES, COMPLETIONS = (
     DIALECTS[name].object() for name in ("chat", "responses", "messages", "completions")
@@ -25,6 +31,20 @@ CHAT, RESPONSES, MESSAGES, COMPLETIONS = (
 USER = {"role": "user", "content": "2+40?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model writes: each call is the name of a tool and its arguments. ``error``: it fails after ``content``."""
+
+    content: str = ""
+    reasoning: str | None = None
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    cut: bool = False
+    stop_sequence: str | None = None
+    error: RequestError | None = None
+
+
 CALL = Reply("I add.", "It is a sum.", [("add", {"a": 1})])
 #: Whose request it is: its roles by first letters, tools, calls, session and conversation.
 CLIENTS: dict[str, tuple[str, int, list[str], str | None, str | None]] = {
@@ -54,11 +74,52 @@ def fixture(name: str) -> tuple[Dialect, Mapping[str, Any], dict[str, str]]:
     return BY_PATH[saved["path"].partition("?")[0]], saved["body"], saved["headers"]
 
 
+def completion(request: AgentRequest, reply: Reply, index: int = 0) -> AgentCompletion:
+    """The reply as completion ``index`` of the request, a token per word."""
+    words = reply.content.split(" ")
+    calls = [
+        {"id": f"call{index}{n}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        for n, (name, arguments) in enumerate(reply.calls)
+    ]
+    logprobs = [TokenLogprob(word, n, -0.5, [(word, n, -0.5), ("other", 99, -1.5)]) for n, word in enumerate(words)]
+    return AgentCompletion(
+        id="abc",
+        created=1_700_000_000,
+        text=reply.content,
+        content=reply.content,
+        reasoning=reply.reasoning,
+        tool_calls=calls,
+        finish_reason="length" if reply.cut else "tool_calls" if calls else "stop",
+        n_prompt_tokens=12,
+        n_generated_tokens=len(words),
+        logprobs=None if request.logprobs is None else logprobs,
+        stop_sequence=reply.stop_sequence,
+        prompt_token_ids=[7, 8],
+        token_ids=list(range(len(words))),
+        index=index,
+    )
+
+
+async def deltas(request: AgentRequest, reply: Reply) -> AsyncIterator[CompletionDelta]:
+    """The reply in parts: reasoning and content in two each, then the calls, then the end."""
+    for index in range(request.n):
+        end = completion(request, reply, index)
+        start = CompletionDelta(end.id, end.created, end.n_prompt_tokens, index)
+        yield start
+        for name in ("reasoning", "content"):
+            text = getattr(end, name) or ""
+            for part in filter(None, (text[: len(text) // 2], text[len(text) // 2 :])):
+                yield replace(start, **{name: part})
+        if reply.error is not None:
+            raise reply.error
+        yield replace(start, tool_calls=end.tool_calls, end=end)
+
+
 def stream(dialect: Dialect, request: AgentRequest, reply: Reply) -> list[tuple[str | None, Any]]:
     """(name, data) of each event."""
 
     async def read() -> bytes:
-        return b"".join([frame async for frame in dialect.events(request, deltas(request, lambda _: reply))])
+        return b"".join([frame async for frame in dialect.events(request, deltas(request, reply))])
 
     events = []
     for text in asyncio.run(read()).decode().removesuffix("\n\n").split("\n\n"):

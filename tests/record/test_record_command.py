@@ -19,8 +19,9 @@ from gymdata.record.agent import CommandAgent
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
+from tests.faulty_server import Settings, build
 from tests.kills import DEADLINE_S
-from tests.servers import FAULTY, ServerProcess, server_processes
+from tests.servers import serving
 
 pytestmark = pytest.mark.torch
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
@@ -36,24 +37,19 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[ServerProcess]:
-    with server_processes(FAULTY) as start:
-        yield start("--vocab", "51")
+@pytest.fixture
+def engine() -> Iterator[str]:
+    with serving(build(Settings(vocab=51))) as url:
+        yield url
 
 
 @pytest.mark.parametrize(("code", "status", "stop_reason"), [(0, "completed", None), (3, "truncated", "exit_3")])
 def test_the_recording_ends_with_its_command(
-    engine: ServerProcess,
-    tmp_path: Path,
-    code: int,
-    status: str,
-    stop_reason: str | None,
-    capfd: pytest.CaptureFixture[str],
+    engine: str, tmp_path: Path, code: int, status: str, stop_reason: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each conversation is a rollout that ends as the command does, without a reward; its exit code is reported. With --json
     the summary is alone on standard output."""
-    run, words = tmp_path / "run", ["--port", "0", "--endpoint", engine.url, "-m", "fake", "--tokenizer", POLICY]
+    run, words = tmp_path / "run", ["--port", "0", "--endpoint", engine, "-m", "fake", "--tokenizer", POLICY]
     agent = [sys.executable, "-c", AGENT, str(code)]
     assert main(["record", "-o", str(run), *words, "--token", "a-secret-token", "--json", "--", *agent]) == int(
         code > 0
@@ -68,19 +64,16 @@ def test_the_recording_ends_with_its_command(
 
 def test_a_server_without_ids_is_refused_with_what_switches_them_on(tmp_path: Path) -> None:
     """And nothing is left on disk."""
-    with server_processes(FAULTY) as start:
-        server = start("--mode", "no_ids")
-        with pytest.raises(UsageError) as refused:
-            record(output=tmp_path / "run", port=0, endpoint=[server.url], model="fake", tokenizer=POLICY)
+    with serving(build(Settings(mode="no_ids"))) as url, pytest.raises(UsageError) as refused:
+        record(output=tmp_path / "run", port=0, endpoint=[url], model="fake", tokenizer=POLICY)
     assert "return_token_ids" in str(refused.value.hint)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_command_that_cannot_be_run_is_named(engine: ServerProcess, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     """Before anything is started, and nothing is left on disk."""
     with pytest.raises(UsageError, match="'no-such-agent' is not a command that can be run"):
-        record(output=tmp_path / "run", port=0, endpoint=[engine.url], model="fake", tokenizer=POLICY,
-               agent=["no-such-agent"])  # fmt: skip
+        record(output=tmp_path / "run", port=0, endpoint=["http://127.0.0.1:9"], agent=["no-such-agent"])
     assert not (tmp_path / "run").exists()
 
 

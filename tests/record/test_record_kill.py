@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -21,8 +20,9 @@ import pytest
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.validate.run import validate
-from tests.kills import DEADLINE_S
-from tests.servers import ServerProcess, ending_as_the_policy
+from tests.faulty_server import Settings, build
+from tests.kills import DEADLINE_S, fork
+from tests.servers import serving
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -31,17 +31,9 @@ CLIENTS, TURNS = 8, 6
 
 
 @pytest.fixture
-def engine() -> Iterator[ServerProcess]:
-    with ending_as_the_policy("--latency", "0.05", "--vocab", "51") as started:
-        yield started
-
-
-def start(run: Path, port: int, engine: str) -> subprocess.Popen[bytes]:
-    words = ["record", "-o", str(run), "--port", str(port), "--endpoint", engine, "-m", "fake", "--seed", "3"]
-    words += ["--tokenizer", str(POLICY), "--run-id", "kill-test"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "gymdata.cli", *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+def engine() -> Iterator[str]:
+    with serving(build(Settings(latency=0.05, vocab=51))) as url:
+        yield url
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -61,14 +53,16 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
-def test_kills_lose_only_requests_in_flight(engine: ServerProcess, tmp_path: Path, kills: int) -> None:
+def test_kills_lose_only_requests_in_flight(engine: str, tmp_path: Path, kills: int) -> None:
     """Every answer that a client got is in its rollout once, in order, and every rollout is sound."""
     run = tmp_path / "run"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     answered: dict[str, list[list[int]]] = {f"client-{k}": [] for k in range(CLIENTS)}
-    process = start(run, port, engine.url)
+    words = ["-o", str(run), "--port", str(port), "--endpoint", engine, "-m", "fake", "--seed", "3"]
+    words += ["--tokenizer", str(POLICY), "--run-id", "kill-test"]
+    process = fork(words, "record")
 
     def client(key: str) -> None:
         base, messages = f"http://127.0.0.1:{port}", [{"role": "user", "content": "How much is 1+2?"}]
@@ -86,13 +80,14 @@ def test_kills_lose_only_requests_in_flight(engine: ServerProcess, tmp_path: Pat
         goal = (kill + 1) * CLIENTS * (TURNS - 1) // kills
         while sum(map(len, answered.values())) < goal and any(thread.is_alive() for thread in threads):
             threading.Event().wait(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process = start(run, port, engine.url)
+        process.kill()
+        process.join()
+        process = fork(words, "record")
     for thread in threads:
         thread.join()
-    process.send_signal(signal.SIGINT)
-    process.wait()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
     rows = {row["task_id"]: row for row in read_table(run, ROLLOUTS).to_pylist()}
     assert set(rows) == set(answered)
     for key, row in rows.items():

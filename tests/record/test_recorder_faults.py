@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,23 +15,19 @@ import pytest
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.errors import OutsideError
 from gymdata.record.ending import Ending
-from gymdata.record.server import Service, create_app
+from gymdata.record.server import Service
 from gymdata.record.sessions import Session
 from gymdata.rewards.loading import given_reward
 from gymdata.rewards.scheduler import RewardScheduler, Weighted
-from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.kills import full_disk
-from tests.record.scripted_engine import recording
+from tests.record.scripted_engine import Recording, recording
+
+CHAT, BODY = "/s/k/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
 def journals(run: Path) -> dict[str, bytes]:
     """What is in the folder of sessions, by name, without empty journals."""
     return {path.name: path.read_bytes() for path in (run / "sessions").iterdir() if path.stat().st_size}
-
-
-async def _nothing() -> None: ...
 
 
 def test_the_completions_of_a_request_are_stored_together_or_not_at_all(tmp_path: Path) -> None:
@@ -55,21 +52,28 @@ def test_a_call_that_no_row_could_hold_is_an_error_and_no_turn(tmp_path: Path) -
         r.said("x", first, "y", tools=tools)
     with recording(tmp_path / "run") as r:
         assert (r.finish()["turns"], r.recorder.log.repairs) == (2, [])
-    assert validate(tmp_path / "run").ok
+    assert r.row()["n_turns"] == 2
 
 
-def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session has ended: its second finish is answered from the row, and the next start drops the journal."""
-    run = tmp_path / "run"
+@pytest.fixture
+def full() -> Iterator[pytest.MonkeyPatch]:
+    """A disk on which no file can be emptied, until it is undone."""
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "ftruncate", broken)
+        yield patch
+
+
+def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
+    """The session has ended: its second finish is answered from the row, and the next start drops the journal."""
+    run = tmp_path / "run"
     with recording(run, "a", "b") as r:
         r.said("x", key="one")
-        monkeypatch.setattr(os, "ftruncate", broken)
-        assert r.client.post("/rollouts/one/finish", json={"reward": 1.0}).status_code == 500
-        monkeypatch.undo()
+        assert r.end("one", reward=1.0).status_code == 500
+        full.undo()
         assert r.finish("one", reward=1.0)["status"] == "completed"
         assert r.chat("x", key="one").status_code == 409
         r.said("x", key="two")
@@ -77,7 +81,7 @@ def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, monkeyp
     with recording(run) as r:
         assert list(r.recorder.sessions) == ["two"]
         assert len(journals(run)) == 1
-    assert [row["reward"] for row in read_table(run, ROLLOUTS).to_pylist()] == [1.0]
+    assert r.row()["reward"] == 1.0
 
 
 def test_a_number_of_which_something_was_put_aside_is_not_used_again(tmp_path: Path) -> None:
@@ -122,24 +126,18 @@ def test_a_journal_with_a_damaged_line_is_set_aside_and_the_others_are_resumed(t
         assert r.recorder.log.repairs == []
         r.finish("two")
     assert (folder / "00000.journal.damaged").read_bytes() == content
-    assert read_table(run, ROLLOUTS).num_rows == 2
-    assert validate(run).ok
+    assert len(r.rows()) == 2
 
 
 def test_what_is_no_journal_and_the_earlier_of_two_are_named_and_the_others_are_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full: pytest.MonkeyPatch
 ) -> None:
     """A folder stays where it is; a journal that could not be emptied when its session had ended is set aside."""
     run, folder = tmp_path / "run", tmp_path / "run" / "sessions"
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with recording(run, *"abc") as r:
         r.said("x")
-        monkeypatch.setattr(os, "ftruncate", broken)
-        assert r.client.post("/rollouts/k/finish", json={"status": "failed"}).status_code == 500
-        monkeypatch.undo()
+        assert r.end(status="failed").status_code == 500
+        full.undo()
         r.said("y")
         r.said("z", key="other")
     (folder / "00007.journal").mkdir()
@@ -170,34 +168,37 @@ def test_a_journal_that_cannot_be_opened_stays_that_of_its_session(tmp_path: Pat
         assert r.finish()["turns"] == 2
 
 
+class Scoring:
+    """A reward that takes until ``scored`` is set; ``begun`` is set when it is asked."""
+
+    def __init__(self, r: Recording) -> None:
+        self.begun, self.scored = threading.Event(), threading.Event()
+
+        def right(completion: str) -> float:
+            self.begun.set()
+            self.scored.wait(60)
+            return float(completion == "a")
+
+        r.recorder.scheduler = RewardScheduler([Weighted(given_reward(right), 1.0)], timeout_s=60)
+
+
 def test_a_call_while_its_session_is_scored_is_refused(tmp_path: Path) -> None:
     """With 409, as after it; the row has the calls that came before."""
-    scoring, scored = threading.Event(), threading.Event()
-
-    def slow(completion: str) -> float:
-        scoring.set()
-        scored.wait(60)
-        return float(completion == "a")
-
     with recording(tmp_path / "run", "a", "b") as r:
-        r.said("x", key="one")
-        r.recorder.scheduler = RewardScheduler([Weighted(given_reward(slow), 1.0)], timeout_s=60)
+        r.said("x")
+        scoring = Scoring(r)
 
         async def call_meanwhile() -> list[int]:
-            transport = httpx.ASGITransport(create_app(Service(r.recorder.config, r.recorder), _nothing, _nothing))
-            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
-                ending = asyncio.ensure_future(r.recorder.finish("one", Ending()))
-                await asyncio.to_thread(scoring.wait, 60)
-                body = {"model": "m", "messages": [{"role": "user", "content": "y"}]}
-                during = await client.post("/s/one/v1/chat/completions", json=body)
-                scored.set()
+            async with r.http() as client:
+                ending = asyncio.ensure_future(r.recorder.finish("k", Ending()))
+                await asyncio.to_thread(scoring.begun.wait, 60)
+                during = await client.post(CHAT, json=BODY)
+                scoring.scored.set()
                 await ending
-                after = await client.post("/s/one/v1/chat/completions", json=body)
-                return [during.status_code, after.status_code]
+                return [during.status_code, (await client.post(CHAT, json=BODY)).status_code]
 
         assert asyncio.run(call_meanwhile()) == [409, 409]
-    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
-    assert (row["n_turns"], row["reward"]) == (1, 1.0)
+    assert (r.row()["n_turns"], r.row()["reward"]) == (1, 1.0)
 
 
 @pytest.mark.parametrize(("grace_s", "status"), [(0.0, 503), (60.0, 200)])
@@ -205,32 +206,24 @@ def test_a_finish_that_is_scored_while_the_server_stops_is_answered(
     tmp_path: Path, grace_s: float, status: int
 ) -> None:
     """It has the time of requests in flight to end; what is cut is to be sent again, and nothing of it is lost."""
-    scoring, scored = threading.Event(), threading.Event()
-
-    def slow(completion: str) -> float:
-        scoring.set()
-        scored.wait(60)
-        return float(completion == "a")
-
     with recording(tmp_path / "run", "a") as r:
         r.said("x")
-        r.recorder.scheduler = RewardScheduler([Weighted(given_reward(slow), 1.0)], timeout_s=60)
+        scoring = Scoring(r)
 
         async def stop_meanwhile() -> httpx.Response:
             service = Service(r.recorder.config, r.recorder)
             service.grace_s = grace_s
-            transport = httpx.ASGITransport(create_app(service, _nothing, _nothing))
-            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            async with r.http(service) as client:
                 ending = asyncio.ensure_future(client.post("/rollouts/k/finish", json={"task_id": "t"}))
-                await asyncio.to_thread(scoring.wait, 60)
+                await asyncio.to_thread(scoring.begun.wait, 60)
                 stopping = asyncio.ensure_future(service.stop())
                 await asyncio.sleep(0)
                 late = await client.post("/rollouts/k/finish")
                 assert (late.status_code, late.headers["retry-after"]) == (503, "5")
                 if grace_s:
-                    scored.set()
+                    scoring.scored.set()
                 answer = await ending
-                scored.set()
+                scoring.scored.set()
                 await stopping
                 return answer
 
@@ -240,7 +233,7 @@ def test_a_finish_that_is_scored_while_the_server_stops_is_answered(
             assert (answer.headers["retry-after"], "send it again" in answer.text) == ("5", True)
             r.recorder.scheduler = RewardScheduler([])
         assert r.finish(task_id="t")["rollout_index"] == 0
-    assert read_table(tmp_path / "run", ROLLOUTS).num_rows == 1
+    assert r.row()["task_id"] == "t"
 
 
 def test_a_finish_that_fails_leaves_nothing_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +245,7 @@ def test_a_finish_that_fails_leaves_nothing_of_its_task(tmp_path: Path, monkeypa
     with recording(tmp_path / "run", "a") as r:
         r.said("x")
         monkeypatch.setattr("gymdata.record.recorder.expand_prompts", broken)
-        answer = r.client.post("/rollouts/k/finish", json={"task": {"task_id": "t", "answer": "1"}})
+        answer = r.end(task={"task_id": "t", "answer": "1"})
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "ArithmeticError: it broke")
         monkeypatch.undo()
         assert r.finish(task={"task_id": "t", "answer": "2"})["rollout_index"] == 0
@@ -280,7 +273,7 @@ def test_a_session_that_cannot_be_ended_ends_no_other(tmp_path: Path, monkeypatc
         with pytest.raises(ArithmeticError):
             asyncio.run(r.recorder.end_all(Ending()))
         assert list(r.recorder.sessions) == ["one"]
-    assert read_table(tmp_path / "run", ROLLOUTS).num_rows == 2
+    assert len(r.rows()) == 2
 
 
 def test_a_finish_waits_for_the_retry_of_a_call_that_failed(tmp_path: Path) -> None:
@@ -298,10 +291,8 @@ def test_a_finish_waits_for_the_retry_of_a_call_that_failed(tmp_path: Path) -> N
         r.sampler.sample = fails_first  # type: ignore[method-assign]  # the engine of this test
 
         async def both() -> list[int]:
-            transport = httpx.ASGITransport(create_app(Service(r.recorder.config, r.recorder), _nothing, _nothing))
-            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
-                body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-                call = asyncio.ensure_future(client.post("/s/k/v1/chat/completions", json=body))
+            async with r.http() as client:
+                call = asyncio.ensure_future(client.post(CHAT, json=BODY))
                 while not r.recorder.sessions:
                     await asyncio.sleep(0)
                 session = r.recorder.sessions["k"]
@@ -310,12 +301,11 @@ def test_a_finish_waits_for_the_retry_of_a_call_that_failed(tmp_path: Path) -> N
                     await asyncio.sleep(0)
                 failing.set()
                 failed = await call
-                again = await client.post("/s/k/v1/chat/completions", json=body)
+                again = await client.post(CHAT, json=BODY)
                 return [failed.status_code, again.status_code, (await ending).status_code]
 
         assert asyncio.run(both()) == [503, 200, 200]
-    (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
-    assert (row["n_turns"], row["reward"]) == (1, 1.0)
+    assert (r.row()["n_turns"], r.row()["reward"]) == (1, 1.0)
 
 
 def test_a_call_after_one_that_failed_has_the_seed_of_no_other(tmp_path: Path) -> None:
@@ -353,7 +343,7 @@ def test_an_unknown_key_is_answered_with_how_a_request_names_its_session(tmp_pat
     with recording(tmp_path / "run", "a") as r:
         r.headers["authorization"] = f"Bearer {key.removeprefix('gymdata-')}"
         r.said("x", key="")
-        for answer in (r.client.get(f"/rollouts/{key}"), r.client.post(f"/rollouts/{key}/finish", json={})):
+        for answer in (r.client.get(f"/rollouts/{key}"), r.client.get(f"/rollouts/{key}?turns=true"), r.end(key)):
             assert answer.status_code == 404
             message = answer.json()["error"]["message"]
             assert ("the API key gymdata-k," in message, "/s/k/v1" in message) == (True, True)

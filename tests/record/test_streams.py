@@ -8,22 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from gymdata.errors import OutsideError
-from gymdata.record.server import Service, Stream, create_app
-from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_table
-from gymdata.validate.run import validate
+from gymdata.record.server import Service, Stream
 from tests.collect.fake_parts import END
 from tests.kills import full_disk
 from tests.record.scripted_engine import Recording, recording
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-async def nothing() -> None: ...
 
 
 async def streamed(
@@ -54,9 +47,8 @@ async def streamed(
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
     scope |= {"scheme": "http", "server": ("testserver", 80), "client": ("127.0.0.1", 1)}
-    app = create_app(service or Service(r.recorder.config, r.recorder), nothing, nothing)
     async with asyncio.timeout(60):
-        await app(scope, receive, send)
+        await r.app(service)(scope, receive, send)
     return status, text
 
 
@@ -71,13 +63,11 @@ def asked(dialect: str, **more: Any) -> tuple[str, dict[str, Any]]:
     return path, {"model": "m", **body, **more}
 
 
-def row_of(run: Path) -> dict[str, Any]:
-    (row,) = read_table(run, ROLLOUTS).to_pylist()
-    assert validate(run).ok
-    return dict(row)
+#: What each dialect's last event has.
+ENDS = {"chat": "[DONE]", "messages": "event: message_stop", "responses": "response.completed", "completions": "[DONE]"}
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "completions"])
+@pytest.mark.parametrize("dialect", ENDS)
 def test_text_goes_out_while_the_engine_samples(dialect: str, tmp_path: Path) -> None:
     """The engine goes on only when the client has what it sampled so far; what is stored is all of it."""
     with recording(tmp_path / "run", "Hello| world") as r:
@@ -85,12 +75,12 @@ def test_text_goes_out_while_the_engine_samples(dialect: str, tmp_path: Path) ->
         async def drive() -> tuple[int, str]:
             read = asyncio.Event()
             r.sampler.pause = read.wait
-
             return await streamed(r, *asked(dialect), lambda text: "|" in text and read.set() is not None)
 
-        assert asyncio.run(drive())[0] == 200
+        status, text = asyncio.run(drive())
+        assert (status, ENDS[dialect] in text.removesuffix("\n\n").rpartition("\n\n")[2]) == (200, True)
         r.finish(reward=1.0)
-    row = row_of(tmp_path / "run")
+    row = r.row()
     assert row["turns"][0]["generation_token_ids"] == [*b"Hello| world", END]
     assert row["turns"][0]["generation_log_probs"] == [-0.25] * 13
     assert row["messages"][-1]["content"] == "Hello| world"
@@ -109,8 +99,7 @@ def test_a_call_is_held_until_it_is_whole(tmp_path: Path) -> None:
     assert [name for delta in deltas for name in delta] == ["role", "content", "tool_calls"]
     assert deltas[0]["content"] == ""
     assert deltas[1]["tool_calls"][0]["function"] == plain["tool_calls"][0]["function"]
-    rows = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
-    calls = [json.loads(row["messages"][-1]["tool_calls"])[0] for row in rows]
+    calls = [json.loads(row["messages"][-1]["tool_calls"])[0] for row in r.rows()]
     assert calls[0]["function"] == calls[1]["function"]
 
 
@@ -153,7 +142,7 @@ def test_a_turn_whose_client_went_away_is_sampled_to_its_end_and_marked(dialect:
         r.sampler.pause = None
         r.said("x", key="k")
         r.finish(reward=1.0)
-    row = row_of(tmp_path / "run")
+    row = r.row()
     assert [bytes(turn["generation_token_ids"][:-1]) for turn in row["turns"]] == [b"Hello| world", b"again"]
     assert json.loads(row["extra"])["unread_turns"] == [0]
 
@@ -180,7 +169,7 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_in_it_and_a_failure(tmp_pa
         r.sampler.pause = None
         r.said("x")
         r.finish(reward=1.0)
-    assert row_of(tmp_path / "run")["n_turns"] == 1
+    assert r.row()["n_turns"] == 1
     assert "it broke" in (tmp_path / "run" / "failures.jsonl").read_text()
 
 
@@ -217,7 +206,7 @@ def test_a_full_disk_ends_a_stream_with_the_dialects_error(dialect: str, tmp_pat
         r.sampler.pause = None
         r.said("x")
         r.finish()
-    row = row_of(tmp_path / "run")
+    row = r.row()
     assert [bytes(turn["generation_token_ids"][:-1]) for turn in row["turns"]] == [b"again"]
 
 
@@ -254,8 +243,7 @@ def test_a_request_that_the_stopping_server_cuts_is_answered(tmp_path: Path) -> 
             r.sampler.pause = asyncio.Event().wait
             service = Service(r.recorder.config, r.recorder)
             service.grace_s = 0.0
-            transport = httpx.ASGITransport(create_app(service, nothing, nothing))
-            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            async with r.http(service) as client:
                 path, body = asked("chat")
                 posting = asyncio.ensure_future(client.post(path, json=body))
                 while not r.sampler.requests:
