@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gymdata.chat.template import TransformersChat
 from gymdata.check.conformance.engine import ScriptedEngine
@@ -22,7 +20,6 @@ from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
 from gymdata.record.server import Service, create_app
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
-from gymdata.rollouts.turns import turn_digest
 from gymdata.store import Run
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
@@ -30,59 +27,25 @@ from gymdata.workers.serving import server_of
 POLICY = str(Path(__file__).parents[2] / "sample_data" / "policy")
 
 
-class Resampling:
-    """An engine whose generations are ``changed``."""
+class Rounding:
+    """An engine whose log-probabilities are rounded."""
 
-    def __init__(self, sampler: Any, changed: Callable[[Generation], Generation]) -> None:
-        self.sampler, self.changed = sampler, changed
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
-        return [self.changed(generation) for generation in await self.sampler.sample(request)]
+        generations = await self.sampler.sample(request)
+        return [replace(one, log_probs=[round(p, 4) for p in one.log_probs]) for one in generations]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sampler, name)
 
 
-class Resampled(Recorder):
-    """Records another generation than the engine's."""
-
-    def __init__(self, config: RecordConfig, parts: Parts, run: Run, seed: int) -> None:
-        super().__init__(config, replace(parts, sampler=Resampling(parts.sampler, self.changed)), run, seed)
-
-    def changed(self, generation: Generation) -> Generation:
-        raise NotImplementedError
-
-
-class Rounded(Resampled):
+class Rounded(Recorder):
     """Log-probabilities with four decimals."""
 
-    def changed(self, generation: Generation) -> Generation:
-        return replace(generation, log_probs=[round(p, 4) for p in generation.log_probs])
-
-
-class ShiftedLogprobs(Resampled):
-    """Log-probabilities one token late."""
-
-    def changed(self, generation: Generation) -> Generation:
-        return replace(generation, log_probs=[-0.5, *generation.log_probs[:-1]])
-
-
-class WithoutStop(Resampled):
-    """The stop token dropped."""
-
-    def changed(self, generation: Generation) -> Generation:
-        end = -1 if generation.token_ids[-1] in self.chat.end_of_turn_ids else None
-        return replace(generation, token_ids=generation.token_ids[:end], log_probs=generation.log_probs[:end])
-
-
-class EncodedAgain(Resampled):
-    """Text of the completion, encoded: the ids that the tokenizer would choose."""
-
-    def changed(self, generation: Generation) -> Generation:
-        ids = self.chat.encode(self.chat.decode(generation.token_ids))
-        return replace(
-            generation, token_ids=ids, log_probs=np.resize(np.asarray(generation.log_probs), len(ids)).tolist()
-        )
+    def __init__(self, config: RecordConfig, parts: Parts, run: Run, seed: int) -> None:
+        super().__init__(config, replace(parts, sampler=Rounding(parts.sampler)), run, seed)
 
 
 class Rerendered(Recorder):
@@ -123,39 +86,6 @@ class OtherText(Recorder):
         return [replace(completion, content=completion.content.replace(" ", "  ")) for completion in completions]
 
 
-class Rewritten(Recorder):
-    """Turns that are changed after they were recorded, with a digest that fits."""
-
-    def rewritten(self, turn: Any) -> None:
-        raise NotImplementedError
-
-    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
-        completions = await super().complete(session, request, answer)
-        turns = self.sessions[session.key].encoder.turns
-        if len(turns) == 1:
-            turn: Any = turns[0]
-            self.rewritten(turn)
-            names = ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")
-            turn["digest"] = turn_digest(0, 0, *(np.ascontiguousarray(turn[name]) for name in names))
-        return completions
-
-
-class ZeroIds(Rewritten):
-    """Ids of the right number, all of them 0."""
-
-    def rewritten(self, turn: Any) -> None:
-        turn["generation_token_ids"] = np.zeros_like(turn["generation_token_ids"])
-
-
-class ShiftedBorder(Rewritten):
-    """The first generated token taken for the prompt's last: a loss mask that is shifted."""
-
-    def rewritten(self, turn: Any) -> None:
-        ids, numbers = turn["generation_token_ids"], turn["generation_log_probs"]
-        turn["prompt_delta_ids"] = np.concatenate((turn["prompt_delta_ids"], ids[:1]))
-        turn["generation_token_ids"], turn["generation_log_probs"] = ids[1:], numbers[1:]
-
-
 class OtherSessions(Recorder):
     """Keeps its calls in sessions of another kind."""
 
@@ -184,18 +114,6 @@ class Swapped(OtherSessions):
     """Of requests that are answered at the same time, each has the prompt of another."""
 
     kind = SwappingSession
-
-
-class DoublingSession(Session):
-    def add(self, event: Event) -> None:
-        super().add(event)
-        super().add(event)
-
-
-class Doubled(OtherSessions):
-    """Every call recorded twice."""
-
-    kind = DoublingSession
 
 
 class LosingSession(Session):
@@ -229,7 +147,14 @@ class FailuresAreTurns(Recorder):
 @contextlib.asynccontextmanager
 async def recorder_at(endpoint: str, folder: Path, kind: type[Recorder]) -> AsyncIterator[str]:
     """The URL of a recorder in front of the engine at ``endpoint``."""
-    settings = {"output": folder, "endpoint": [endpoint], "tokenizer": POLICY, "retries": 0, "seed": 1}
+    settings = {
+        "output": folder,
+        "endpoint": [endpoint],
+        "tokenizer": POLICY,
+        "keep_reasoning": False,
+        "retries": 0,
+        "seed": 1,
+    }
     config = RecordConfig.of(settings, "test")
     parts = await asyncio.to_thread(load_parts, config.as_collect())  # asks the engine for its models
     bound = listening_socket("127.0.0.1", 0)
@@ -239,15 +164,12 @@ async def recorder_at(endpoint: str, folder: Path, kind: type[Recorder]) -> Asyn
     ):
         recorder = kind(config, parts, run, 1)
 
-        async def start() -> None:
-            await recorder.start()
-
         async def stop() -> None:
             recorder.log.close()
             await recorder.sampler.close()
 
         service = Service(config, recorder)
-        server = server_of(create_app(service, start, stop), service.stop)
+        server = server_of(create_app(service, recorder.start, stop), service.stop)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         try:
             yield address_of(bound)

@@ -16,6 +16,7 @@ from gymdata.rewards import load_rewards, parse_spec
 from gymdata.rewards.named import REWARDS, named_reward
 from gymdata.rewards.named.numeric import last_number
 from gymdata.rewards.scheduler import Weighted, score_batch
+from tests.rewards.conftest import Load
 from tests.rewards.rollouts import rollout
 from tests.rollout_files import rollout as row
 from tests.rollout_files import two_turns, write_run
@@ -116,37 +117,35 @@ def test_a_schema_file(tmp_path: Path) -> None:
         named_reward("json_schema", str(tmp_path / "bad.json"))
 
 
-def test_a_function_of_the_users_is_called_as_trl_calls_it(tmp_path: Path) -> None:
+def test_a_function_of_the_users_is_called_as_trl_calls_it(load: Load) -> None:
     """prompts, completions, completion_ids and a column for each field of the tasks; strings for string prompts."""
-    (tmp_path / "r.py").write_text(
+    function = load(
         "seen = []\n"
         "def score(prompts, completions, completion_ids, answer, **kwargs):\n"
         "    seen.append((prompts, completions, completion_ids, answer, kwargs))\n"
-        "    return [float(c == a) for c, a in zip(completions, answer)]\n"
+        "    return [float(c == a) for c, a in zip(completions, answer)]\n",
+        "r.py:score=3",
     )
-    ((function, weight),) = load_rewards([f"{tmp_path / 'r.py'}:score=3"])
     assert function([rollout("1", answer="1", level=4), rollout("2", answer="1")]) == [1.0, 0.0]
-    assert (function.name, weight) == ("score", 3.0)
+    assert (function.name, load_rewards(["r.py:score=3"])[0][1]) == ("score", 3.0)
     # A Python function has globals.
     prompts, completions, ids, answer, rest = function.function.__globals__["seen"][0]  # type: ignore[attr-defined]
     assert (prompts, completions, ids, answer) == (["q", "q"], ["1", "2"], [[1, 2], [1, 2]], ["1", "1"])
     assert rest == {"level": [4, None]}
 
 
-def test_conversations_are_given_as_messages(tmp_path: Path) -> None:
+def test_conversations_are_given_as_messages(load: Load) -> None:
     """A prompt that came as messages makes prompts and completions lists of messages."""
-    (tmp_path / "r.py").write_text("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    function = load("def f(completions, **_):\n    return [len(c[0]['content']) for c in completions]\n")
     assert function([rollout("four", prompt=[{"role": "user", "content": "q"}])]) == [4.0]
 
 
-def test_the_type_of_a_completion_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+def test_the_type_of_a_completion_does_not_depend_on_the_batch(load: Load) -> None:
     """Each rollout's task decides: a text prompt without tools gives text, also beside others and without an answer."""
-    (tmp_path / "r.py").write_text(
+    function = load(
         "def f(prompts, completions, **_):\n"
         "    return [2.0 * isinstance(p, str) + isinstance(c, str) for p, c in zip(prompts, completions)]\n"
     )
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
     chat = rollout("a", prompt=[{"role": "user", "content": "q"}])
     tools = {**rollout("b"), "tools": [{"type": "function"}]}
     silent = {**rollout(""), "completion": []}
@@ -154,10 +153,9 @@ def test_the_type_of_a_completion_does_not_depend_on_the_batch(tmp_path: Path) -
     assert function(every) == [value for one in every for value in function([one])] == [3.0, 0.0, 0.0, 3.0]
 
 
-def test_async_none_and_nan(tmp_path: Path) -> None:
+def test_async_none_and_nan(load: Load) -> None:
     """A function may be async, and may say None or NaN for "does not apply"."""
-    (tmp_path / "r.py").write_text("async def f(completions, **_):\n    return [None, float('nan'), 1]\n")
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    function = load("async def f(completions, **_):\n    return [None, float('nan'), 1]\n")
     assert function([rollout("a"), rollout("b"), rollout("c")]) == [None, None, 1.0]
 
 
@@ -189,24 +187,18 @@ def test_async_none_and_nan(tmp_path: Path) -> None:
         ("import json; return json.loads('{')", "(r.py:2, in f)"),
     ],
 )
-def test_a_function_that_fails_is_the_rewards_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
-) -> None:
+def test_a_function_that_fails_is_the_rewards_fault(load: Load, body: str, said: str) -> None:
     """Raising, a wrong count and a value that is no number say what was got and expected, and the user's file and line."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.py").write_text(f"def f(completions, **_):\n    {body}\n")
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
     with pytest.raises(RewardError) as caught:
-        function([rollout("a")])
+        load(f"def f(completions, **_):\n    {body}\n")([rollout("a")])
     assert said in caught.value.message
     assert caught.value.message.startswith("reward: f r")
     assert caught.value.exit_code == 3
 
 
-def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(load: Load) -> None:
     """Asked one by one, a function that returns one value would be right by accident; it is useless from then on."""
-    (tmp_path / "r.py").write_text("asked = []\ndef f(completions, **_):\n    asked.append(1)\n    return [1.0]\n")
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:f"])
+    function = load("asked = []\ndef f(completions, **_):\n    asked.append(1)\n    return [1.0]\n")
     scored = score_batch([Weighted(function)], [rollout("a"), rollout("b"), rollout("c")])
     assert [one.parts[0].value for one in scored] == [None] * 3
     assert all("returned 1 value for 3 rollouts" in one.faults["f"] for one in scored)
@@ -214,25 +206,21 @@ def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(tmp_path:
     assert function.function.__globals__["asked"] == [1]  # type: ignore[attr-defined]  # a Python function has them
 
 
-def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(tmp_path: Path) -> None:
+def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(load: Load) -> None:
     """Rollouts that come one at a time get no reward either; a function that counts right is called so once only."""
-    (tmp_path / "r.py").write_text(
-        "calls = []\n"
-        "def one(completions, **_):\n    return [1.0]\n"
-        "def each(completions, **_):\n    calls.append(len(completions))\n    return [1.0] * len(completions)\n"
-    )
-    ((one, _),) = load_rewards([f"{tmp_path / 'r.py'}:one"])
+    one = load("def f(completions, **_):\n    return [1.0]\n")
     for _ in range(2):
         with pytest.raises(RewardError, match=r"returned 1 value for 2 rollouts"):
             one([rollout("a")])
-    ((each, _),) = load_rewards([f"{tmp_path / 'r.py'}:each"])
+    counts = "calls.append(len(completions))\n    return [1.0] * len(completions)\n"
+    each = load(f"calls = []\ndef f(completions, **_):\n    {counts}")
     assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3
     assert each.function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]  # a Python function has them
 
 
-def test_what_is_no_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
+def test_what_is_no_function_is_refused_before_it_is_called(load: Load) -> None:
     """A class, a value and a builtin are usage errors; an instance that can be called is taken, async or not."""
-    (tmp_path / "r.py").write_text(
+    text = (
         "class Kind:\n"
         "    async def __call__(self, completions, **_):\n"
         "        return [2.0 for _ in completions]\n"
@@ -246,36 +234,26 @@ def test_what_is_no_function_is_refused_before_it_is_called(tmp_path: Path) -> N
         ("builtin", "its parameters cannot be read"),
     ):
         with pytest.raises(UsageError, match=said):
-            load_rewards([f"{tmp_path / 'r.py'}:{name}"])
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:instance"])
-    assert function([rollout("a")]) == [2.0]
-    ((function, _),) = load_rewards([f"{tmp_path / 'r.py'}:stream"])
+            load(text, f"r.py:{name}")
+    assert load(text, "r.py:instance")([rollout("a")]) == [2.0]
     with pytest.raises(RewardError, match="stream returned an async_generator, expected a list of numbers"):
-        function([rollout("a")])
+        load(text, "r.py:stream")([rollout("a")])
 
 
-def test_a_file_that_fails_while_it_is_imported_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the module's own code raises, sys.exit included, is a usage error with file and line."""
-    monkeypatch.chdir(tmp_path)
-    for body, said in (("x = 1 / 0", "ZeroDivisionError"), ("import sys; sys.exit(0)", "SystemExit: 0")):
-        (tmp_path / "r.py").write_text(f"y = 1\n{body}\ndef f(**_): ...\n")
-        with pytest.raises(UsageError) as caught:
-            load_rewards([f"{tmp_path / 'r.py'}:f"])
-        assert said in caught.value.message
-        assert caught.value.message.endswith("(r.py:2)")
-
-
-def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """A missing file, a missing name and an import error are usage errors."""
-    (tmp_path / "r.py").write_text("def good(**_): ...\n")
-    (tmp_path / "broken.py").write_text("import nothing_like_it\n")
-    for spec, said in (
-        ("no.py:f", "no such file"),
-        ("r.py:goo", "did you mean 'good'"),
-        ("broken.py:f", "cannot be imported"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            load_rewards([f"{tmp_path}/{spec}"])
+@pytest.mark.parametrize(
+    ("text", "spec", "said"),
+    [
+        ("", "no.py:f", "no such file"),
+        ("def good(**_): ...\n", "r.py:goo", "did you mean 'good'"),
+        ("import nothing_like_it\n", "r.py:f", "cannot be imported"),
+        ("y = 1\nx = 1 / 0\n", "r.py:f", r"ZeroDivisionError.*\(r.py:2\)"),
+        ("y = 1\nimport sys; sys.exit(0)\n", "r.py:f", r"SystemExit: 0.*\(r.py:2\)"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded(load: Load, text: str, spec: str, said: str) -> None:
+    """A missing file or name, and whatever the module's own code raises, sys.exit included, with file and line."""
+    with pytest.raises(UsageError, match=said):
+        load(text, spec)
 
 
 def test_several_reward_servers_have_a_name_each() -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from gymdata.errors import RewardError, UsageError
-from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.rewards.scheduler import Weighted, score_batch, step_rewards
+from tests.rewards.conftest import Load
 from tests.rewards.rollouts import rollout
-
-Load = Callable[..., RewardFunction]
-
-
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """The function ``f`` (or what ``spec`` names) of a file r.py with this text."""
-    monkeypatch.chdir(tmp_path)
-
-    def loaded(text: str, spec: str = "r.py:f") -> RewardFunction:
-        (tmp_path / "r.py").write_text(text)
-        ((function, _),) = load_rewards([spec])
-        return function
-
-    return loaded
 
 
 def two() -> list[dict[str, Any]]:
