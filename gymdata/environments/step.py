@@ -50,11 +50,6 @@ def gives_steps(function: Any) -> bool:
     return "Step" in str(getattr(function, "__annotations__", {}).get("return", ""))
 
 
-def as_step(value: Any) -> Step:
-    """A plain value as a step without a reward."""
-    return value if isinstance(value, Step) else Step(value)
-
-
 def reward_of(value: Any, what: str) -> float | None:
     """A reward as user code gives it: a finite number, or None for none. Raises OutsideError."""
     if value is None:
@@ -85,7 +80,7 @@ def user_answer(value: Any, what: str) -> StepResult:
     """A user's answer as a ``StepResult``: text, a message, a list of them, a ``Step`` of these, or None to end.
 
     Raises OutsideError when it is something else."""
-    step = as_step(value)
+    step = value if isinstance(value, Step) else Step(value)
     content = [] if step.content is None else step.content
     if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
         content = [content]

@@ -114,7 +114,7 @@ class Answer:
     def _logprobs(self, generation: Generation, ids: Sequence[int]) -> list[TokenLogprob]:
         decode, top = self._chat.decode, generation.top_log_probs or [()] * len(ids)
         return [
-            TokenLogprob(decode([i]), i, float(p), [(decode([j]), int(j), float(q)) for j, q in row])
+            TokenLogprob(decode([i]), float(p), [(decode([j]), float(q)) for j, q in row])
             for i, p, row in zip(ids, generation.log_probs, top, strict=True)
         ]
 

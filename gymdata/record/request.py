@@ -63,7 +63,6 @@ class RequestError(Exception):
 class AgentRequest:
     """A request for completions. ``sampling``: temperature and the like by vLLM's names, only what the client sent."""
 
-    dialect: str
     model: str
     messages: Sequence[Message]
     #: As Chat Completions has them: ``{"type": "function", "function": {"name", "description", "parameters"}}``.
@@ -103,9 +102,8 @@ class TokenLogprob:
     """A generated token with its log-probability and the alternatives to it, most probable first."""
 
     token: str
-    token_id: int
     logprob: float
-    top: Sequence[tuple[str, int, float]] = ()
+    top: Sequence[tuple[str, float]] = ()
 
 
 #: ``tool_calls``: the model called tools. Each dialect has its own words for these.

@@ -147,15 +147,8 @@ class FailuresAreTurns(Recorder):
 @contextlib.asynccontextmanager
 async def recorder_at(endpoint: str, folder: Path, kind: type[Recorder]) -> AsyncIterator[str]:
     """The URL of a recorder in front of the engine at ``endpoint``."""
-    settings = {
-        "output": folder,
-        "endpoint": [endpoint],
-        "tokenizer": POLICY,
-        "keep_reasoning": False,
-        "retries": 0,
-        "seed": 1,
-    }
-    config = RecordConfig.of(settings, "test")
+    settings = {"output": folder, "endpoint": [endpoint], "tokenizer": POLICY, "keep_reasoning": False}
+    config = RecordConfig.of({**settings, "retries": 0, "seed": 1}, "test")
     parts = await asyncio.to_thread(load_parts, config.as_collect())  # asks the engine for its models
     bound = listening_socket("127.0.0.1", 0)
     with (

@@ -10,6 +10,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.rewards.remote import RemoteReward
 from tests.rollout_files import rollout, write_run
 
 REWARDS = """
@@ -135,9 +136,15 @@ def test_a_function_given_as_an_object_is_tried(run: Path) -> None:
     ],
 )
 def test_what_cannot_be_checked_is_named(
-    run: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    said: str,
 ) -> None:
     """Too little, too much, a typo, no rollouts, and a server that is not there end with their exit codes."""
+    monkeypatch.setitem(RemoteReward.__init__.__kwdefaults__, "pause_s", 0.0)
     assert main(["check", *words]) == code
     assert said in capsys.readouterr().err
 

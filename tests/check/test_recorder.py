@@ -47,7 +47,7 @@ def test_gymdata_s_recorder_passes_every_case(tmp_path: Path) -> None:
     assert validate(tmp_path / "run").ok
 
 
-#: What was sampled: two samples, of which the letters are the ids.
+#: What the engine sampled, and a prompt that it failed.
 DRAWS = [Draw([1, 2], [5, 6, 9], [-0.5, -0.25, -1.0], "stop"), Draw([1, 3], [7, 9], [-0.5, -0.125], "stop")]
 FAILED = [[1, 4]]
 
@@ -80,7 +80,7 @@ def test_a_wrong_turn_is_named_by_what_it_looks_like(changes: dict[str, Any], wo
     """The first of two turns is not what was sampled; of ids that differ by ten, the text is the same."""
     turns = [RecordedTurn(draw.prompt, draw.ids, draw.log_probs, draw.finish_reason, "main") for draw in DRAWS]
     turns[0] = replace(turns[0], **changes)
-    what = difference(sorted(turns, key=lambda turn: turn != turns[1]), DRAWS, FAILED, decode)
+    what = difference(turns, DRAWS, FAILED, decode)
     assert what is None if words is None else words in str(what)
 
 

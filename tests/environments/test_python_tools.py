@@ -26,7 +26,6 @@ class Box:
 
     def reset(self, **task):
         self.task = task
-        return task.get("greeting")
 
     def echo(self, text: str) -> str:
         """Say it.
@@ -254,21 +253,8 @@ def test_text_that_no_file_can_hold_is_made_whole(file: Path) -> None:
     assert message["content"] == "a?b"
 
 
-def test_a_greeting_joins_the_last_message(file: Path) -> None:
-    """What reset returns is appended to the prompt, and the task's own messages stay as they were."""
-
-    async def run() -> tuple[Any, Any]:
-        task = Task("t", [{"role": "user", "content": "q"}], None, {"greeting": " hello"}, "h")
-        episode = await load_environment(f"{file}:Box").start(task, 0)
-        return episode.messages, task.messages
-
-    said, kept = asyncio.run(run())
-    assert said[-1]["content"] == "q hello"
-    assert kept[-1]["content"] == "q"
-
-
-def test_a_task_that_reset_changes_stays_as_it_is(tmp_path: Path) -> None:
-    """Each rollout of a task begins with the same row, and that row is written."""
+def test_a_greeting_joins_the_last_message_of_a_task_that_stays_as_it_is(tmp_path: Path) -> None:
+    """Whatever reset changes: each rollout of a task begins with the same row and messages, and that row is written."""
     file = tmp_path / "tags.py"
     file.write_text(
         "class Tags:\n    def reset(self, tags, **row):\n        tags.append('seen')\n        return ' '.join(tags)\n"
@@ -280,7 +266,7 @@ def test_a_task_that_reset_changes_stays_as_it_is(tmp_path: Path) -> None:
         return [(await environment.start(task, index)).messages[-1]["content"] for index in (0, 1)]
 
     assert asyncio.run(run()) == ["q: a seen", "q: a seen"]
-    assert task.row == {"tags": ["a"]}
+    assert (task.row, task.messages[-1]["content"]) == ({"tags": ["a"]}, "q: ")
 
 
 def test_reset_that_raises_is_the_environments_failure(file: Path) -> None:

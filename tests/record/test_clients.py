@@ -34,6 +34,7 @@ PARAMETERS = {
 FUNCTION = {"name": "add", "description": "Adds two numbers.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
 THOUGHT, CALL, ANSWER = "A tool is needed.", 'CALL add {"a": 2, "b": 40}', "It is 42."
+THINKS = f"THINK {THOUGHT}|{CALL}"
 
 
 def add(a: int, b: int) -> int:
@@ -63,7 +64,7 @@ def anthropic(r: Recording) -> Any:
 
 def test_openai_calls_a_tool_by_chat_completions(openai: Any, r: Recording) -> None:
     """Without a stream, then with one; what it sends back is what it got."""
-    r.sampler.script = [f"THINK {THOUGHT}|{CALL}"] * 2 + [ANSWER]
+    r.sampler.script = [THINKS, THINKS, ANSWER]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     answer = openai.chat.completions.create(
         model="m", messages=messages, tools=[TOOL], logprobs=True, top_logprobs=1, n=2
@@ -106,7 +107,7 @@ def test_openai_calls_a_tool_by_responses(openai: Any, r: Recording) -> None:
     from openai.types.responses import Response, ResponseStreamEvent
     from pydantic import TypeAdapter
 
-    r.sampler.script = [f"THINK {THOUGHT}|{CALL}", ANSWER, f"THINK {THOUGHT}|{CALL}"]
+    r.sampler.script = [THINKS, ANSWER, THINKS]
     tools = [{"type": "function", **FUNCTION, "strict": False}]
     with openai.responses.stream(model="m", input=QUESTION, tools=tools) as stream:
         events = list(stream)
@@ -137,7 +138,7 @@ def test_anthropic_calls_a_tool(anthropic: Any, r: Recording) -> None:
     from anthropic.types import Message, RawMessageStreamEvent
     from pydantic import TypeAdapter
 
-    r.sampler.script = [f"THINK {THOUGHT}|{CALL}", f"THINK Easy.|{ANSWER}", f"THINK {THOUGHT}|{CALL}"]
+    r.sampler.script = [THINKS, f"THINK Easy.|{ANSWER}", THINKS]
     tools = [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     asked = {"model": "m", "max_tokens": 100, "tools": tools}

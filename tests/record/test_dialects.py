@@ -81,7 +81,7 @@ def completion(request: AgentRequest, reply: Reply, index: int = 0) -> AgentComp
         {"id": f"call{index}{n}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         for n, (name, arguments) in enumerate(reply.calls)
     ]
-    logprobs = [TokenLogprob(word, n, -0.5, [(word, n, -0.5), ("other", 99, -1.5)]) for n, word in enumerate(words)]
+    logprobs = [TokenLogprob(word, -0.5, [(word, -0.5), ("other", -1.5)]) for word in words]
     return AgentCompletion(
         id="abc",
         created=1_700_000_000,

@@ -300,7 +300,7 @@ def usage(completions: Sequence[AgentCompletion]) -> JsonObject:
 
 def logprob_items(token: Any) -> JsonObject:
     """A token with its log-probability and alternatives, as chat completions and responses have them."""
-    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, _, value in token.top]
+    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
     return {
         "token": token.token,
         "logprob": token.logprob,

@@ -58,7 +58,6 @@ class ChatCompletions(Choices):
         options = Fields(fields.section("stream_options"), "stream_options.")
         options.without_effect("include_obfuscation", "continuous_usage_stats")
         request = AgentRequest(
-            dialect=self.name,
             model=fields.text("model") or "",
             messages=stored_messages(lambda: [_message(message) for message in messages]),
             tools=tools or None,

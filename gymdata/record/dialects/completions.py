@@ -31,7 +31,6 @@ class Completions(Choices):
         options = Fields(fields.section("stream_options"), "stream_options.")
         options.without_effect("include_obfuscation", "continuous_usage_stats")
         request = AgentRequest(
-            dialect=self.name,
             model=fields.text("model") or "",
             messages=(),
             sampling=fields.sampling(*SAMPLING),
@@ -80,7 +79,7 @@ def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> Js
         logprobs = {
             "tokens": tokens,
             "token_logprobs": [token.logprob for token in completion.logprobs],
-            "top_logprobs": [{other: value for other, _, value in token.top} for token in completion.logprobs],
+            "top_logprobs": [dict(token.top) for token in completion.logprobs],
             "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0))[: len(tokens)],
         }
     ids = {"token_ids": list(completion.token_ids), "prompt_token_ids": list(completion.prompt_token_ids)}

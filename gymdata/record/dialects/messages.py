@@ -76,7 +76,6 @@ class Messages:
         user_id = object_of(loads(fields.section("metadata").get("user_id")))
         session = headers.get("x-claude-code-session-id") or user_id.get("session_id")
         request = AgentRequest(
-            dialect=self.name,
             model=fields.text("model") or "",
             messages=read,
             tools=tools or None,

@@ -62,7 +62,6 @@ class Responses(OpenAI):
         text.refuse_rest()
         previous = fields.text("previous_response_id")
         request = AgentRequest(
-            dialect=self.name,
             model=fields.text("model") or "",
             messages=stored_messages(lambda: _chat(items, instructions)),
             tools=tools or None,
