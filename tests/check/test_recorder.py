@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from gymdata.record.recorder import Recorder
 from gymdata.urls import address_of, listening_socket
 from gymdata.validate.run import validate
 from tests.check import recorders
+from tests.kills import fork
 
 pytestmark = pytest.mark.torch
 #: What each wrong recorder is told, by a case of this name.
@@ -109,13 +109,12 @@ def test_the_command_checks_a_recorder_that_starts_after_it(
     upstream, own = (address_of(socket).rpartition(":")[2] for socket in bound)
     for socket in bound:
         socket.close()
-    record = [sys.executable, "-m", "gymdata", "record", "-o", str(tmp_path / "run"), "--port", own]
-    record += ["--endpoint", f"http://127.0.0.1:{upstream}", "--tokenizer", recorders.POLICY]
-    started: list[subprocess.Popen[bytes]] = []
+    record = ["-o", str(tmp_path / "run"), "--port", own, "--endpoint", f"http://127.0.0.1:{upstream}"]
+    started: list[BaseProcess] = []
 
     def note(text: str) -> None:
         if text.startswith("waiting for"):
-            started.append(subprocess.Popen(record))
+            started.append(fork([*record, "--tokenizer", recorders.POLICY], "record"))
 
     monkeypatch.setattr("gymdata.cli.check.note", note)
     try:
@@ -123,7 +122,7 @@ def test_the_command_checks_a_recorder_that_starts_after_it(
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.join()
     printed = json.loads(capfd.readouterr().out)
     assert (code, printed["ok"], len(printed["cases"])) == (0, True, 3)
 
