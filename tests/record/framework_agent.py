@@ -7,8 +7,8 @@ from typing import Any
 from sample_data.calculator_agent import TOOL, answer
 
 
-async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str, streamed: bool = False) -> None:
-    """One run of the SDK's agent; the model's mistakes end it."""
+async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -> None:
+    """One run of the SDK's agent, by the ``model`` of the SDK that the task names; the policy's mistakes end it."""
     import agents
     from openai import AsyncOpenAI
 
@@ -22,11 +22,10 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str, s
         function["name"], function["description"], function["parameters"], call, strict_json_schema=False
     )
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        agent = agents.Agent(
-            name="calculator", tools=[tool], model=agents.OpenAIChatCompletionsModel(model=model, openai_client=client)
-        )
+        speaks = getattr(agents, task.get("model", "OpenAIChatCompletionsModel"))
+        agent = agents.Agent(name="calculator", tools=[tool], model=speaks(model=model, openai_client=client))
         try:
-            if streamed:
+            if task.get("stream"):
                 async for _ in agents.Runner.run_streamed(agent, task["prompt"]).stream_events():
                     pass
             else:
@@ -37,4 +36,4 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str, s
 
 async def solve_streamed(task: dict[str, Any], base_url: str, api_key: str, model: str) -> None:
     """The same, reading streams."""
-    await solve(task, base_url, api_key, model, streamed=True)
+    await solve({**task, "stream": True}, base_url, api_key, model)

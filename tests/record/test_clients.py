@@ -19,6 +19,7 @@ from gymdata.errors import OutsideError
 from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
+from sample_data.calculator_agent import TOOL, answer
 from tests.collect.fake_parts import ROLE, FakeSampler
 from tests.docs_blocks import ROOT, blocks
 from tests.record.recorded_agent import collected
@@ -26,20 +27,16 @@ from tests.record.scripted_engine import Letters, Recording, Scripted, recording
 
 KEY = "gymdata-k"
 QUESTION = "How much is 2+40?"
-PARAMETERS = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-}
-FUNCTION = {"name": "add", "description": "Adds two numbers.", "parameters": PARAMETERS}
-TOOL = {"type": "function", "function": FUNCTION}
-THOUGHT, CALL, ANSWER = "A tool is needed.", 'CALL add {"a": 2, "b": 40}', "It is 42."
+FUNCTION = TOOL["function"]
+THOUGHT, CALL, ANSWER = "A tool is needed.", 'CALL calculate {"expression": "2+40"}', "It is 42."
 THINKS = f"THINK {THOUGHT}|{CALL}"
 
 
-def add(a: int, b: int) -> int:
-    """Adds two numbers."""
-    return a + b
+def result_of(message: Any) -> dict[str, Any]:
+    """What the tool says to the call of a chat message."""
+    (call,) = message.tool_calls
+    result = answer(call.function.name, call.function.arguments)
+    return {"role": "tool", "tool_call_id": call.id, "content": result}
 
 
 @pytest.fixture
@@ -63,41 +60,32 @@ def anthropic(r: Recording) -> Any:
 
 
 def test_openai_calls_a_tool_by_chat_completions(openai: Any, r: Recording) -> None:
-    """Without a stream, then with one; what it sends back is what it got."""
-    r.sampler.script = [THINKS, THINKS, ANSWER]
+    """Without a stream, then with one, whose parts of a call its accumulator puts together; what it sends back is what it
+    got."""
+    r.sampler.script = [THINKS, THINKS, CALL, ANSWER]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    answer = openai.chat.completions.create(
-        model="m", messages=messages, tools=[TOOL], logprobs=True, top_logprobs=1, n=2
-    )
-    first, second = answer.choices
+    more: Any = {"tools": [TOOL], "logprobs": True, "top_logprobs": 1, "n": 2}
+    first, second = openai.chat.completions.create(model="m", messages=messages, **more).choices
     assert first.message.reasoning_content == THOUGHT
     assert second.logprobs.content[0].top_logprobs[0].token == "T"
-    (call,) = first.message.tool_calls
-    result = str(add(**json.loads(call.function.arguments)))
-    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     options = {"include_usage": True}
+    messages += [first.message, result_of(first.message)]
     with openai.chat.completions.stream(model="m", messages=messages, tools=[TOOL], stream_options=options) as events:
-        final = list(events) and events.get_final_completion()
-    assert (final.choices[0].message.content, final.choices[0].finish_reason) == (ANSWER, "stop")
-    assert final.usage.total_tokens == sum(map(len, (r.sampler.requests[1].prompt_token_ids, ANSWER, "/")))
-
-
-def test_openai_streams_calls_of_tools_by_chat_completions(openai: Any, r: Recording) -> None:
-    """Its accumulator puts names and arguments together."""
-    r.sampler.script = [CALL]
-    messages = [{"role": "user", "content": QUESTION}]
-    with openai.chat.completions.stream(model="m", messages=messages, tools=[TOOL]) as events:
         kinds = [event.type for event in events]
-        message = events.get_final_completion().choices[0].message
+        streamed = events.get_final_completion()
     assert "tool_calls.function.arguments.done" in kinds
-    assert json.loads(message.tool_calls[0].function.arguments) == {"a": 2, "b": 40}
+    assert streamed.usage.total_tokens == sum(map(len, (r.sampler.requests[1].prompt_token_ids, CALL, "/")))
+    message = streamed.choices[0].message
+    assert json.loads(message.tool_calls[0].function.arguments) == {"expression": "2+40"}
+    last = openai.chat.completions.create(model="m", messages=[*messages, message, result_of(message)], tools=[TOOL])
+    assert (last.choices[0].message.content, last.choices[0].finish_reason) == (ANSWER, "stop")
 
 
 def test_openai_completes_text(openai: Any, r: Recording) -> None:
     """Streamed, too."""
     r.sampler.script = ["upon a time"] * 3
-    answer = openai.completions.create(model="m", prompt="once", n=2)
-    assert [choice.text for choice in answer.choices] == ["upon a time"] * 2
+    completion = openai.completions.create(model="m", prompt="once", n=2)
+    assert [choice.text for choice in completion.choices] == ["upon a time"] * 2
     chunks = list(openai.completions.create(model="m", prompt="once", stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "upon a time"
 
@@ -117,7 +105,7 @@ def test_openai_calls_a_tool_by_responses(openai: Any, r: Recording) -> None:
     for item in items[1:]:
         item.pop("parsed_arguments", None)
         [part.pop("parsed", None) for part in item.get("content") or ()]
-    result = str(add(**json.loads(call.arguments)))
+    result = answer(call.name, call.arguments)
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
     second = openai.responses.create(model="m", input=items, tools=tools)
     n_tokens = sum(map(len, (r.sampler.requests[1].prompt_token_ids, ANSWER, "/")))
@@ -139,16 +127,16 @@ def test_anthropic_calls_a_tool(anthropic: Any, r: Recording) -> None:
     from pydantic import TypeAdapter
 
     r.sampler.script = [THINKS, f"THINK Easy.|{ANSWER}", THINKS]
-    tools = [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS}]
+    tools = [{"name": "calculate", "description": "Works it out.", "input_schema": FUNCTION["parameters"]}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     asked = {"model": "m", "max_tokens": 100, "tools": tools}
     with anthropic.messages.stream(messages=messages, **asked) as stream:
         first = stream.get_final_message()
     (use,) = [block for block in first.content if block.type == "tool_use"]
     assert (first.stop_reason, first.content[0].thinking) == ("tool_use", THOUGHT)
-    result = {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
-    answer = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    with anthropic.messages.stream(messages=[*messages, *answer], **asked) as stream:
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": answer(use.name, json.dumps(use.input))}
+    replies = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    with anthropic.messages.stream(messages=[*messages, *replies], **asked) as stream:
         assert "".join(stream.text_stream) == ANSWER
         second = stream.get_final_message()
     assert (second.content[-1].text, second.stop_reason) == (ANSWER, "end_turn")
@@ -200,29 +188,12 @@ async def litellm_agent(task: dict[str, Any], base_url: str, api_key: str) -> No
 
     def ask(messages: list[Any]) -> Any:
         more: Any = {"tools": [TOOL], "api_key": api_key, "api_base": base, "stream": stream}
-        answer = litellm.completion(model=name, messages=messages, **more)
-        return (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices[0].message
+        reply = litellm.completion(model=name, messages=messages, **more)
+        return (litellm.stream_chunk_builder(list(reply)) if stream else reply).choices[0].message
 
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     first = ask(messages)
-    (call,) = first.tool_calls
-    result = str(add(**json.loads(call.function.arguments)))
-    ask([*messages, first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": result}])
-
-
-async def framework_agent(task: dict[str, Any], base_url: str, api_key: str) -> None:
-    """The framework runs the tool itself, by either of its models."""
-    import agents
-    from openai import AsyncOpenAI
-
-    agents.set_tracing_disabled(True)
-    model = getattr(agents, task["model"])(model="m", openai_client=AsyncOpenAI(base_url=base_url, api_key=api_key))
-    agent = agents.Agent(name="calculator", tools=[agents.function_tool(add)], model=model)
-    if not task["stream"]:
-        await agents.Runner.run(agent, task["prompt"])
-        return
-    async for _ in agents.Runner.run_streamed(agent, task["prompt"]).stream_events():
-        pass
+    ask([*messages, first.model_dump(), result_of(first)])
 
 
 @pytest.mark.full
@@ -230,10 +201,10 @@ async def framework_agent(task: dict[str, Any], base_url: str, api_key: str) -> 
 @pytest.mark.parametrize(
     ("package", "agent", "model"),
     [
-        ("litellm", "litellm_agent", "openai/m"),
-        ("litellm", "litellm_agent", "anthropic/m"),
-        ("agents", "framework_agent", "OpenAIChatCompletionsModel"),
-        ("agents", "framework_agent", "OpenAIResponsesModel"),
+        ("litellm", "test_clients.py:litellm_agent", "openai/m"),
+        ("litellm", "test_clients.py:litellm_agent", "anthropic/m"),
+        ("agents", "framework_agent.py:solve", "OpenAIChatCompletionsModel"),
+        ("agents", "framework_agent.py:solve", "OpenAIResponsesModel"),
     ],
 )
 def test_a_library_loops_over_a_tool(
@@ -244,7 +215,7 @@ def test_a_library_loops_over_a_tool(
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     task = {"task_id": "t", "prompt": QUESTION, "model": model, "stream": stream}
     sampler = FakeSampler(lambda prompt, _: ANSWER if ROLE["tool"] in prompt else CALL)
-    assert collected([task], tmp_path / "run", sampler, agent=f"{__file__}:{agent}").failures == 0
+    assert collected([task], tmp_path / "run", sampler, agent=f"{Path(__file__).parent}/{agent}").failures == 0
     (row,) = read_table(tmp_path / "run", ROLLOUTS).to_pylist()
     assert (row["n_turns"], row["n_breaks"], row["messages"][-1]["content"]) == (2, 0, ANSWER)
     assert row["messages"][-2]["content"] == "42"

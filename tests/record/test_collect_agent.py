@@ -50,7 +50,8 @@ def failures_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("code", "status", "stop_reason"), [(0, "completed", None), (3, "truncated", "exit_3")])
 def test_a_rollout_is_what_the_agent_did(tmp_path: Path, code: int, status: str, stop_reason: str | None) -> None:
-    """Each task's group is recorded and scored by file, output and exit code, as often as was asked, and then stays."""
+    """Each task's group is recorded and scored by file, output and exit code, as often as was asked, and then stays; agents
+    that all failed end the command with 1, and a remark says where the reason is."""
     reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
     run, sampler = tmp_path / "run", FakeSampler()
@@ -68,6 +69,8 @@ def test_a_rollout_is_what_the_agent_did(tmp_path: Path, code: int, status: str,
         left = json.loads(row["extra"])["environment"]
         assert left == {"exit_code": code, "stdout": f"wrote {text}\n", "stderr": f"of {row['task_id']}\n"}
     assert (summary.rollouts, summary.failures, summary.exit_code, len(sampler.requests)) == (4, 0, int(code > 0), 4)
+    remarks = [text.partition(" other than 0")[0] for text in summary.remarks() if "exit code" in text]
+    assert (summary.agent_exits, remarks) == ((4, ["every agent ended with an exit code"]) if code else (0, []))
     assert validate(run).ok
     assert not list(Path(run).glob("sessions/*"))
     again = collected(TASKS, run, sampler, **settings)
@@ -345,16 +348,6 @@ def test_a_machine_without_namespaces_refuses_isolation(monkeypatch: pytest.Monk
         load_agent("true {prompt}", isolate=True)
     with pytest.raises(UsageError, match="a function runs in this process"):
         load_agent(lambda task: None, isolate=True)
-
-
-def test_agents_that_all_fail_end_the_command_with_1(tmp_path: Path) -> None:
-    """With a remark that says where the reason is."""
-    every = collected(TASKS, tmp_path / "every", FakeSampler(), agent=asking(1))
-    assert (every.rollouts, every.agent_exits, every.exit_code) == (2, 2, 1)
-    (remark,) = [text for text in every.remarks() if "exit code" in text]
-    assert remark.startswith("every agent ended with an exit code other than 0")
-    none = collected(TASKS, tmp_path / "none", FakeSampler(), agent=asking())
-    assert (none.agent_exits, none.exit_code) == (0, 0)
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next_of_any_run(

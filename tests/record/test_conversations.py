@@ -181,13 +181,3 @@ def test_without_a_key_a_request_belongs_to_the_session_that_it_continues(tmp_pa
         r.said("x", one, "z", key="")
         sessions = list(r.recorder.sessions.values())
         assert [s.messages_of(1)[-1]["content"] for s in sessions] == ["d", "c"]
-
-
-def test_text_and_ids_continue_what_they_begin_with(tmp_path: Path) -> None:
-    """/v1/completions: the rest of the text alone is encoded."""
-    with recording(tmp_path / "run", "bc", "e") as r:
-        answer = r.client.post("/s/k/v1/completions", json={"model": "m", "prompt": "a", "max_tokens": 2}).json()
-        assert answer["choices"][0]["text"] == "bc"
-        r.client.post("/s/k/v1/completions", json={"model": "m", "prompt": "abcd", "max_tokens": 4})
-        assert r.prompts() == ["a", "abcd"]
-        assert len(r.recorder.sessions["k"].threads) == 1
