@@ -144,7 +144,9 @@ def test_what_cannot_be_checked_is_named(
     said: str,
 ) -> None:
     """Too little, too much, a typo, no rollouts, and a server that is not there end with their exit codes."""
-    monkeypatch.setitem(RemoteReward.__init__.__kwdefaults__, "pause_s", 0.0)
+    defaults = RemoteReward.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "pause_s", 0.0)
     assert main(["check", *words]) == code
     assert said in capsys.readouterr().err
 
