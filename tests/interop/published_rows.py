@@ -1,12 +1,11 @@
 """A row of each data set or log that other projects publish in a shape of its own, with the answer n.
 
 The rows have the keys that the projects' own sources name: AlpacaFarm's and AlpacaEval's annotations; the cards of
-HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA,
-Capybara, glaive-function-calling-v2, xLAM, UltraFeedback, Nectar, webgpt_comparisons, summarize_from_feedback and oasst1;
-the pages on tuning data of Gemini and of Amazon Bedrock; RLHFlow's lists of responses; ``event_to_dict`` and
-the SDK's events of OpenHands; ``ExportCommand`` and ``MessageV2`` of OpenCode; ``Results`` of tau2-bench;
-``trajectory_to_dict`` of ART; ``Episode.to_dict`` of rLLM; OpenTelemetry's ``gen-ai-input-messages.json``; the hub's Session
-Trace format; pi's sessions.
+HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA, Capybara, glaive-function-calling-v2, xLAM, UltraFeedback, Nectar,
+webgpt_comparisons, summarize_from_feedback and oasst1; the pages on tuning data of Gemini and of Amazon Bedrock; RLHFlow's
+lists of responses; ``event_to_dict`` and the SDK's events of OpenHands; ``ExportCommand`` and ``MessageV2`` of OpenCode;
+``Results`` of tau2-bench; ``trajectory_to_dict`` of ART; ``Episode.to_dict`` of rLLM; OpenTelemetry's
+``gen-ai-input-messages.json``; the hub's Session Trace format; sessions of Claude Code, Codex and pi.
 """
 
 from __future__ import annotations
@@ -305,8 +304,48 @@ PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
     },
 }  # fmt: skip
 
+BLOCKS = [
+    {"type": "thinking", "thinking": "Add.", "signature": "s"},
+    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 2}},
+]
+OUTCOME = [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "5"}]}]
+
+
+def claude_code() -> list[dict[str, Any]]:
+    def line(n: int, role: str, content: Any, **more: Any) -> dict[str, Any]:
+        message = {"role": role, "content": content, **({"id": more.pop("id"), "model": "m"} if "id" in more else {})}
+        ids = {"uuid": f"u{n}", "parentUuid": f"u{n - 1}" if n else None, "sessionId": "s", "cwd": "/w"}
+        return {"type": role, "isSidechain": False, "message": message, **ids, **more}
+
+    return [
+        {"type": "summary", "summary": "A sum", "leafUuid": "u4"},
+        line(0, "user", _ASKED),
+        line(1, "assistant", BLOCKS[:1], id="m1"),
+        line(2, "assistant", BLOCKS[1:], id="m1"),
+        line(3, "user", OUTCOME, toolUseResult={"stdout": "5"}),
+        line(3, "user", "Other work.", isSidechain=True),
+        line(4, "assistant", [{"type": "text", "text": "5"}], id="m2"),
+    ]
+
+
+def codex() -> list[dict[str, Any]]:
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASKED}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Add."}], "encrypted_content": "x"},
+        {"type": "function_call", "name": "add", "arguments": '{"a": 2}', "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "5"}]},
+    ]
+    meta = {"type": "session_meta", "payload": {"id": "s", "cwd": "/w", "base_instructions": {"text": "Be brief."}}}
+    event = {"type": "event_msg", "payload": {"type": "agent_message", "message": "5"}}
+    turn = {"type": "turn_context", "payload": {"model": "m"}}
+    return [meta, turn, *({"type": "response_item", "payload": item} for item in items), event]
+
+
 #: Lines of sessions, of which a file is one rollout.
 SESSIONS: dict[str, list[dict[str, Any]]] = {
+    "claude-code": claude_code(),
+    "codex": codex(),
     "openhands": openhands_events(5),
     "session-trace": [
         {"type": "session", "harness": "my-agent", "id": "s1", "name": "A sum"},

@@ -23,29 +23,38 @@ from gymdata.store.lines import decode, encode, iter_lines
 from gymdata.store.paths import resolve
 from gymdata.validate.run import validate
 from tests.interop.published_rows import PUBLISHED, SESSIONS, arena_texts, oasst, oasst_messages
-from tests.interop.trajectories import ANSWER, QUESTION, ROWS, write
+from tests.interop.trajectories import (
+    ANSWER,
+    CALLS,
+    QUESTION,
+    RESULT,
+    ROWS,
+    SYSTEM,
+    imported,
+    lines,
+    rejected,
+    said,
+    write,
+)
 from tests.rollout_files import rollout, two_turns
 
-CALLS = '[{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}]'
 RUN = CALLS.replace("add", "bash").replace('{\\"a\\": 2}', '{\\"command\\": \\"ls\\"}')
-SYSTEM = {"role": "system", "content": "Be brief."}
-TOOL = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+CALLED = {"role": "assistant", "tool_calls": CALLS}
 FIXED = [
     SYSTEM, {"role": "user", "content": "Fix it"}, {"role": "assistant", "content": "I look.", "tool_calls": RUN},
     {"role": "tool", "tool_call_id": "c1", "content": "a.py"}, {"role": "assistant", "content": "Fixed 5"},
 ]  # fmt: skip
-ADDED = [QUESTION, {"role": "assistant", "reasoning": "Add.", "tool_calls": CALLS}, TOOL, ANSWER]
-
-
-def said(messages: Any) -> list[dict[str, Any]]:
-    """What messages say: their fields that are not null, with the arguments of calls as objects."""
-    return [{k: v for k, v in message.items() if v not in (None, "")} for message in messages]
+ADDED = [QUESTION, CALLED | {"reasoning": "Add."}, RESULT, ANSWER]
+SURE = {"role": "user", "content": "Sure?"}
+#: The ``extra`` of a message that is not trained.
+GIVEN = {"extra": '{"weight": 0}'}
 
 
 def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``said`` with the arguments of calls as values, which some formats have as text."""
+    """What messages say, without ids and empty texts; the arguments of calls, which some formats have as text, as values."""
     made = []
     for message in said(messages):
+        message = {name: value for name, value in message.items() if name != "id" and value != ""}
         calls = [call["function"] for call in json.loads(message.get("tool_calls", "[]"))]
         read = [
             (c["name"], json.loads(c["arguments"]) if isinstance(c["arguments"], str) else c["arguments"])
@@ -55,44 +64,83 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def imported(file: Path, tmp_path: Path, name: str) -> list[dict[str, Any]]:
-    """Rows of a file whose format is recognised as ``name``."""
-    summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert (summary.ok, summary.format) == (True, name)
-    table = PAIRS if summary.pairs else ROLLOUTS
-    return to_rows(read_table(tmp_path / "run", table))
+ASKED, VALUED = QUESTION["content"], [{"type": "text", "value": "5"}]
+THOUGHT = [
+    {"type": "reasoning", "value": "Add."},
+    {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+]
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "value": ASKED}], "loss_weight": 0.0},
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "tool", "content": VALUED},
+    {"role": "assistant", "content": VALUED, "loss_weight": 1.0},
+]
+ROOT = {"message_id": "a", "parent_id": None, "role": "prompter", "text": ASKED}
+REPLY = {"message_id": "b", "parent_id": "a", "role": "assistant", "text": "5", "replies": []}
+OF_AGENT = {"agent": "main", "message_type": "x"}
+#: (format, messages, reward) of the rows of each format.
+MEANT: list[tuple[str, list[dict[str, Any]], float | None]] = [
+    ("art", [QUESTION, ANSWER], 0.5),
+    ("bedrock", [SYSTEM, QUESTION, CALLED, RESULT, ANSWER], None),
+    ("capybara", [QUESTION, ANSWER], None),
+    ("gemini", [SYSTEM, QUESTION, CALLED, {"role": "tool", "name": "add", "content": '{"sum": 5}'},
+                ANSWER | {"reasoning": "Add."}], None),
+    ("glaive", [QUESTION, CALLED, {"role": "tool", "content": '{"sum": 5}'}, ANSWER], None),
+    ("inspect-ai", [SYSTEM, QUESTION, ADDED[1], RESULT | {"name": "add"}, ANSWER], 1.0),
+    ("lima", [QUESTION, ANSWER], None),
+    ("mini-swe-agent", [QUESTION, CALLED, RESULT, ANSWER], None),
+    ("oasst", [QUESTION, ANSWER, SURE, {"role": "assistant", "content": "Yes."}], None),
+    ("opencode", [FIXED[1], FIXED[2] | {"reasoning": "Hm."}, *FIXED[3:]], None),
+    ("openhands", FIXED, 1.0),
+    ("otel-genai", [SYSTEM, QUESTION, CALLED, RESULT, ANSWER], None),
+    ("request-log", [QUESTION, ANSWER], None),
+    ("response-lists", [QUESTION, ANSWER], 0.5),
+    ("rllm", [QUESTION, ANSWER, SURE, ANSWER], 1.0),
+    ("swe-agent", [{"role": "assistant", "content": "A sum."} | GIVEN, *ADDED], None),
+    ("swe-trajectories", [SYSTEM, QUESTION, ANSWER], 1.0),
+    ("tau-bench", [QUESTION, CALLED, RESULT | {"name": "add"}, ANSWER], 1.0),
+    ("tau2-bench", [{"role": "assistant", "content": "Hi!"} | GIVEN, QUESTION, CALLED, RESULT, ANSWER], 1.0),
+    ("ultrafeedback", [QUESTION, ANSWER], 8.5),
+    ("xlam", [{"role": "user", "content": "How much is 2+3? 5"}, CALLED], None),
+]  # fmt: skip
+#: (format, row, messages) as LLaMA-Factory, ms-swift, XTuner, Self-Instruct, AlpacaFarm, SWE-agent, OpenAssistant also
+#: write them.
+OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
+    ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
+    ("trl-messages", {"messages": IN_PARTS}, [QUESTION | GIVEN, ADDED[1], {"role": "tool", "content": "5"}, ANSWER]),
+    (
+        "capybara",
+        {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
+        [SYSTEM, QUESTION, ANSWER],
+    ),
+    (
+        "capybara",
+        {"conversation": [{"system": "Be brief.", "input": ASKED, "output": "5"}]},
+        [SYSTEM, QUESTION, ANSWER],
+    ),
+    ("capybara", {"conversation": [{"input": "", "output": "5"}]}, [ANSWER]),
+    ("alpaca", {"name": "sum", "instruction": ASKED, "instances": [{"input": "", "output": "5"}]}, [QUESTION, ANSWER]),
+    ("response-lists", {"instruction": ASKED, "input": "", "output": ["5"]}, [QUESTION, ANSWER]),
+    ("swe-agent", {"history": [QUESTION | OF_AGENT, ANSWER | OF_AGENT]}, [QUESTION, ANSWER]),
+    ("oasst", ROOT | {"replies": [REPLY]}, [QUESTION, ANSWER]),
+]
+OF_SESSIONS = {"openhands": FIXED, "codex": [SYSTEM, *ADDED]}
 
 
 @pytest.mark.parametrize(
-    ("name", "messages", "reward"),
+    ("name", "rows", "messages", "reward"),
     [
-        ("art", [QUESTION, ANSWER], 0.5),
-        ("bedrock", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], None),
-        ("capybara", [QUESTION, ANSWER], None),
-        ("gemini", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS},
-                    {"role": "tool", "name": "add", "content": '{"sum": 5}'}, ANSWER | {"reasoning": "Add."}], None),
-        ("glaive", [QUESTION, {"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": '{"sum": 5}'}, ANSWER],
-         None),
-        ("lima", [QUESTION, ANSWER], None),
-        ("oasst", [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}], None),
-        ("opencode", [FIXED[1], FIXED[2] | {"reasoning": "Hm."}, *FIXED[3:]], None),
-        ("openhands", FIXED, 1.0),
-        ("otel-genai", [SYSTEM, QUESTION, {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], None),
-        ("response-lists", [QUESTION, ANSWER], 0.5),
-        ("rllm", [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, ANSWER], 1.0),
-        ("swe-trajectories", [SYSTEM, QUESTION, ANSWER], 1.0),
-        ("tau2-bench", [{"role": "assistant", "content": "Hi!", "extra": '{"weight": 0}'}, QUESTION,
-                        {"role": "assistant", "tool_calls": CALLS}, TOOL, ANSWER], 1.0),
-        ("ultrafeedback", [QUESTION, ANSWER], 8.5),
-        ("xlam", [{"role": "user", "content": "How much is 2+3? 5"}, {"role": "assistant", "tool_calls": CALLS}], None),
+        *((name, [(ROWS | PUBLISHED)[name](5)], messages, reward) for name, messages, reward in MEANT),
+        *((name, [row], messages, None) for name, row, messages in OTHER_SHAPES),
+        *((name, rows, OF_SESSIONS.get(name, ADDED), None) for name, rows in SESSIONS.items()),
     ],
-)  # fmt: skip
+)
 def test_a_published_rollout_has_its_messages_and_reward(
-    name: str, messages: list[dict[str, Any]], reward: float | None, tmp_path: Path
+    name: str, rows: list[Any], messages: list[dict[str, Any]], reward: float | None, tmp_path: Path
 ) -> None:
-    """Messages, calls and the reward of a row are those that its project's format means."""
-    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), tmp_path, name)
-    assert [{k: v for k, v in m.items() if k != "id"} for m in plain(row["messages"])] == plain(messages)
+    """Messages, calls and the reward are those that its project's format means; a file of a session is one rollout."""
+    (row,) = imported(write(tmp_path / "a.jsonl", *rows), name)
+    assert plain(row["messages"]) == plain(messages)
     assert row["reward"] == reward
 
 
@@ -106,7 +154,7 @@ def test_a_published_rollout_has_its_messages_and_reward(
 )  # fmt: skip
 def test_a_published_preference_is_a_pair(name: str, margin: float | None, tmp_path: Path) -> None:
     """The better answer is the chosen one, and the margin is that of the row."""
-    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), tmp_path, name)
+    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), name)
     before = {
         "gemini-preference": [SYSTEM, QUESTION],
         "summarize-from-feedback": [
@@ -122,7 +170,7 @@ def test_battles_as_json_text_and_preferences_of_helpsteer2_are_pairs(tmp_path: 
     """The older shapes of two data sets mean the same."""
     helpsteer2 = {"prompt": QUESTION["content"], "response_1": "5", "response_2": "x", "preference_strength": -3}
     for name, row in (("arena", arena_texts(5)), ("helpsteer-preference", helpsteer2)):
-        (pair,) = imported(write(tmp_path / f"{name}.jsonl", row), tmp_path / name, name)
+        (pair,) = imported(write(tmp_path / f"{name}.jsonl", row), name)
         assert (said(pair["prompt"]), said(pair["chosen"])) == ([QUESTION], [ANSWER])
 
 
@@ -130,7 +178,7 @@ def test_the_best_of_ranked_answers_is_preferred_to_each_worse_one(tmp_path: Pat
     """Of seven answers of Nectar there are six pairs, whatever the order of the row."""
     ranked = [{"answer": str(rank), "model": "m", "rank": float(rank)} for rank in (4, 2, 7, 1, 3, 6, 5)]
     rows = [PUBLISHED["nectar"](5) | {"answers": ranked}]
-    pairs = imported(write(tmp_path / "a.jsonl", *rows), tmp_path, "nectar")
+    pairs = imported(write(tmp_path / "a.jsonl", *rows), "nectar")
     sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
     assert sides == [("1", "4"), ("1", "2"), ("1", "7"), ("1", "3"), ("1", "6"), ("1", "5")]
     assert len({pair["pair_id"] for pair in pairs}) == 6
@@ -175,46 +223,9 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     assert "score: got 'high', expected a number" in reasons
 
 
-ASKED, VALUED = QUESTION["content"], [{"type": "text", "value": "5"}]
-CALLED = {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 2}}'}
-THOUGHT = [{"type": "reasoning", "value": "Add."}, CALLED]
-IN_PARTS = [
-    {"role": "user", "content": [{"type": "text", "value": ASKED}], "loss_weight": 0.0},
-    {"role": "assistant", "content": THOUGHT},
-    {"role": "tool", "content": VALUED},
-    {"role": "assistant", "content": VALUED, "loss_weight": 1.0},
-]
-ROOT = {"message_id": "a", "parent_id": None, "role": "prompter", "text": ASKED}
-REPLY = {"message_id": "b", "parent_id": "a", "role": "assistant", "text": "5", "replies": []}
-OF_AGENT = {"agent": "main", "message_type": "x"}
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "messages"),
-    [
-        ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
-        ("trl-messages", {"messages": IN_PARTS}, [
-            QUESTION | {"extra": '{"weight": 0}'}, ADDED[1], {"role": "tool", "content": "5"}, ANSWER]),
-        ("capybara", {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
-         [SYSTEM, QUESTION, ANSWER]),
-        ("capybara", {"conversation": [{"system": "Be brief.", "input": ASKED, "output": "5"}]}, [SYSTEM, QUESTION, ANSWER]),
-        ("capybara", {"conversation": [{"input": "", "output": "5"}]}, [ANSWER]),
-        ("alpaca", {"name": "sum", "instruction": ASKED, "instances": [{"input": "", "output": "5"}]}, [QUESTION, ANSWER]),
-        ("response-lists", {"instruction": ASKED, "input": "", "output": ["5"]}, [QUESTION, ANSWER]),
-        ("swe-agent", {"history": [QUESTION | OF_AGENT, ANSWER | OF_AGENT]}, [QUESTION, ANSWER]),
-        ("oasst", ROOT | {"replies": [REPLY]}, [QUESTION, ANSWER]),
-    ],
-)  # fmt: skip
-def test_other_shapes_of_a_format_are_read(name: str, row: Any, messages: list[dict[str, Any]], tmp_path: Path) -> None:
-    """As LLaMA-Factory, ms-swift, XTuner, Self-Instruct, AlpacaFarm, SWE-agent and OpenAssistant also write them."""
-    (rollout,) = imported(write(tmp_path / "a.jsonl", row), tmp_path, name)
-    calls = [{k: v for k, v in message.items() if k != "id"} for message in plain(rollout["messages"])]
-    assert calls == plain(messages)
-
-
 def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:
     instances = [{"input": "2 and 3", "output": "5"}, {"input": "2 and 4", "output": "6"}]
-    rows = imported(write(tmp_path / "a.jsonl", {"instruction": "Add.", "instances": instances}), tmp_path, "alpaca")
+    rows = imported(write(tmp_path / "a.jsonl", {"instruction": "Add.", "instances": instances}), "alpaca")
     assert [[m["content"] for m in row["messages"]] for row in rows] == [
         [f"Add.\n\n{one['input']}", one["output"]] for one in instances
     ]
@@ -224,44 +235,18 @@ def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:
 def test_lists_of_messages_are_conversations(kind: str, tmp_path: Path) -> None:
     """A list on each line, or one list of them; a file that is one list of messages is one conversation."""
     rows: Any = [[QUESTION, ANSWER], [QUESTION, ANSWER | {"content": "x"}]]
-    made = imported(written(rows, kind, tmp_path), tmp_path, "trl-messages")
+    made = imported(written(rows, kind, tmp_path), "trl-messages")
     assert [said(row["messages"]) for row in made] == rows
-    (one,) = imported(written(rows[0], "pretty list.json", tmp_path), tmp_path / "one", "trl-messages")
+    (one,) = imported(written(rows[0], "pretty list.json.gz", tmp_path), "trl-messages")
     assert said(one["messages"]) == rows[0]
 
 
 def test_preferences_of_llama_factory_have_both_conversations(tmp_path: Path) -> None:
     sides = {f"{side}_messages": [IN_PARTS[0], {"role": "assistant", "content": [{"type": "text", "value": text}]}]
              for side, text in (("chosen", "5"), ("rejected", "x"))}  # fmt: skip
-    (pair,) = imported(write(tmp_path / "a.jsonl", sides), tmp_path, "trl-preference")
+    (pair,) = imported(write(tmp_path / "a.jsonl", sides), "trl-preference")
     contents = [message["content"] for side in ("prompt", "chosen", "rejected") for message in pair[side]]
     assert contents == [ASKED, "5", "x"]
-
-
-def test_a_text_with_the_address_of_an_image_is_refused(tmp_path: Path) -> None:
-    """As Qwen-VL and ms-swift write one; a tag of HTML is text."""
-    texts = ["<img>https://a/b.png</img>Who?", '<img src="b.png"> is HTML']
-    file = write(tmp_path / "a.jsonl", *({"query": text, "response": "5"} for text in texts))
-    summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert (summary.rollouts, summary.rejected) == (1, 1)
-    assert "<img>: images, audio and video are not trained" in (tmp_path / "run" / "rejected.jsonl").read_text()
-
-
-@pytest.mark.parametrize("name", ["gemini", "gemini-preference", "bedrock", "oasst", "otel-genai"])
-def test_parquet_gives_the_same_rows_as_lines(name: str, tmp_path: Path) -> None:
-    """Also where a column of objects has every field in every row."""
-    rows = [PUBLISHED[name](n) for n in (4, 5)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    write(tmp_path / "a.jsonl", *rows)
-    table = PAIRS if name == "gemini-preference" else ROLLOUTS
-    of_lines, of_parquet = (
-        gymdata.import_rollouts(tmp_path / f"a.{kind}", tmp_path / kind) for kind in ("jsonl", "parquet")
-    )
-    assert (of_parquet.format, of_parquet.rejected, of_lines.rejected) == (name, 0, 0)
-    columns = ("prompt", "chosen", "rejected") if table is PAIRS else ("messages",)
-    tables = [to_rows(read_table(tmp_path / kind, table)) for kind in ("jsonl", "parquet")]
-    lines, parquet = ([[row[name] for name in columns] for row in rows] for rows in tables)
-    assert repr(lines) == repr(parquet)
 
 
 def test_an_archive_of_inspect_ai_is_read_as_its_json(tmp_path: Path) -> None:
@@ -271,19 +256,15 @@ def test_an_archive_of_inspect_ai_is_read_as_its_json(tmp_path: Path) -> None:
         for n, sample in enumerate(log["samples"]):
             archive.writestr(f"samples/{n}_epoch_1.json", json.dumps(sample))
         archive.writestr("header.json", json.dumps({k: v for k, v in log.items() if k != "samples"}))
-    of_archive = imported(tmp_path / "a.eval", tmp_path / "a", "inspect-ai")
-    of_json = imported(write(tmp_path / "a.json", log), tmp_path / "b", "inspect-ai")
+    of_archive = imported(tmp_path / "a.eval", "inspect-ai")
+    of_json = imported(write(tmp_path / "a.json", log), "inspect-ai")
     assert repr([row["messages"] for row in of_archive]) == repr([row["messages"] for row in of_json])
     (tmp_path / "b.eval").write_bytes((tmp_path / "a.eval").read_bytes()[:-40])
     with pytest.raises(DataError, match="no log of inspect_ai that is whole"):
         list(iter_lines(*resolve(tmp_path / "b.eval")))
 
 
-@pytest.mark.parametrize("name", SESSIONS)
-def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
-    """A file of a session is a rollout with its messages."""
-    (row,) = imported(write(tmp_path / "a.jsonl", *SESSIONS[name]), tmp_path, name)
-    assert plain(row["messages"]) == plain(FIXED if name == "openhands" else ADDED)
+TRACE = ROWS["verifiers-traces"](5)["traces"][0]
 
 
 @pytest.mark.parametrize(
@@ -310,18 +291,39 @@ def test_a_published_session_is_one_rollout(name: str, tmp_path: Path) -> None:
         ("openhands", {"history": [{"source": "agent", "action": "condensation", "args": {}}]}, "got a condensed history"),
         ("rllm", {"trajectories": [{"steps": []}]}, "steps: got 0 that are not one conversation"),
         ("swe-trajectories", {"trajectory": [{"role": "user", "text": "q"}]}, "no message of the assistant"),
+        ("verifiers", {"completion": None}, "completion: missing"),
+        ("verifiers", {"reward": "high"}, "reward: got 'high', expected a number"),
+        ("verifiers", {"completion": [QUESTION]}, "no message of the assistant"),
+        ("verifiers", {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "images"),
+        ("verifiers", {"completion": [ANSWER | {"tool_calls": ["{"]}]}, "a tool call that is not JSON"),
+        ("trl-completions", {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images and audio"),
+        ("trl-completions", {"completion": [QUESTION]}, "completion[0].role: got 'user'"),
+        ("verl-dump", {"output": "a\nuser\nb\nassistant\n5"}, "input: got text without the special tokens"),
+        ("verl-dump", {"input": "user\nassistant\nuser\n2+3?\nassistant\n"}, "of which messages are not sure"),
+        ("verl-dump", {"score": "high"}, "score: got 'high', expected a number"),
+        ("verl-dump", {"output": 5}, "output: got number, expected text"),
+        ("verl-dump", {"input": "<s>[INST] 2+3? [/INST]"}, "a chat template that is not known"),
+        ("skyrl-dump", {"output_response": "5<|im_end|>\nuser"}, "'user' between messages"),
+        ("skyrl-dump", {"image_paths": ["1.png"]}, "image_paths: images"),
+        ("skyrl-dump", {"score": [0.5, None]}, "score: got [0.5, None]"),
+        ("swe-agent", {"history": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'"),
+        ("mini-swe-agent", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role: got 'wizard'"),
+        ("tau-bench", {"info": {"error": "x"}, "traj": []}, "info.error: the run ended with 'x'"),
+        ("tau-bench", {"reward": None}, "reward: got None, expected a number"),
+        ("request-log", {"response": {"choices": []}}, "choices: got 0, expected 1"),
+        ("inspect-ai", {"samples": []}, "sample: is missing"),
+        ("verifiers-traces", {"traces": [TRACE | {"agent": {"name": "judge", "trainable": False}}]},
+         "the agent 'judge' is not trained"),
+        ("verifiers-traces", {"traces": [TRACE | {"nodes": [{"message": QUESTION}, {"message": ANSWER}]}]},
+         "nodes: got 2 that are not one conversation"),
     ],
 )  # fmt: skip
 def test_a_published_row_that_says_something_else_is_named(
     name: str, change: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     """Nothing is guessed: the row is left out, with its reason."""
-    summary = gymdata.import_rollouts(
-        write(tmp_path / "a.jsonl", PUBLISHED[name](5) | change), tmp_path / "run", source=name
-    )
-    (named,) = (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()
-    assert summary.rejected == 1
-    assert reason in json.loads(named)["reason"]
+    (named,) = rejected(write(tmp_path / "a.jsonl", (ROWS | PUBLISHED)[name](5) | change), name)
+    assert reason in named["reason"]
 
 
 BATCHES = {
@@ -350,7 +352,7 @@ ALIKE: dict[str, list[dict[str, Any]]] = {
 
 
 def written(rows: list[dict[str, Any]], kind: str, folder: Path) -> Path:
-    """A file of rows: as lines, one list or pretty-printed, also compressed."""
+    """A file of rows: as lines, one list or pretty-printed, also compressed, or as Parquet."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     texts = {
         "lines.jsonl": lines,
@@ -361,24 +363,32 @@ def written(rows: list[dict[str, Any]], kind: str, folder: Path) -> Path:
         "pretty list.json.gz": json.dumps(rows, indent=2),
     }
     file = folder / kind
+    if kind == "rows.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        return file
     file.write_bytes(gzip.compress(texts[kind].encode()) if kind.endswith(".gz") else texts[kind].encode())
     return file
 
 
 KINDS = ("lines.jsonl", "list.json", "pretty list.json", "pretty objects.json", "lines.jsonl.gz", "pretty list.json.gz")
+#: Formats that people have as Parquet too, where a column of objects has every field in every row.
+IN_PARQUET = ("gemini", "gemini-preference", "bedrock", "oasst", "otel-genai")
 
 
-@pytest.mark.matrix("nemo-gym", "openhands", "helpsteer-preference", "openai-batch")
+COLUMNS = ("messages", "prompt", "chosen", "rejected", "reward")
+
+
+@pytest.mark.matrix("nemo-gym", "openhands", "helpsteer-preference", "openai-batch", "gemini")
 @pytest.mark.parametrize("name", ALIKE)
 def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
     """Lines, a list, pretty-printed or compressed: the same messages, in every command that reads the format."""
     found = {}
-    for kind in KINDS:
+    for kind in (*KINDS, *(["rows.parquet"] if name in IN_PARQUET else [])):
         file = written(ALIKE[name], kind, tmp_path)
         summary = gymdata.import_rollouts(file, tmp_path / f"run {kind}")
         assert (summary.format, summary.rejected) == (name.split()[0], 0)
         rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
-        found[kind] = [(row.get("messages"), row.get("chosen"), row.get("reward")) for row in rows]
+        found[kind] = [[row.get(column) for column in COLUMNS] for row in rows]
         (source,) = resolve(file)
         known = format_of(source)
         assert known is not None
@@ -409,8 +419,8 @@ def test_a_reward_that_is_not_finite_is_refused_by_its_name(number: str, tmp_pat
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(row % number)
         gymdata.import_rollouts(tmp_path / f"{name}.jsonl", tmp_path / name)
-        (named,) = (tmp_path / name / "rejected.jsonl").read_text().splitlines()
-        assert json.loads(named)["reason"].startswith(f"{name}: got {float(number)}, expected a finite number")
+        (named,) = lines(tmp_path / name / "rejected.jsonl")
+        assert named["reason"].startswith(f"{name}: got {float(number)}, expected a finite number")
 
 
 def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:

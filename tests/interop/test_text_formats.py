@@ -16,23 +16,20 @@ import pytest
 
 import gymdata
 from gymdata.errors import DataError
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
-from tests.interop.trajectories import said, write
+from tests.interop.published_rows import BLOCKS, OUTCOME
+from tests.interop.trajectories import ANSWER, QUESTION, RESULT, SYSTEM, imported, lines, rejected, said, write
 
-QUESTION = {"role": "user", "content": "How much is 2+3?"}
-ANSWER = {"role": "assistant", "content": "5"}
 WRONG = {"role": "assistant", "content": "6"}
 CALL = {"name": "add", "arguments": {"a": 2, "b": 3}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {}}
-
-
-def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert summary.ok, summary.to_dict()
-    return to_rows(read_table(tmp_path / "run", PAIRS if summary.pairs else ROLLOUTS))
+#: A call, its result and an answer, in blocks of Anthropic's interface.
+CALLING = [
+    {"role": "assistant", "content": BLOCKS}, {"role": "user", "content": OUTCOME},
+    {"role": "assistant", "content": [{"type": "text", "text": "5"}]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,7 @@ def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
             "trl-prompt-completion",
             {"system_prompt": "Be brief.", "history": [["Hi", "Yes?"]], "question": "How much is 2+3?", "response": "5"},
             [
-                {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                SYSTEM, {"role": "user", "content": "Hi"},
                 {"role": "assistant", "content": "Yes?"}, QUESTION, ANSWER,
             ],
         ),
@@ -66,7 +63,7 @@ def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
             "alpaca",
             {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", "history": [["Hi", "Yes?"]]},
             [
-                {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                SYSTEM, {"role": "user", "content": "Hi"},
                 {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Add.\n\n2 and 3"}, ANSWER,
             ],
         ),
@@ -90,10 +87,9 @@ def imported(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
 def test_an_answer_becomes_the_messages_that_its_row_says(
     name: str, row: dict[str, Any], messages: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), name)
     assert said(rollout["messages"]) == messages
-    assert rollout["reward"] is None
-    assert (rollout["n_turns"], json.loads((tmp_path / "run" / "run.json").read_text())["format"]) == (0, name)
+    assert (rollout["reward"], rollout["n_turns"]) == (None, 0)
 
 
 def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
         {"from": "observation", "value": "5"}, {"from": "gpt", "value": "5"},
     ]  # fmt: skip
     row = {"conversations": spoken, "system": "Be brief.", "tools": json.dumps([TOOL])}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
     assert [m["role"] for m in rollout["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert json.loads(rollout["messages"][2]["tool_calls"])[0]["function"] == CALL
     assert json.loads(rollout["tools"]) == [{"type": "function", "function": TOOL}]
@@ -152,11 +148,10 @@ def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_preference_becomes_a_pair(name: str, row: dict[str, Any], margin: float, tmp_path: Path) -> None:
-    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row), name)
     assert [said(pair[side]) for side in ("prompt", "chosen", "rejected")] == [[QUESTION], [ANSWER], [WRONG]]
     assert pair["margin"] == pytest.approx(margin, nan_ok=True)
     assert len(pair["chosen_ids"]) == 0
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["format"] == name
 
 
 def test_what_both_sides_share_before_an_answer_is_the_prompt(tmp_path: Path) -> None:
@@ -165,25 +160,22 @@ def test_what_both_sides_share_before_an_answer_is_the_prompt(tmp_path: Path) ->
         "chosen": [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}],
         "rejected": [QUESTION, ANSWER, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "No."}],
     }
-    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row))
     assert [len(pair[side]) for side in ("prompt", "chosen", "rejected")] == [3, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("number", "reward"),
-    [({"label": True}, 1.0), ({"label": False}, 0.0), ({"score": 3}, 3.0), ({"reward": -0.5}, -0.5)],
-)
-def test_the_number_of_an_answer_is_its_reward(number: dict[str, Any], reward: float, tmp_path: Path) -> None:
-    row = {"prompt": [QUESTION], "completion": [ANSWER], **number}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
-    assert (rollout["reward"], len(rollout["rewards"])) == (reward, 1)
-
-
-def test_attributes_of_helpsteer_are_named_rewards_and_no_total_is_made_of_them(tmp_path: Path) -> None:
-    row = {"prompt": "How much is 2+3?", "response": "5", "helpfulness": 4, "verbosity": 1}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
-    assert rollout["rewards"] == {"helpfulness": 4.0, "verbosity": 1.0}
-    assert rollout["reward"] is None
+    ("numbers", "reward"),
+    [
+        ({"label": True}, 1.0), ({"label": False}, 0.0), ({"score": 3}, 3.0), ({"reward": -0.5}, -0.5),
+        ({"helpfulness": 4, "verbosity": 1}, None),
+    ],
+)  # fmt: skip
+def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: float | None, tmp_path: Path) -> None:
+    """Attributes, as HelpSteer has them, are named rewards, and no total is made of them."""
+    row = {"prompt": [QUESTION], "completion": [ANSWER], **numbers}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
+    assert (rollout["reward"], rollout["rewards"]) == (reward, {name: float(value) for name, value in numbers.items()})
 
 
 @pytest.mark.parametrize(
@@ -202,35 +194,35 @@ def test_attributes_of_helpsteer_are_named_rewards_and_no_total_is_made_of_them(
         ({"messages": [{"role": "user", "content": "<image>Who?"}, ANSWER], "images": ["1.png"]}, "images: images"),
         ("x", "expected a conversation"),
         ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
+        ({"messages": [{"role": "user", "content": "<img>https://a/b.png</img>Who?"}, ANSWER]}, "<img>: images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}, *CALLING]}, "of type 'image'"),
     ],
 )
 def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", {"messages": [QUESTION, ANSWER]}, row)
-    summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert (summary.rollouts, summary.rejected) == (1, 1)
-    (rejected,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
-    assert rejected["line"] == 2
-    assert reason in rejected["reason"]
+    (named,) = rejected(write(tmp_path / "rows.jsonl", {"messages": [QUESTION, ANSWER]}, row))
+    assert named["line"] == 2
+    assert reason in named["reason"]
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": [{"role": "system", "content": "Be brief."}, QUESTION]}, "prompt: got other messages"),
-        ({"chosen": [QUESTION, ANSWER, QUESTION], "rejected": [QUESTION, WRONG]}, "ends with a message of role 'user'"),
+        ({"prompt": [SYSTEM, QUESTION]}, "prompt: got other messages"),
+        ({"chosen": [QUESTION, ANSWER, QUESTION]}, "ends with a message of role 'user'"),
+        ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
     ],
 )
-def test_sides_that_do_not_follow_their_prompt_are_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_sides_that_are_no_preference_are_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
     sides = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
-    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", sides, sides | row), tmp_path / "run")
-    assert (summary.pairs, summary.rejected) == (1, 1)
-    assert reason in (tmp_path / "run" / "rejected.jsonl").read_text()
+    (named,) = rejected(write(tmp_path / "rows.jsonl", sides, sides | row))
+    assert (named["line"], named["code"]) == (2, "P601" if "same" in reason else "S102")
+    assert reason in named["reason"]
 
 
 def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_path: Path) -> None:
     row = {"system": "Be brief.", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
-    (pair,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
-    assert said(pair["prompt"]) == [{"role": "system", "content": "Be brief."}, QUESTION]
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row))
+    assert said(pair["prompt"]) == [SYSTEM, QUESTION]
 
 
 @pytest.mark.parametrize("label", ["label", "kto_tag"])
@@ -245,14 +237,14 @@ def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_p
 def test_whether_an_answer_is_desirable_is_read_in_every_format(
     row: dict[str, Any], label: str, tmp_path: Path
 ) -> None:
-    rollouts = imported(write(tmp_path / "rows.jsonl", row | {label: True}, row | {label: False}), tmp_path)
+    rollouts = imported(write(tmp_path / "rows.jsonl", row | {label: True}, row | {label: False}))
     assert [rollout["reward"] for rollout in rollouts] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("field", ["train", "training", "loss"])
 def test_a_message_that_its_file_does_not_train_has_the_weight_0(field: str, tmp_path: Path) -> None:
     row = {"messages": [QUESTION, ANSWER | {field: False}, QUESTION, WRONG | {field: True}]}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), tmp_path)
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
     assert [m["extra"] for m in rollout["messages"]] == [None, '{"weight": 0}', None, None]
 
 
@@ -291,18 +283,12 @@ def test_what_git_lfs_leaves_is_named(tmp_path: Path) -> None:
         gymdata.import_rollouts(file, tmp_path / "run")
 
 
-def test_equal_sides_are_no_preference(tmp_path: Path) -> None:
-    rows = [{"prompt": "x", "chosen": "a", "rejected": answer} for answer in ("b", "a")]
-    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
-    assert (summary.pairs, summary.reasons) == (1, {"P601": 1})
-
-
 @pytest.mark.parametrize("format", ["trl-messages", "trl-prompt-completion", "openai"])
 def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
     """Roles, texts and calls come back; ids are lost, as the export says."""
     sample = Path("sample_data/rollouts/clean.jsonl")
     gymdata.export(sample, tmp_path / "out.jsonl", format)
-    before, after = to_rows(read_table(sample)), imported(tmp_path / "out.jsonl", tmp_path)
+    before, after = to_rows(read_table(sample)), imported(tmp_path / "out.jsonl")
     fields = ("role", "content", "name")
     assert [[[m[f] or None for f in fields] for m in row["messages"]] for row in after] == [
         [[m[f] or None for f in fields] for m in row["messages"]] for row in before
@@ -330,8 +316,8 @@ def test_text_tables_are_read_as_rows_of_json(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(table)
     summary = gymdata.import_rollouts(tmp_path / "rows.csv", tmp_path / "run")
     assert (summary.rollouts, summary.rejected) == (2, 1)
-    (fault,) = (tmp_path / "run/rejected.jsonl").read_text().splitlines()
-    assert "2 cells, of 4" in json.loads(fault)["reason"]
+    (fault,) = lines(tmp_path / "run/rejected.jsonl")
+    assert "2 cells, of 4" in fault["reason"]
     first, second = read_table(tmp_path / "run").to_pylist()
     assert [message["content"] for message in first["messages"]] == ['a, "b"\r\nc', "2"]
     assert (first["reward"], second["reward"]) == (3.5, 1.0)
@@ -353,7 +339,7 @@ def test_a_text_table_is_divided_as_its_header_is(
     """Spreadsheets of many countries write semicolons; a table may be compressed."""
     file = tmp_path / (f"rows.{suffix}" + ".gz" * (pack is gzip.compress))
     file.write_bytes(pack(b"prompt" + separator + b'completion\n"1,5;\n2\t"' + separator + b"b\n"))
-    (row,) = imported(file, tmp_path)
+    (row,) = imported(file)
     assert [message["content"] for message in row["messages"]] == ["1,5;\n2\t", "b"]
 
 
@@ -387,26 +373,14 @@ def test_a_row_with_the_placeholder_of_an_image_and_no_image_is_warned_about(
 
 
 def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> None:
-    """Calls, results and thinking of a logged conversation, with its tools; a part of another kind is still refused."""
-    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": "rain"}
-    messages = [
-        {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, call]},
-        {"role": "user", "content": [result]},
-        {"role": "assistant", "content": [{"type": "text", "text": "It rains."}]},
-    ]
-    image = {"role": "user", "content": [{"type": "image", "source": {}}]}
-    tools = [{"name": "weather", "description": "w", "input_schema": {"type": "object"}}]
-    rows = ({"system": "Be brief", "messages": messages, "tools": tools}, {"messages": [image, *messages[1:]]})
-    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
-    assert (summary.rollouts, summary.rejected) == (1, 1)
-    (row,) = read_table(tmp_path / "run").to_pylist()
-    assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
-    asking, answered = row["messages"][2:4]
-    assert (asking["reasoning"], answered["tool_call_id"], answered["content"]) == ("hm", "t1", "rain")
-    assert json.loads(asking["tool_calls"])[0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
-    assert json.loads(row["tools"])[0]["function"]["parameters"] == {"type": "object"}
+    """Calls, results and thinking of a logged conversation, with its tools."""
+    tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
+    row = {"system": "Be brief.", "messages": [QUESTION, *CALLING], "tools": tools}
+    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), "trl-messages")
+    (call,) = json.loads(rollout["messages"][2].pop("tool_calls"))
+    assert call["function"] == {"name": "add", "arguments": {"a": 2}}
+    assert said(rollout["messages"]) == [SYSTEM, QUESTION, {"role": "assistant", "reasoning": "Add."}, RESULT, ANSWER]
+    assert json.loads(rollout["tools"])[0]["function"]["parameters"] == {"type": "object"}
 
 
 @pytest.mark.parametrize(
@@ -418,17 +392,30 @@ def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> No
             "keys prompt",
         ),
         ({"text": "How much is 2+3? 5"}, "text alone has no prompt and no answer to train"),
+        ({"id": 1, "question": [[QUESTION]]}, "keys id, question"),
+        ({"question": "What is it?", "image_path": "a.png"}, "keys question, image_path"),
     ],
 )
-def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """Steps of answers with a label each, pairs that continue an answer, and text alone are not guessed: every command says
-    so."""
+def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: Any, why: str, tmp_path: Path) -> None:
+    """Steps of answers with a label each, pairs that continue an answer, text alone, and what is no prompt of text are not
+    guessed, and not called tasks."""
     file = write(tmp_path / "rows.jsonl", row)
     for read in (gymdata.validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
         with pytest.raises(DataError, match="known format") as error:
             read(file)
         assert why in str(error.value.hint)
         assert "gymdata collect" not in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [({"messages": [{"role": "pretrain", "content": "x"}]}, "keys messages"), ("x", "its first value is text")],
+)
+def test_what_is_no_row_is_not_called_a_task(row: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of a known format") as error:
+        gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
+    assert why in str(error.value.hint)
+    assert "gymdata collect" not in str(error.value.hint)
 
 
 def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> None:
@@ -441,19 +428,3 @@ def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> 
     pairs = write(tmp_path / "b.jsonl", {"prompt": "q", "chosen": "5", "rejected": "6"})
     with pytest.raises(DataError, match="1 of 1 row can be used, as pairs of text for train-dpo and train-reward"):
         gymdata.validate(pairs)
-
-
-def test_what_is_no_prompt_is_not_called_a_task(tmp_path: Path) -> None:
-    """A conversation within a list, a question about an image, roles that are no user's, and values that are no objects."""
-    nested, pretraining = {"id": 1, "question": [[QUESTION]]}, {"messages": [{"role": "pretrain", "content": "x"}]}
-    for row in (nested, {"question": "What is it?", "image_path": "a.png"}, pretraining, "x"):
-        with pytest.raises(DataError, match="no row of a known format") as error:
-            gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
-        assert "gymdata collect" not in str(error.value.hint)
-    assert "its first value is text" in str(error.value.hint)
-
-
-def test_an_unknown_row_is_answered_with_its_keys(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
-        gymdata.import_rollouts(write(tmp_path / "odd.jsonl", {"utterance": "x", "stars": 3}), tmp_path / "run")
-    assert "utterance, stars" in str(error.value.hint)

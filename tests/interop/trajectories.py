@@ -14,17 +14,20 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.interop.formats import format_named
 from gymdata.interop.importing import Importing, Numbering
+from gymdata.interop.run import ImportSummary
 from gymdata.rollouts.messages import ROLES
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
+from gymdata.store import read_table
 from gymdata.store.columns import build, content_hashes, to_rows
 from gymdata.store.paths import Source
 from tests.rollout_files import rollout
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-number = st.one_of(st.integers(-5, 2**40), st.floats(width=32))
+number = st.one_of(st.integers(-(2**70), 2**70), st.floats(width=32))
 leaf = st.one_of(st.none(), st.booleans(), number, text)
 value = st.recursive(
     leaf, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)), max_leaves=4
@@ -51,6 +54,38 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
+def lines(path: Path) -> list[Any]:
+    """The values of a file of JSON lines; none of a file that is not there."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def imported(file: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a file, which is recognised as of the format ``name``; none is rejected."""
+    summary = gymdata.import_rollouts(file, file.with_name(f"run of {file.name}"))
+    assert summary.ok, summary.to_dict()
+    assert name in (None, summary.format)
+    return to_rows(read_table(Path(summary.run), PAIRS if summary.pairs else ROLLOUTS))
+
+
+def rejected(file: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a file that are rejected, with line, code and reason."""
+    summary = gymdata.import_rollouts(file, file.with_name(f"rejected of {file.name}"), source=name)
+    named = lines(Path(summary.run) / "rejected.jsonl")
+    assert summary.rejected == len(named)
+    return named
+
+
+def through_a_run(file: Path, name: str) -> tuple[ImportSummary, Any]:
+    """The summary of an import, and what an export of it in the same format gives back: lines, or the value of ``.json``."""
+    back = file.with_name(f"back{file.suffix}")
+    summary = gymdata.import_rollouts(file, file.with_name("run"), source=name, run_id="r", overwrite=True)
+    if summary.rows_in == summary.rejected:
+        return summary, []
+    gymdata.export(summary.run, back, name, overwrite=True)
+    return summary, lines(back) if back.suffix == ".jsonl" else json.loads(back.read_text(encoding="utf-8"))
+
+
 def said(messages: Any) -> list[dict[str, Any]]:
     """What messages say: their fields that are not null."""
     return [{k: v for k, v in message.items() if v is not None} for message in messages]
@@ -73,6 +108,46 @@ def copy_and_last(row: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
     return made, holder
 
 
+#: Values that no field expects.
+ODD: list[Any] = [
+    None, True, 5, -1, 0.5, 2**31, 2**70, float("nan"), -1e308, "", "x", "NaN", "\ud800", "\x1b[2J", "{not json", "human",
+    "token_id:5", "2026-W01-1T00:00:00+00:00", [], {}, [[]], [5], [[5, ["x"]], {}], [None], {"a": None},
+]  # fmt: skip
+
+
+@st.composite
+def changed(draw: st.DrawFn, line: bytes) -> bytes:
+    """A line with a value changed, taken out or nested deeply, or with its bytes cut, repeated or changed."""
+    if draw(st.booleans()):
+        at = draw(st.integers(1, len(line) - 2))
+        to = draw(st.integers(at, min(at + 20, len(line) - 1)))
+        new = draw(st.sampled_from([b"", line[at:to] * 2, b"\xff", b"\x00", b'"', b"[", b"}", b"NaN", b"\\ud800"]))
+        return line[:at] + new + line[to:]
+    row = json.loads(line)
+    path = draw(st.sampled_from(sorted(places(row), key=str)))
+    made, holder = copy_and_last(row, path)
+    if draw(st.booleans()) and isinstance(holder, dict):
+        del holder[path[-1]]
+        return json.dumps(made).encode()
+    holder[path[-1]] = draw(st.sampled_from([*ODD, "@deep@", "@huge@"]))
+    depth = draw(st.sampled_from([100, 500, 1500]))
+    return json.dumps(made).replace('"@deep@"', "[" * depth + "]" * depth).replace('"@huge@"', "1e400").encode()
+
+
+def mutated(line: bytes) -> st.SearchStrategy[bytes]:
+    """``changed`` lines that are one row each."""
+    return changed(line).filter(_one_row)
+
+
+def _one_row(line: bytes) -> bool:
+    """Not a list or collection, which is several rows, and no blank line."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return b"\n" not in line and bool(line.strip())
+    return not isinstance(value, list) and not (isinstance(value, dict) and "trajectories" in value)
+
+
 def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
     """An object with some of ``fields`` and a few that nobody knows."""
     known = st.fixed_dictionaries({}, optional=fields)
@@ -91,9 +166,11 @@ def model_call(draw: st.DrawFn, before: list[int]) -> Call:
         top = [
             [{"id": draw(token), "log_prob": float(np.float32(draw(st.floats(-9, 0, width=32))))}] for _ in generation
         ]
+    span = {"version": "s1", "start": 0, "end": len(generation)}
     return Call(
         np.array(prompt, np.int32), np.array(generation, np.int32), np.array(log_probs, np.float32),
         draw(st.sampled_from(["stop", "length"])), draw(st.none() | text), draw(st.none() | st.floats(-2, 2)), top,
+        server=draw(st.sampled_from([None, "http://a:1"])), weight_versions=draw(st.sampled_from([None, [span]])),
     )  # fmt: skip
 
 
@@ -201,6 +278,10 @@ def same(a: Any, b: Any) -> bool:
 QUESTION = {"role": "user", "content": "How much is 2+3?"}
 ANSWER = {"role": "assistant", "content": "5"}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+#: A call of a tool, and the tools, as the columns of a rollout have them.
+CALLS = '[{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}]'
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
 
 
 def verifiers(n: int) -> dict[str, Any]:
