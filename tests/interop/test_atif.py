@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import gymdata
-from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.atif import trajectory_of
+from gymdata.rollouts.messages import json_text
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.lines import name_non_finite
@@ -21,11 +21,14 @@ from tests.interop.trajectories import (
     as_stored,
     exported,
     in_order,
+    lines,
     native,
+    rejected,
     rows_read,
     same,
     some,
     text,
+    through_a_run,
     through_json,
     value,
     write_lines,
@@ -49,8 +52,10 @@ def test_ours_come_back_whole(tmp_path: Path, rows: list[dict[str, Any]]) -> Non
 @_SETTINGS
 @given(native(st.none() | st.floats()))
 def test_what_is_written_is_atif(row: dict[str, Any]) -> None:
-    """Steps count from 1, agents' fields stand on agents' steps, results name calls of their step, numbers are finite."""
+    """Steps count from 1, agents' fields stand on agents' steps, results name calls of their step, numbers are finite, in
+    strict JSON too, whatever is not known."""
     (made,), _ = exported([row], trajectory_of)
+    orjson.loads(json_text(made))
     assert made["schema_version"] == "ATIF-v1.7"
     assert [step["step_id"] for step in made["steps"]] == list(range(1, len(made["steps"]) + 1))
     assert made["final_metrics"]["total_steps"] == len(made["steps"])
@@ -100,18 +105,15 @@ trajectory = st.builds(
 
 
 @_SETTINGS
-@given(st.lists(trajectory, min_size=1, max_size=2))
+@given(st.lists(trajectory, min_size=1, max_size=4))
 def test_theirs_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
     """A trajectory of odd shape is exported as it was, or is named with its reason."""
     theirs = through_json(theirs)
-    file = write_lines(tmp_path / "a.jsonl", theirs)
-    done = import_rollouts(file, tmp_path / "run", source="atif", overwrite=True)
-    assert done.rollouts + done.rejected == len(theirs)
-    if done.rejected:
-        return
-    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "atif", overwrite=True)
-    back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
-    assert same(in_order(back), in_order(name_non_finite(theirs)))
+    done, back = through_a_run(write_lines(tmp_path / "a.jsonl", theirs), "atif")
+    bad = {row["line"] for row in lines(tmp_path / "run" / "rejected.jsonl")}
+    good = [one for line, one in enumerate(theirs, 1) if line not in bad]
+    assert (done.rollouts, done.rejected) == (len(good), len(bad))
+    assert same(in_order(back), in_order(name_non_finite(good)))
 
 
 def agent_step(number: int, prompt: list[int], answer: list[int], **more: Any) -> dict[str, Any]:
@@ -136,8 +138,9 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
     about = {"name": "a", "version": "1", "model_name": "m", "tool_definitions": [{"type": "function"}]}
     whole = {"schema_version": "ATIF-v1.7", "agent": about, "steps": steps}
     (tmp_path / "trajectory.json").write_text(json.dumps(whole, indent=2))
-    done = import_rollouts(tmp_path / "trajectory.json", tmp_path / "run")
-    assert (done.format, done.turns, done.breaks) == ("atif", 2, 0)
+    done, back = through_a_run(tmp_path / "trajectory.json", "atif")
+    assert back == whole
+    assert (done.turns, done.breaks) == (2, 0)
     row = to_rows(read_table(tmp_path / "run"))[0]
     assert [t["generation_token_ids"].tolist() for t in row["turns"]] == [[4], [5, 6]]
     assert [(m["role"], m["turn"]) for m in row["messages"]] == [
@@ -145,8 +148,6 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
         ("assistant", None),
     ]  # fmt: skip
     assert (row["policy"], row["duration_s"], row["reward"]) == ("m", 7.0, None)
-    gymdata.export(tmp_path / "run", tmp_path / "back.json", "atif")
-    assert json.loads((tmp_path / "back.json").read_text()) == whole
 
 
 def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
@@ -155,15 +156,12 @@ def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
     refers = {"results": [{"content": "done", "subagent_trajectory_ref": [{"trajectory_id": "i"}]}]}
     steps = [agent_step(1, [1], [2], observation=refers), agent_step(2, [1, 2, 3], [4])]
     whole = {"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": steps, "subagent_trajectories": [inner]}
-    file = write_lines(tmp_path / "a.jsonl", [whole])
-    import_rollouts(file, tmp_path / "run")
+    assert through_a_run(write_lines(tmp_path / "a.jsonl", [whole]), "atif")[1] == [whole]
     row = to_rows(read_table(tmp_path / "run"))[0]
     assert [(t["agent"], t["generation_token_ids"].tolist()) for t in row["turns"]] == [
         (None, [2]), ("helper", [51]), (None, [4]),
     ]  # fmt: skip
     assert [m["turn"] for m in row["messages"]] == [0, None, 2]
-    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "atif")
-    assert json.loads((tmp_path / "b.jsonl").read_text()) == whole
 
 
 @pytest.mark.parametrize(
@@ -180,6 +178,5 @@ def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
 def test_what_is_none_is_named(tmp_path: Path, wrong: dict[str, Any], code: str) -> None:
     """A trajectory that cannot be read is told with its code; the others are there."""
     good = {"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": [agent_step(1, [1], [2])]}
-    file = write_lines(tmp_path / "a.jsonl", [good, good | wrong, good])
-    done = import_rollouts(file, tmp_path / "run", source="atif")
-    assert (done.rollouts, done.reasons) == (2, {code: 1})
+    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [good, good | wrong, good]), "atif")
+    assert (bad["line"], bad["code"]) == (2, code)

@@ -18,7 +18,17 @@ from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
 from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
-from tests.interop.trajectories import in_order, same, some, text, through_json, value, write_lines
+from tests.interop.trajectories import (
+    in_order,
+    lines,
+    same,
+    some,
+    text,
+    through_a_run,
+    through_json,
+    value,
+    write_lines,
+)
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -49,11 +59,8 @@ def finite(value_: Any) -> bool:
 def test_their_lines_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
     """Prompts stay text or messages, and fields that nobody knows come back."""
     theirs = through_json(theirs)
-    file = write_lines(tmp_path / "a.jsonl", theirs)
-    done = import_rollouts(file, tmp_path / "pairs", overwrite=True)
-    assert (done.format, done.pairs, done.rejected) == ("nat-dpo", len(theirs), 0)
-    gymdata.export(tmp_path / "pairs", tmp_path / "b.jsonl", "nat-dpo", overwrite=True)
-    back = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text(encoding="utf-8").split("\n") if x]
+    done, back = through_a_run(write_lines(tmp_path / "a.jsonl", theirs), "nat-dpo")
+    assert (done.pairs, done.rejected) == (len(theirs), 0)
     assert same(in_order(back), in_order(theirs))
 
 
@@ -63,12 +70,9 @@ def test_their_collections_come_back_whole(tmp_path: Path, rest: dict[str, Any],
     """A collection of trajectories with one DPO item each is exported as it was."""
     theirs = through_json(rest | {"trajectories": groups})
     (tmp_path / "a.json").write_text(json.dumps(theirs))
-    done = import_rollouts(tmp_path / "a.json", tmp_path / "pairs", source="nat-dpo-items", overwrite=True)
+    done, back = through_a_run(tmp_path / "a.json", "nat-dpo-items")
     assert (done.pairs, done.rejected) == (sum(map(len, groups)), 0)
-    if not done.pairs:
-        return
-    gymdata.export(tmp_path / "pairs", tmp_path / "b.json", "nat-dpo-items", overwrite=True)
-    assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
+    assert not done.pairs or same(in_order(back), in_order(theirs))
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def run(tmp_path: Path) -> Path:
 def test_our_pairs_are_written_as_text(run: Path, tmp_path: Path) -> None:
     """Pairs of one text a side become lines; what the format cannot hold is told, and such pairs are left out."""
     done = gymdata.export(run, tmp_path / "a.jsonl", "nat-dpo")
-    (made,) = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
+    (made,) = lines(tmp_path / "a.jsonl")
     asked = {"role": "user", "content": "question a"}
     assert made == {"prompt": [asked], "chosen_response": "answer 1", "rejected_response": "answer 0"}
     assert (done.rows_out, done.skipped) == (1, 2)
@@ -142,10 +146,7 @@ def test_pairs_without_a_margin_are_no_ties_and_keep_long_numbers(tmp_path: Path
     """An imported pair without a margin is not a tie and has none in TRL's rows; a number of more than 64 bits comes
     back as it was."""
     row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five", "extra": 12345678901234567890123}
-    (tmp_path / "dpo.jsonl").write_text(json.dumps(row) + "\n")
-    import_rollouts(tmp_path / "dpo.jsonl", tmp_path / "pairs")
-    assert "P603" not in {v.code for v in gymdata.validate(tmp_path / "pairs").violations}
-    gymdata.export(tmp_path / "pairs", tmp_path / "back.jsonl", "nat-dpo")
-    assert json.loads((tmp_path / "back.jsonl").read_text()) == row
-    gymdata.export(tmp_path / "pairs", tmp_path / "trl.jsonl", "trl-preference")
+    assert through_a_run(write_lines(tmp_path / "dpo.jsonl", [row]), "nat-dpo")[1] == [row]
+    assert "P603" not in {v.code for v in gymdata.validate(tmp_path / "run").violations}
+    gymdata.export(tmp_path / "run", tmp_path / "trl.jsonl", "trl-preference")
     assert "margin" not in json.loads((tmp_path / "trl.jsonl").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import gymdata
+from gymdata.cli.main import main
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat import NO_REWARD, trajectory_of
 from gymdata.rollouts.messages import ROLES
@@ -20,12 +21,15 @@ from tests.interop.trajectories import (
     as_spread,
     as_stored,
     exported,
+    imported,
     in_order,
     native,
+    rejected,
     rows_read,
     same,
     some,
     text,
+    through_a_run,
     through_json,
     value,
     write_lines,
@@ -107,14 +111,10 @@ def test_theirs_come_back_whole(tmp_path: Path, theirs: Any) -> None:
     theirs = through_json(theirs)
     file = tmp_path / "a.json"
     file.write_text(json.dumps(theirs, indent=1, ensure_ascii=False), encoding="utf-8")
-    run = tmp_path / "run"
-    done = import_rollouts(file, run, source="nat-trajectories", overwrite=True)
+    done, back = through_a_run(file, "nat-trajectories")
     total = sum(map(len, theirs["trajectories"])) if "trajectories" in theirs else 1
     assert done.rollouts + done.rejected == total
-    if done.rejected or not done.rollouts:
-        return
-    gymdata.export(run, tmp_path / "b.json", "nat-trajectories", overwrite=True)
-    assert same(in_order(json.loads((tmp_path / "b.json").read_text())), in_order(theirs))
+    assert done.rejected or not done.rollouts or same(in_order(back), in_order(theirs))
 
 
 def plain(question: str, answer: str, **more: Any) -> dict[str, Any]:
@@ -149,53 +149,42 @@ def test_tokens_spelt_as_ids_are_turns(tmp_path: Path) -> None:
         "logprobs": {"content": [content[0] | {"token": "Hi"}]},
         "metadata": {"prompt_token_ids": [1]},
     }
-    file = write_lines(tmp_path / "a.jsonl", [good, words])
-    done = import_rollouts(file, tmp_path / "run")
-    assert (done.format, done.turns, done.without_token_data) == ("nat-trajectories", 1, 1)
+    done, back = through_a_run(write_lines(tmp_path / "a.jsonl", [good, words]), "nat-trajectories")
+    assert back == [good, words]
+    assert (done.turns, done.without_token_data) == (1, 1)
     row = to_rows(read_table(tmp_path / "run"))[0]
     turn = row["turns"][0]
     assert (turn["generation_token_ids"].tolist(), turn["prompt_delta_ids"].tolist()) == ([7, 2], [1, 5])
     assert (turn["reward"], row["messages"][1]["turn"]) == (0.25, 0)
     assert '"logprob": -0.1' not in row["extra"]
-    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nat-trajectories")
-    assert [json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines()] == [good, words]
 
 
 def test_lines_of_one_trajectory_are_counted_in_run_json(tmp_path: Path) -> None:
     """Lines of one trajectory take one entry of run.json together, and lists among them and bad lines keep their places."""
     one = [plain("a", str(n)) for n in range(9)]
-    lines = [one[0], one[1], one[2], {"reward": 1}, {"reward": 2}, one[3], [[one[4], one[5]], one[6]], one[7], one[8]]
-    file = write_lines(tmp_path / "a.jsonl", lines)
-    assert import_rollouts(file, tmp_path / "run").rollouts == 9
+    bad = [{"reward": 1}, {"reward": 2}]
+    rows = [*one[:3], *bad, one[3], [[one[4], one[5]], one[6]], *one[7:]]
+    done, back = through_a_run(write_lines(tmp_path / "a.jsonl", rows), "nat-trajectories")
+    assert (done.rollouts, back) == (9, [row for row in rows if row not in bad])
     assert read_run_json(tmp_path / "run")["documents"] == [
         {"kind": "trajectory", "times": 3}, {"kind": "bad", "times": 2}, {"kind": "trajectory"},
         {"kind": "list", "sizes": [2, None]}, {"kind": "trajectory"}, {"kind": "trajectory"},
     ]  # fmt: skip
-    gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nat-trajectories")
-    back = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
-    assert back == [line for line in lines if "reward" not in line or "episode" in line]
 
 
 def test_a_score_given_since_is_exported(tmp_path: Path) -> None:
     """The exported reward is the row's, not the source's."""
-    file = write_lines(tmp_path / "a.jsonl", [plain("a", "1")])
-    import_rollouts(file, tmp_path / "run")
-    row = to_rows(read_table(tmp_path / "run"))[0] | {"reward": 0.25}
-    from collections import Counter
-
-    made = trajectory_of(row, Counter())
+    (row,) = imported(write_lines(tmp_path / "a.jsonl", [plain("a", "1")]), "nat-trajectories")
+    made = trajectory_of(row | {"reward": 0.25}, Counter())
     assert made is not None
     assert made["reward"] == 0.25
 
 
 def test_rollouts_without_a_reward_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trajectory must have a reward: none is invented, and groups are inner lists."""
-    from gymdata.cli.main import main
-
     rows = [
-        rollout("t", 0, 1.0, two_turns(1, 9)),
-        rollout("u", 0, None, two_turns(2, 9)),
-        rollout("t", 1, 0.0, two_turns(1, 8)),
+        rollout(task, index, reward, two_turns(1, 9))
+        for task, index, reward in (("t", 0, 1.0), ("u", 0, None), ("t", 1, 0.0))
     ]
     run = write_run(tmp_path / "run", rows)
     assert main(["export", str(run), "--format", "nat-trajectories", "-o", str(tmp_path / "a.json"), "--json"]) == 0
@@ -212,20 +201,9 @@ def test_rollouts_without_a_reward_are_left_out_and_told(tmp_path: Path, capsys:
 
 def test_bad_trajectories_are_named(tmp_path: Path) -> None:
     """Each fault has its line, place and reason, and hides no other trajectory."""
-    bad = [{"reward": 1}, plain("a", "1", reward=None), plain("a", "1", reward=True), 7]
-    surrogate = plain("a", "1")
-    (tmp_path / "a.jsonl").write_text(
-        "\n".join(
-            [
-                json.dumps(plain("a", "1")),
-                "{",
-                *map(json.dumps, bad),
-                json.dumps({"trajectories": [[*bad[:2], surrogate]]}),
-            ]
-        )
-    )
-    done = import_rollouts(tmp_path / "a.jsonl", tmp_path / "run", source="nat-trajectories")
-    assert (done.rollouts, done.rejected) == (2, 7)
-    told = [json.loads(x) for x in (tmp_path / "run/rejected.jsonl").read_text().splitlines()]
+    good, *bad = plain("a", "1"), {"reward": 1}, plain("a", "1", reward=None), plain("a", "1", reward=True), 7
+    values = [*bad, {"trajectories": [[*bad[:2], good]]}]
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(good), "{", *map(json.dumps, values)]))
+    told = rejected(tmp_path / "a.jsonl", "nat-trajectories")
     assert [t["code"] for t in told] == ["S101", "S103", "R502", "R502", "S103", "S103", "R502"]
     assert told[-1]["reason"].startswith("trajectories[0][1]")
