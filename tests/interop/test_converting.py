@@ -17,6 +17,7 @@ from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.store import read_run_json, read_table
+from tests.interop.trajectories import lines, through_a_run, through_json
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 
@@ -63,34 +64,33 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_odd_shapes_are_imported_and_come_back(tmp_path: Path) -> None:
     """Each shape becomes a rollout without token data, and is exported as it was."""
     source = write_lines(tmp_path / "odd.jsonl", list(ODD.values()))
-    summary = import_rollouts(source, tmp_path / "run")
+    summary, back = through_a_run(source, "nemo-gym")
     assert (summary.rollouts, summary.rejected, summary.without_token_data) == (len(ODD), 0, len(ODD))
     assert summary.without_reward == 1
-    gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", "nemo-gym")
-    back = [json.loads(x) for x in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert str(back) == str(json.loads(json.dumps(list(ODD.values()))))
+    assert str(back) == str(through_json(list(ODD.values())))
 
 
 def test_bad_rows_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None:
     """Good rows between bad ones are imported; rejected.jsonl has every bad line, its code, reason and beginning."""
     good = nemo_rows(n=len(BAD) + 1)
-    lines = [good[0]]
+    rows = [good[0]]
     for (bad, _), row in zip(BAD.values(), good[1:], strict=True):
-        lines += [bad, row]
-    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", lines), tmp_path / "run")
-    assert (summary.rows_in, summary.rollouts, summary.rejected) == (len(lines), len(good), len(BAD))
-    rejected = [json.loads(x) for x in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+        rows += [bad, row]
+    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "run")
+    assert (summary.rows_in, summary.rollouts, summary.rejected) == (len(rows), len(good), len(BAD))
+    rejected = lines(tmp_path / "run" / "rejected.jsonl")
     assert [(r["line"], r["code"]) for r in rejected] == [(2 * i + 2, code) for i, (_, code) in enumerate(BAD.values())]
     assert all(r["reason"] and r["text"] for r in rejected)
     assert summary.turns == 4 * len(good) == sum(read_table(tmp_path / "run")["n_turns"].to_pylist())
 
 
 def test_importing_again_does_nothing_and_other_files_are_refused(tmp_path: Path) -> None:
-    """The same files give the same run once; other files are another run."""
+    """The same files give the same run once, in which validate finds nothing; other files are another run."""
     first, other = (write_lines(tmp_path / f"{n}.jsonl", nemo_rows(n=n)) for n in (4, 6))
     for _ in range(2):
         assert import_rollouts(first, tmp_path / "run").rollouts == 4
         assert read_table(tmp_path / "run").num_rows == 4
+    assert gymdata.validate(tmp_path / "run").violations == []
     with pytest.raises(StoreError, match="imported"):
         import_rollouts(other, tmp_path / "run")
     assert import_rollouts(other, tmp_path / "run", overwrite=True).rollouts == 6
@@ -154,10 +154,6 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", rows)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(x) for x in path.read_text().splitlines()]
-
-
 def test_collected_rollouts_become_nemo_gym_rows(run: Path, tmp_path: Path) -> None:
     """Messages become items, whole prompts stand on the item that ends a call, and importing gives the turns back."""
     summary = gymdata.export(run, tmp_path / "a.jsonl", "nemo-gym")
@@ -180,27 +176,6 @@ def test_a_turn_that_no_message_names_is_told(tmp_path: Path) -> None:
     summary = gymdata.export(write_run(tmp_path / "run", [row]), tmp_path / "a.jsonl", "nemo-gym")
     assert (summary.turns, summary.turns_lost) == (2, 1)
     assert summary.lost == {"turns that no message names": 1}
-
-
-def test_text_formats(run: Path, tmp_path: Path) -> None:
-    """Each text format has its shape, and says that ids, log-probabilities and rewards are lost."""
-    written = {}
-    for name in ("trl-messages", "trl-prompt-completion", "openai"):
-        summary = gymdata.export(run, tmp_path / f"{name}.jsonl", name)
-        assert (summary.rows_out, summary.skipped) == (2, 1)
-        assert {"token ids": 2, "log-probabilities": 2, "rewards": 2}.items() <= summary.lost.items()
-        written[name] = lines(tmp_path / f"{name}.jsonl")[0]
-    messages = written["trl-messages"]["messages"]
-    assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "environment", "assistant"]
-    assert messages[2]["reasoning_content"] == "hm"
-    assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    assert written["trl-messages"]["tools"][0]["function"]["name"] == "f"
-    assert written["trl-prompt-completion"]["prompt"] == messages[:2]
-    assert written["trl-prompt-completion"]["completion"] == messages[2:]
-    openai = written["openai"]["messages"]
-    assert openai[2]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
-    assert "reasoning_content" not in openai[2]
-    assert openai[4]["role"] == "user"
 
 
 def test_verl_rows(run: Path, tmp_path: Path) -> None:
@@ -280,8 +255,7 @@ def test_digits_beyond_float32_are_told(tmp_path: Path, log_probs: list[float], 
         "prompt_token_ids": [1, 5], "generation_token_ids": [7, 2], "generation_log_probs": log_probs,
     }  # fmt: skip
     row = {"responses_create_params": {"input": [{"role": "user", "content": "q"}]}, "response": {"output": [message]}}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
-    assert import_rollouts(tmp_path / "a.jsonl", tmp_path / "run").turns == 1
+    assert import_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "run").turns == 1
     summary = gymdata.export(tmp_path / "run", tmp_path / "b.jsonl", "nemo-gym")
     assert summary.lost == ({"digits of log-probabilities beyond float32": 1} if changed else {})
     (made,) = lines(tmp_path / "b.jsonl")
@@ -297,20 +271,6 @@ def test_an_import_without_rows_is_not_exported(tmp_path: Path, name: str) -> No
         gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", name)
     assert "rejected.jsonl" in str(refused.value.hint)
     assert not list(tmp_path.glob("out*"))
-
-
-@pytest.mark.parametrize("name", ["atif", "nat-trajectories"])
-def test_who_sampled_a_turn_comes_back(tmp_path: Path, name: str) -> None:
-    """The server and the versions of the weights are kept with the turn's evidence."""
-    row = rollout("t", 0, 1.0, two_turns(1, 2))
-    for turn in row["turns"]:
-        n = len(turn["generation_token_ids"])
-        turn |= {"server": "http://a:1", "weight_versions": [{"version": "s1", "start": 0, "end": n}]}
-    gymdata.export(write_run(tmp_path / "run", [row]), tmp_path / "rows.jsonl", name)
-    import_rollouts(tmp_path / "rows.jsonl", tmp_path / "back")
-    before, after = (read_table(tmp_path / place).to_pylist()[0]["turns"] for place in ("run", "back"))
-    assert after == before
-    assert [turn["server"] for turn in after] == ["http://a:1", "http://a:1"]
 
 
 def test_an_import_of_nothing_is_no_success(tmp_path: Path) -> None:

@@ -23,24 +23,17 @@ from tests.validate.generate import nemo_rows
 
 @pytest.mark.parametrize(("source", "rows"), [("nemo-gym", nemo_rows(n=2)), ("nat-trajectories", NAT), ("atif", ATIF)])
 def test_a_duplicate_line_is_a_duplicate_in_the_run(source: str, rows: list[Any], tmp_path: Path) -> None:
-    """The import counts it, validate of the run names it as D701, and --fix drop leaves it out."""
+    """The import counts it and gives it the place of the first in its group, validate of the run names it as D701, and --fix
+    drop leaves it out."""
     file = write_lines(tmp_path / "a.jsonl", [*rows, rows[0]])
     summary = import_rollouts(file, tmp_path / "run", source=source)
     assert (summary.rows_in, summary.rollouts, summary.duplicates) == (3, 3, 1)
+    assert read_table(tmp_path / "run")["rollout_index"].to_pylist() == [0, 1, 0]
     found = [v for v in validate(tmp_path / "run").violations if v.code == "D701"]
     assert [v.row for v in found] == [2]
     assert "row 0" in (found[0].detail or "")
     fix(tmp_path / "run", "drop", tmp_path / "b.parquet")
     assert not validate(tmp_path / "b.parquet").has("D701")
-
-
-def test_rows_that_differ_are_numbered_as_ever(tmp_path: Path) -> None:
-    """Two attempts at one prompt are two rollouts of one group, whatever else is equal."""
-    first, second = nemo_rows(n=2)
-    rows = [first, second, first | {"reward": 0.5}]
-    summary = import_rollouts(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "run")
-    table = read_table(tmp_path / "run")
-    assert (summary.duplicates, table["rollout_index"].to_pylist()) == (0, [0, 1, 2])
 
 
 def test_import_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

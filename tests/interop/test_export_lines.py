@@ -17,8 +17,7 @@ import gymdata
 from gymdata.errors import StoreError
 from gymdata.rollouts.messages import parsed
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
-from gymdata.store import read_table
-from tests.interop.trajectories import same
+from tests.interop.trajectories import imported, lines, same
 from tests.kills import full_disk
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -39,7 +38,7 @@ def shortest(value: Any) -> float:
 
 def exported(folder: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     gymdata.export(write_run(folder / "run", rows), folder / "out.jsonl", "nemo-gym", overwrite=True)
-    return [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    return lines(folder / "out.jsonl")
 
 
 @_SETTINGS
@@ -122,18 +121,6 @@ def test_odd_json_is_parsed_as_by_python(text: str) -> None:
     assert not plain or not any(odd in text for odd in ("e999", "ud800", "NaN"))
 
 
-def test_whole_numbers_of_any_length_are_written(tmp_path: Path) -> None:
-    """A tool call with a number of more than 64 bits is exported to every format of text as it was."""
-    long = 123456789012345678901234567890
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": long}}}
-    row = rollout("t", 0, 1.0, [([1], [2])])
-    row["messages"][-1]["tool_calls"] = json.dumps([call])
-    run = write_run(tmp_path / "run", [row])
-    for name in ("trl-messages", "trl-prompt-completion", "openai"):
-        gymdata.export(run, tmp_path / f"{name}.jsonl", name)
-        assert str(long) in (tmp_path / f"{name}.jsonl").read_text()
-
-
 WRITTEN = ["nemo-gym.jsonl", "trl-messages.jsonl", "verl.parquet", "nat-trajectories.json", "nat-trajectories.jsonl"]
 
 
@@ -174,16 +161,14 @@ def test_rows_for_nemo_gym_are_what_its_models_take(tmp_path: Path) -> None:
         for why in ends
     ]
     gymdata.export(write_run(tmp_path / "run", rows), tmp_path / "rows.jsonl", "nemo-gym")
-    for line, details in zip((tmp_path / "rows.jsonl").read_text().splitlines(), ends.values(), strict=True):
-        row = json.loads(line)
+    for row, details in zip(lines(tmp_path / "rows.jsonl"), ends.values(), strict=True):
         response, request = row["response"], row["responses_create_params"]
         named = [{"type": "function", "name": "f", "parameters": {}, "description": "d", "strict": False}]
         assert response["tools"] == request["tools"] == named
         assert (response["tool_choice"], response["parallel_tool_calls"]) == ("auto", True)
         assert (response["status"], response["incomplete_details"]) == ("incomplete", details)
         assert [item.get("call_id") for item in response["output"]] == ["call_1_0", "call_1_0", None]
-    gymdata.import_rollouts(tmp_path / "rows.jsonl", tmp_path / "back")
-    back = read_table(tmp_path / "back").to_pylist()
+    back = imported(tmp_path / "rows.jsonl", "nemo-gym")
     assert [(json.loads(row["tools"]), row["stop_reason"]) for row in back] == [
         (json.loads(tools), why) for why in ends
     ]

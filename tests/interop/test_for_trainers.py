@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,16 +22,13 @@ from gymdata.interop.text_export import EMPTY, LOG_PROBS, REWARDS
 from gymdata.interop.text_export import TOOLS as GIVEN_TOOLS
 from gymdata.interop.trajectories.nat_pairs import NO_MARGIN
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts, sequences
+from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
+from tests.interop.trajectories import imported, lines
 from tests.rollout_files import BREAK, SHAPES, rollout, two_turns, write_run
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_rewards_become_labels_of_kto_and_come_back_as_rewards(tmp_path: Path) -> None:
@@ -48,8 +44,7 @@ def test_rewards_become_labels_of_kto_and_come_back_as_rewards(tmp_path: Path) -
         {"prompt": prompt, "completion": [{"role": "assistant", "content": said}], "tools": TOOLS, "label": label}
         for said, label in (("0 3", True), ("1 3", False), ("4 3", False))
     ]
-    assert gymdata.import_rollouts(tmp_path / "kto.jsonl", tmp_path / "back").ok
-    back = to_rows(read_table(tmp_path / "back", ROLLOUTS))
+    back = imported(tmp_path / "kto.jsonl")
     assert [(row["reward"], row["rewards"], json.loads(row["tools"])) for row in back] == [
         (value, {"label": value}, TOOLS) for value in (1.0, 0.0, 0.0)
     ]
@@ -206,9 +201,7 @@ def test_a_preference_of_nemo_rl_ranks_the_chosen_answer_first_and_comes_back(tm
             ],
         }
     ]
-    summary = gymdata.import_rollouts(tmp_path / "a.jsonl", tmp_path / "back")
-    assert (summary.format, summary.pairs) == ("nemo-rl-preference", 1)
-    (pair,) = to_rows(read_table(tmp_path / "back", PAIRS))
+    (pair,) = imported(tmp_path / "a.jsonl", "nemo-rl-preference")
     assert [pair[side][0]["content"] for side in ("prompt", "chosen", "rejected")] == ["question a", "1 3", "0 3"]
 
 
@@ -265,19 +258,3 @@ def test_pairs_with_rendered_ids_are_strict_json_and_come_back(tmp_path: Path) -
     orjson.loads((tmp_path / "items.jsonl").read_bytes())
     assert gymdata.import_rollouts(tmp_path / "items.jsonl", tmp_path / "back").pairs == 1
     assert str(read_table(tmp_path / "back", PAIRS).to_pylist()) == str(before.to_pylist())
-
-
-def test_what_is_not_known_is_strict_json_of_atif_and_comes_back(tmp_path: Path) -> None:
-    """Log-probabilities that an import lacks are written as the text "NaN", which JSON has and readers take for it."""
-    row = rollout("a", 0, 1.0, two_turns(5, 40))
-    for turn in row["turns"]:
-        turn["generation_log_probs"] = np.full(len(turn["generation_token_ids"]), np.nan, np.float32)
-    encoder = TurnEncoder()
-    for turn, prompt in zip(row["turns"], expand_prompts(row["turns"], check_digests=False), strict=True):
-        encoder.add(Call(prompt, turn["generation_token_ids"], turn["generation_log_probs"], "stop"))
-    run = write_run(tmp_path / "run", [row | {"turns": encoder.turns}])
-    gymdata.export(run, tmp_path / "a.jsonl", "atif")
-    orjson.loads((tmp_path / "a.jsonl").read_bytes())
-    assert gymdata.import_rollouts(tmp_path / "a.jsonl", tmp_path / "back").turns == 2
-    turns = [str(read_table(place, ROLLOUTS)["turns"].to_pylist()) for place in (run, tmp_path / "back")]
-    assert turns[0] == turns[1]

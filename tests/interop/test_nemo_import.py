@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.errors import DataError
+from gymdata.interop.importing import Importing, Numbering, Reject
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.ragged import Columns
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.store import Run, resolve
+from gymdata.store import resolve
 from gymdata.store.columns import check_rollout
-from gymdata.validate.run import validate
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 
 
-def imported(folder: Path, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
+def imported(folder: Path, rows: list[Any], reject: Reject | None = None) -> list[dict[str, Any]]:
     """The rows that an import would write, as a run takes them."""
-    rollouts = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), **options))
+    importing = Importing("run", Numbering(), reject)
+    rollouts = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), importing))
     for row in rollouts:
         row["turns"] = row["turns"].rows() if isinstance(row["turns"], Columns) else row["turns"]
     return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in rollouts]
@@ -39,26 +38,6 @@ def test_tokens_are_taken_over_exactly(tmp_path: Path) -> None:
             assert prompt.tolist() == item["prompt_token_ids"]
             assert made["turns"][turn]["generation_token_ids"].tolist() == item["generation_token_ids"]
             assert made["turns"][turn]["generation_log_probs"].tolist() == item["generation_log_probs"]
-
-
-def test_items_of_one_call_are_one_message(tmp_path: Path) -> None:
-    """Reasoning and a function call of one model call become one assistant message that names its turn."""
-    (made,) = imported(tmp_path, nemo_rows(n=1, turns=2))
-    assert [(m["role"], m.get("turn")) for m in made["messages"]] == [
-        ("system", None), ("user", None), ("assistant", 0), ("tool", None), ("assistant", 1),
-    ]  # fmt: skip
-    assert made["messages"][2]["reasoning"] == "Hm [1]."
-    assert json.loads(made["messages"][2]["tool_calls"])[0]["id"] == made["messages"][3]["tool_call_id"]
-    assert made["messages"][4]["content"] == "done"
-
-
-def test_an_imported_run_validates(tmp_path: Path) -> None:
-    """Rows of one prompt are a group, and a run of imported rows has no findings."""
-    with Run.open(tmp_path / "run", identity={}, extent={}, operation={}) as run:
-        for row in imported(tmp_path, nemo_rows(n=6)):
-            run.append(row)
-    report = validate(tmp_path / "run")
-    assert (report.violations, report.rollouts, report.turns) == ([], 6, 24)
 
 
 def test_a_position_in_a_file_of_tasks_is_no_name_of_a_task(tmp_path: Path) -> None:
@@ -83,18 +62,6 @@ def test_missing_data_stays_missing(tmp_path: Path) -> None:
     (made,) = imported(tmp_path, rows)
     assert [m["turn"] for m in made["messages"] if m["role"] == "assistant"] == [0, None, 1]
     assert np.isnan(made["turns"][1]["generation_log_probs"]).all()
-
-
-def test_bad_rows_are_told_and_hide_nothing(tmp_path: Path) -> None:
-    """With a callback bad rows are passed over with line and reason; without it the first one raises."""
-    rows = nemo_rows(n=3)
-    told: list[tuple[int, str]] = []
-    lines = [rows[0], "<PLACEHOLDER ROW>", rows[1], {"response": None}, rows[2]]
-    made = imported(tmp_path, lines, reject=lambda bad: told.append((bad.line, bad.code)))
-    assert len(made) == 3
-    assert told == [(2, "S101"), (4, "S103")]
-    with pytest.raises(DataError, match="line 2"):
-        imported(tmp_path, lines)
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_audio", "image_url", "input_file"])

@@ -17,11 +17,12 @@ from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
 from gymdata.validate.run import fix
+from tests.interop.trajectories import lines, through_json
 from tests.validate.generate import write_lines
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 POLICY = str(SAMPLES / "policy")
-SOURCE = [json.loads(line) for line in (SAMPLES / "rollouts" / "nemo_gym.jsonl").read_text().splitlines()]
+SOURCE = lines(SAMPLES / "rollouts" / "nemo_gym.jsonl")
 Row = dict[str, Any]
 
 
@@ -30,10 +31,10 @@ def calls(row: Row) -> list[Row]:
 
 
 def rows(change: Callable[[Row], None], source: list[Row] = SOURCE) -> list[Row]:
-    made = json.loads(json.dumps(source))
+    made: list[Row] = through_json(source)
     for row in made:
         change(row)
-    return list(made)
+    return made
 
 
 def without_prompts(row: Row) -> None:
@@ -58,12 +59,13 @@ def tokens(run: Path) -> list[list[tuple[list[int], list[int], list[float]]]]:
 def brought(folder: Path, given: list[Row], name: str = "run", **options: Any) -> tuple[Path, Any, list[Row]]:
     """The run, the summary and what was not rebuilt."""
     done = import_rollouts(write_lines(folder / f"{name}.jsonl", given), folder / name, run_id="r", **options)
-    report = folder / name / "not_rebuilt.jsonl"
-    return folder / name, done, [json.loads(x) for x in report.read_text().splitlines()] if report.exists() else []
+    return folder / name, done, lines(folder / name / "not_rebuilt.jsonl")
 
 
-def test_rebuilt_prompts_are_the_ones_that_were_read(tmp_path: Path) -> None:
-    """With every prompt taken out, all turns come back with the ids of the source, and each row says which."""
+def test_rebuilt_prompts_are_the_ones_that_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every prompt taken out, all turns come back with the ids of the source, and each row says which; each is counted
+    once, over however many batches."""
+    monkeypatch.setattr("gymdata.store.tables.PARSE_BYTES", 1)
     whole, _, _ = brought(tmp_path, SOURCE, "whole")
     run, done, refused = brought(tmp_path, rows(without_prompts), tokenizer=POLICY)
     assert tokens(run) == tokens(whole)
@@ -175,7 +177,7 @@ def test_an_export_writes_rebuilt_prompts_and_says_so(tmp_path: Path) -> None:
     run, _, _ = brought(tmp_path, rows(without_prompts), tokenizer=POLICY)
     out = tmp_path / "out.jsonl"
     gymdata.export(run, out, "nemo-gym")
-    exported = [json.loads(x) for x in out.read_text().splitlines()]
+    exported = lines(out)
     for made, source in zip(exported, SOURCE, strict=True):
         for item, was in zip(calls(made), calls(source), strict=True):
             assert item["prompt_token_ids"] == was["prompt_token_ids"]
@@ -185,7 +187,7 @@ def test_an_export_writes_rebuilt_prompts_and_says_so(tmp_path: Path) -> None:
     named = [[json.loads(r["extra"])["prompts_rebuilt"] for r in to_rows(read_table(x))] for x in (run, again)]
     assert named[0] == named[1]
     gymdata.export(again, tmp_path / "twice.jsonl", "nemo-gym")
-    assert [json.loads(x) for x in (tmp_path / "twice.jsonl").read_text().splitlines()] == exported
+    assert lines(tmp_path / "twice.jsonl") == exported
 
 
 def test_the_command_tells_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +222,6 @@ def test_repaired_parts_still_name_their_rebuilt_turns(tmp_path: Path) -> None:
     parts = to_rows(read_table(tmp_path / "fixed.parquet"))
     assert [(p["n_turns"], json.loads(p["extra"])["prompts_rebuilt"]) for p in parts] == [(1, []), (2, [1])]
     gymdata.export(tmp_path / "fixed.parquet", tmp_path / "fixed.jsonl", "nemo-gym")
-    exported = [json.loads(x) for x in (tmp_path / "fixed.jsonl").read_text().splitlines()]
+    exported = lines(tmp_path / "fixed.jsonl")
     marks = [["prompt_token_ids_rebuilt" in item for item in calls(row)] for row in exported]
     assert [[m for m in row if m] for row in marks] == [[], [True]]

@@ -74,12 +74,13 @@ def test_function_calls_after_the_message_with_the_ids_belong_to_it(
 
 
 def test_import_makes_one_message_of_it(tmp_path: Path) -> None:
-    """The imported rollout has one assistant message per call, with text, calls and turn."""
+    """The imported rollout has one assistant message per call, with reasoning, text, calls and turn."""
     (made,) = table_rows(resolve(str(write_lines(tmp_path / "a.jsonl", [on_messages(calls_of(2))]))))
     said = [(m["role"], m.get("turn")) for m in made["messages"]]
     assert said == [("user", None), ("assistant", 0), ("tool", None), ("tool", None), ("assistant", 1)]
-    assert made["messages"][1]["content"] == "text 0"
+    assert (made["messages"][1]["reasoning"], made["messages"][1]["content"]) == ("Hm.", "text 0")
     assert [c["id"] for c in json.loads(made["messages"][1]["tool_calls"])] == ["a0", "b0"]
+    assert [m["tool_call_id"] for m in made["messages"][2:4]] == ["a0", "b0"]
     assert made["n_turns"] == 2
 
 
@@ -158,5 +159,5 @@ def test_a_key_given_twice_anywhere_is_refused_by_checks_and_by_the_import(key: 
     with tempfile.TemporaryDirectory() as place:
         path = write_lines(Path(place) / "a.jsonl", [good, line])
         assert [(v.code, v.row) for v in validate(path).violations if v.code[0] == "S"] == [("S102", 1)]
-        with pytest.raises(DataError, match=f"the key '{key}' is given twice"):
+        with pytest.raises(DataError, match=f"line 2.*the key '{key}' is given twice"):
             list(table_rows(resolve(str(path))))

@@ -44,25 +44,10 @@ class NemoGym(Format):
 
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         from gymdata.interop.nemo_gym.read import table_rows
-        from gymdata.interop.nemo_gym.rebuild import PromptRebuilder
 
-        rebuild = None if importing.tokenizer is None else PromptRebuilder(chat_of(importing.tokenizer))
-        rows = table_rows(
-            list(sources),
-            run_id=importing.run_id,
-            reject=importing.reject,
-            rebuild=rebuild,
-            check=importing.check,
-            numbering=importing.numbering,
-        )
-        n_refused = 0
-        for row in rows:
+        chat = None if importing.tokenizer is None else chat_of(importing.tokenizer)
+        for row in table_rows(list(sources), importing, chat):
             importing.keys.append(importing.n_keys - 1)
-            if rebuild is not None:
-                number, refused = len(importing.keys) - 1, rebuild.refused[n_refused:]
-                importing.not_rebuilt += ((number, prompt) for prompt in refused)
-                n_refused += len(refused)
-                importing.prompts_rebuilt = rebuild.rebuilt
             yield 0, row
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:

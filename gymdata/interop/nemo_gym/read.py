@@ -1,7 +1,7 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
 Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn (one that
-lacks only its prompt gets it from a ``PromptRebuilder`` where one is given, and ``extra`` names that turn); what has
+lacks only its prompt gets it rebuilt where that is asked for, and ``extra`` names that turn); what has
 no column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them;
 a row that cannot be imported is named, and never hides another.
 """
@@ -21,10 +21,8 @@ import orjson
 
 from gymdata.interop.importing import (
     ODD,
-    Check,
+    Importing,
     Numbering,
-    Reject,
-    Unnumbered,
     reason_of,
     rollout_id_of,
     run_id_of,
@@ -32,7 +30,7 @@ from gymdata.interop.importing import (
 )
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.batches import encoded
-from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, Outcome, PromptRebuilder
+from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, NotRebuilt, Outcome, Renders, filled
 from gymdata.rollouts.messages import (
     STRICT,
     TOKEN_KEYS,
@@ -60,40 +58,35 @@ AS_TEXT = "nemo_gym_text"
 
 
 def table_rows(
-    sources: list[Source],
-    *,
-    run_id: str | None = None,
-    reject: Reject | None = None,
-    rebuild: PromptRebuilder | None = None,
-    check: Check | None = None,
-    numbering: Numbering | Unnumbered | None = None,
+    sources: list[Source], importing: Importing | None = None, chat: Renders | None = None
 ) -> Iterator[RolloutRow]:
     """The rollout rows of NeMo Gym files, as the store takes them: turns as ``Columns`` or with numpy arrays, times as text.
 
-    ``run_id`` defaults to a hash of the file names. Rows of one prompt (or of one ``task_id``) are a group. A log-prob
-    that the source lacks is NaN. ``rebuild`` makes the prompts that calls with generations lack. With ``reject`` bad
-    rows, and those that ``check`` refuses, are given to it and skipped; without it they raise DataError. ``numbering``
-    gives rows their indices.
+    Rows of one prompt (or of one ``task_id``) are a group. A log-prob that the source lacks is NaN. ``importing``: by
+    default that of a run whose id is a hash of the file names, where a bad row raises DataError; ``chat`` makes the prompts
+    that calls with generations lack.
     """
-    run = run_id or run_id_of(sources)
-    numbering = numbering or Numbering()
+    importing = importing or Importing(run_id_of(sources), Numbering())
     for source in sources:
         for number, line in row_lines(source):
             try:
-                parsed = _read(line, rebuild)
+                parsed = _read(line, chat)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                rollout = _rollout(parsed, run, *numbering.place(line.strip(), parsed.row.group))
-                if check is not None:
-                    check(rollout)
+                place = importing.numbering.place(line.strip(), parsed.row.group)
+                rollout = _rollout(parsed, importing.run_id, *place)
+                if importing.check is not None:
+                    importing.check(rollout)
             except (nemo_rows.BadRow, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
                 places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
                 values = [f"{word} {bad.more[word]}" for word in ("expected", "got") if bad.more.get(word)]
                 reason = "; ".join(part for part in (bad.detail, ", ".join(places), *values) if part)
-                turn_down(bad.code, reason, source, number, line, reject, "a NeMo Gym rollout", error)
+                turn_down(bad.code, reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
                 continue
-            if rebuild is not None:
-                rebuild.note(source.path, number, rollout["rollout_id"], parsed.outcome)
+            importing.prompts_rebuilt += len(parsed.outcome.prompts)
+            for refused in parsed.outcome.refused:
+                prompt = NotRebuilt(source.path, number, rollout["rollout_id"], refused)
+                importing.not_rebuilt.append((len(importing.keys), prompt))
             yield rollout
 
 
@@ -111,14 +104,14 @@ class _Parsed:
     outcome: Outcome
 
 
-def _read(line: bytes, rebuild: PromptRebuilder | None) -> _Parsed:
+def _read(line: bytes, chat: Renders | None) -> _Parsed:
     """Raises BadRow."""
     row = nemo_rows.read_row(line)
     lists = len(TOKEN_KEYS) * len(row.calls)
     if row.cut_lists is not None and not (row.cut_lists == lists and all(map(_is_complete, row.calls))):
         # Lists that no turn holds stay in the row as they are.
         row = nemo_rows.read_carefully(line)
-    outcome = rebuild.fill(row, line) if rebuild is not None else Outcome()
+    outcome = filled(row, line, chat) if chat is not None else Outcome()
     output = row.value["response"]["output"]
     items = list(_with_ids(output, []))
     held = {id(item) for _, item in items}
@@ -227,19 +220,9 @@ def more_than_float32(given: Any, kept: Any) -> bool:
     """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, keeps: float32
     distinguishes decimals of up to nine digits, and a number that is a float32 already loses nothing, however it is
     written."""
-    return digits_lost(given, kept, [len(given)])[0]
-
-
-def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
-    """The same of each list of numbers: the lists follow each other and end at ``ends``."""
-    starts = [0, *ends[:-1]]
-    if (
-        len(given)
-        and all(a < b for a, b in zip(starts, ends, strict=True))
-        and all(map(_clearly_lost, given[starts].tolist(), kept[starts].tolist()))
-    ):
-        # When numbers have all their digits, one of each list shows it.
-        return [True] * len(ends)
+    if len(given) and _clearly_lost(float(given[0]), float(kept[0])):
+        # When numbers have all their digits, one of them shows it.
+        return True
     numbers = kept.astype(np.float64)
     lost = (given != numbers) & np.isfinite(given)
     numbers = given[lost]
@@ -247,12 +230,11 @@ def digits_lost(given: Any, kept: Any, ends: list[int]) -> list[bool]:
         nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
         apart = np.abs(np.round(numbers * nine) / nine - numbers)
     # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
-    lost[lost] = ~(apart <= 1e-13 * np.abs(numbers))
-    return [bool(lost[a:b].any()) for a, b in zip(starts, ends, strict=True)]
+    return bool((~(apart <= 1e-13 * np.abs(numbers))).any())
 
 
 def _clearly_lost(number: float, kept: float) -> bool:
-    """Whether ``_lost`` is true of one number, with room for rounding; it is slow where there are few."""
+    """Whether one number surely has more, with room for rounding: arrays are slow where there are few."""
     size = abs(number)
     if number == kept or not 1e-30 < size < 1e30:
         return False

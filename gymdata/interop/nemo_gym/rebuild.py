@@ -74,29 +74,16 @@ class Outcome:
     refused: list[Refused] = field(default_factory=list)
 
 
-class PromptRebuilder:
-    """Rebuilds prompts with one tokenizer, and counts over all rows: ``rebuilt`` prompts, and those ``refused``."""
-
-    def __init__(self, chat: Renders) -> None:
-        self._chat = chat
-        self.rebuilt = 0
-        self.refused: list[NotRebuilt] = []
-
-    def fill(self, row: nemo_rows.Row, line: bytes) -> Outcome:
-        """Put the prompts that can be proved into ``row.calls``."""
-        if not any(call is not None and call.generation and not call.prompt for call in row.calls):
-            return Outcome()
-        outcome = _Row(self._chat, row.calls, json.loads(line)).outcome()
-        for number, prompt in outcome.prompts.items():
-            call = row.calls[number]
-            assert call is not None
-            row.calls[number] = call._replace(prompt=nemo_rows.TokenList(np.asarray(prompt, np.int64)))
-        return outcome
-
-    def note(self, file: Path, line: int, rollout_id: str, outcome: Outcome) -> None:
-        """Count a row that was taken."""
-        self.rebuilt += len(outcome.prompts)
-        self.refused += [NotRebuilt(file, line, rollout_id, one) for one in outcome.refused]
+def filled(row: nemo_rows.Row, line: bytes, chat: Renders) -> Outcome:
+    """Put the prompts that can be proved into ``row.calls``."""
+    if not any(call is not None and call.generation and not call.prompt for call in row.calls):
+        return Outcome()
+    outcome = _Row(chat, row.calls, json.loads(line)).outcome()
+    for number, prompt in outcome.prompts.items():
+        call = row.calls[number]
+        assert call is not None
+        row.calls[number] = call._replace(prompt=nemo_rows.TokenList(np.asarray(prompt, np.int64)))
+    return outcome
 
 
 class _Refusal(Exception):  # noqa: N818 - caught nearby, never shown as an error

@@ -23,6 +23,7 @@ import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
+from gymdata.interop.rows import as_float
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
@@ -362,7 +363,7 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
         entries=conversation.entries,
         rollout_id=name if isinstance(name, str) else None,
         group=_group(value, given),
-        reward=None if reward is None else _float(reward),
+        reward=None if reward is None else as_float(reward),
         settings={k: v for k in _SETTINGS if isinstance(v := params.get(k), (int, float))},
         cut=True if reason == "max_output_tokens" else False if response.get("status") == "completed" else None,
         offers_tools=isinstance(tools, list) and len(tools) > 0,
@@ -502,7 +503,7 @@ def _log_probs(values: Any, turn: int) -> npt.NDArray[np.float64] | None:
         number: Any = NON_FINITE.get(value) if isinstance(value, str) else value
         if type(number) not in (int, float):
             raise BadRow("S102", LOG_PROBS, turn=turn, position=position, expected="a number", got=json_value(value))
-        numbers.append(_float(number))
+        numbers.append(as_float(number))
     return np.asarray(numbers, np.float64)
 
 
@@ -510,10 +511,3 @@ def _listed(values: Any, name: str, turn: int) -> list[Any]:
     if values is not None and not isinstance(values, list):
         raise BadRow("S102", name, turn=turn, expected="a list", got=json_value(values))
     return values or []
-
-
-def _float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return float("inf") if number > 0 else float("-inf")
