@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,33 +9,19 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import gymdata
-from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.messages import meant_role
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
-from tests.interop.trajectories import same
+from tests.interop.trajectories import lines, same, some, text, through_a_run, through_json, value, write_lines
 
 _SETTINGS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-number = st.one_of(st.integers(-(2**70), 2**70), st.floats(width=32))
-leaf = st.one_of(st.none(), st.booleans(), number, text)
-value = st.recursive(
-    leaf, lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(text, inner, max_size=2)), max_leaves=5
 )
 token = st.integers(0, 2**31 - 1)
 log_prob = st.one_of(st.floats(-50, 0, width=32), st.integers(-3, 0))
 # As many as there are tokens, these would be refused by the export.
 unsound = st.sampled_from([math.nan, -math.inf, 1e300, "NaN"])
 unknown = st.sampled_from([math.nan, "NaN"])
-
-
-def some(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """An object with some of ``fields`` and a few that nobody knows."""
-    known = st.fixed_dictionaries({}, optional=fields)
-    return st.builds(lambda more, made: more | made, st.dictionaries(st.sampled_from("uvw"), value, max_size=2), known)
 
 
 parts = st.lists(st.one_of(text, some(text=text, type=st.just("output_text"))), max_size=2)
@@ -96,18 +81,11 @@ row = st.builds(
 )
 
 
-def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
     """The run's rows, the rows exported from it, and the numbers of rejected lines."""
-    source, run, out = folder / "source.jsonl", folder / "run", folder / "out.jsonl"
-    source.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
-    summary = import_rollouts(source, run, run_id="r", overwrite=True)
-    rejected = []
-    if summary.rejected:
-        rejected = [json.loads(x)["line"] for x in (run / "rejected.jsonl").read_text().splitlines()]
-    if not summary.rollouts:
-        return [], [], rejected
-    gymdata.export(run, out, "nemo-gym", overwrite=True)
-    return to_rows(read_table(run)), [json.loads(x) for x in out.read_text(encoding="utf-8").split("\n") if x], rejected
+    summary, exported = through_a_run(write_lines(folder / "source.jsonl", rows), "nemo-gym")
+    bad = [row["line"] for row in lines(folder / "run" / "rejected.jsonl")]
+    return to_rows(read_table(folder / "run")) if summary.rollouts else [], exported, bad
 
 
 @_SETTINGS
@@ -115,15 +93,12 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, A
 def test_import_export_import_is_the_identity(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     """The exported rows are the source's, and importing them gives the very same rollouts."""
     rows = [{"responses_create_params": {}, "response": {"output": []}}, *rows]
-    first, exported, rejected = imported(tmp_path, rows)
-    assert len(first) + len(rejected) == len(rows)
-    good = [r for n, r in enumerate(rows, 1) if n not in rejected]
+    first, exported, bad = imported(tmp_path, rows)
+    assert len(first) + len(bad) == len(rows)
+    good = [r for n, r in enumerate(rows, 1) if n not in bad]
     assert [sorted(r) for r in exported] == [sorted(r) for r in good]
-    assert same([_shorn(r) for r in exported], [_shorn(json.loads(json.dumps(r))) for r in good])
-    again, twice, none = imported(tmp_path, exported)
-    assert none == []
-    assert same(first, again)
-    assert same(exported, twice)
+    assert same([_shorn(r) for r in exported], [_shorn(through_json(r)) for r in good])
+    assert same(imported(tmp_path, exported), (first, exported, []))
 
 
 def _shorn(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from gymdata.errors import DataError, UsageError, json_kind, json_value
 from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
 from gymdata.interop.text_rows import first_row
-from gymdata.rollouts.messages import TableRow
+from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
 
@@ -41,6 +41,8 @@ class Format(ForeignFormat):
     other: ClassVar[str] = ""
     #: What one of them is called.
     item: ClassVar[str] = "a row"
+    #: The column of a document that is the list of its items; "" where a document is an item itself.
+    several: ClassVar[str] = ""
     #: Whether a tokenizer can rebuild prompts that its rows lack.
     rebuilds_prompts: ClassVar[bool] = False
     #: Names of files that an export writes end so.
@@ -69,9 +71,19 @@ class Format(ForeignFormat):
         return ((source, *document) for source in sources for document in documents(source))
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        """The items of a document, each of which becomes a row: those of a list, or the document itself."""
-        for number, item in enumerate(value if isinstance(value, list) else [value]):
-            yield (0, number), item
+        """The items of a document, or of each of a list of them, each of which becomes a row: those of its column
+        ``several``, else the document itself."""
+        for number, document in enumerate(value if isinstance(value, list) else [value]):
+            parts = document.get(self.several) if self.several and isinstance(document, dict) else None
+            if not isinstance(parts, list) or not parts:
+                yield (0, number), document
+                continue
+            for k, part in enumerate(parts):
+                yield (k, number), self.item_of(part, document)
+
+    def item_of(self, part: Any, document: JsonObject) -> Any:  # noqa: ARG002 - only some need the rest
+        """The item that an entry of ``several`` is."""
+        return part
 
     def shape(self, value: Any) -> Shape | None:  # noqa: ARG002 - only some formats nest
         """How a document nests its items, where an export writes them so again."""

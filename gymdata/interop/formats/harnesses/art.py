@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import number_or_none
 from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
@@ -18,6 +17,7 @@ class Art(Format):
 
     content = "trajectories of ART"
     item = "a trajectory of ART"
+    several = "trajectories"
     marks = (b'"messages_and_choices"',)
     holds_text = holds_reward = True
 
@@ -25,14 +25,6 @@ class Art(Format):
         row = first_row(value)
         one = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return {"messages_and_choices", "reward"} <= one.keys()
-
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), group in super().items(value):
-            trajectories = group.get("trajectories") if isinstance(group, dict) else None
-            if not isinstance(trajectories, list) or not trajectories:
-                yield (number, 0), group
-                continue
-            yield from (((number, k), trajectory) for k, trajectory in enumerate(trajectories))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("additional_histories"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
 from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
 from gymdata.rollouts.messages import JsonObject
@@ -21,6 +20,7 @@ class InspectAI(Format):
 
     content = "a log of inspect_ai"
     item = "a sample of inspect_ai"
+    several = "samples"
     marks = (b'"eval"',)
     holds_text = holds_reward = True
 
@@ -30,14 +30,8 @@ class InspectAI(Format):
         )
         return is_log and isinstance(value.get("samples"), list) and bool(value["samples"])
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), log in super().items(value):
-            samples = log.get("samples") if isinstance(log, dict) else None
-            if not isinstance(samples, list) or not samples:
-                yield (number, 0), log
-                continue
-            for k, sample in enumerate(samples):
-                yield (number, k), {"sample": sample, "eval": log.get("eval")}
+    def item_of(self, part: Any, document: JsonObject) -> Any:
+        return {"sample": part, "eval": document.get("eval")}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         sample, spec = item["sample"], item["eval"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("rllm")
@@ -19,6 +19,7 @@ class Rllm(Format):
 
     content = "episodes of rLLM"
     item = "a trajectory of rLLM"
+    several = "trajectories"
     marks = (b'"chat_completions"',)
     holds_text = holds_reward = True
 
@@ -27,18 +28,12 @@ class Rllm(Format):
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return "chat_completions" in first_row(trajectory.get("steps"))
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), episode in super().items(value):
-            trajectories = episode.get("trajectories") if isinstance(episode, dict) else None
-            if not isinstance(trajectories, list) or not trajectories:
-                yield (number, 0), {"trajectory": episode, "episode": {}}
-                continue
-            about = {name: field for name, field in episode.items() if name != "trajectories"}
-            for k, trajectory in enumerate(trajectories):
-                yield (number, k), {"trajectory": trajectory, "episode": about}
+    def item_of(self, part: Any, document: JsonObject) -> Any:
+        return {"trajectory": part, "episode": {k: v for k, v in document.items() if k != self.several}}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        trajectory, episode = item["trajectory"], item["episode"]
+        one = item if "trajectory" in item else self.item_of(item, {})
+        trajectory, episode = one["trajectory"], one["episode"]
         said = [step["chat_completions"] for step in trajectory["steps"]]
         if not said or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(said)):
             raise BadItem("S102", f"steps: got {len(said)} that are not one conversation")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import number_or_none
 from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("tau-bench")
@@ -52,6 +52,7 @@ class Tau2Bench(Format):
 
     content = "results of tau2-bench"
     item = "a simulation of tau2-bench"
+    several = "simulations"
     marks = (b'"simulations"', b'"termination_reason"')
     holds_text = holds_reward = True
 
@@ -61,19 +62,14 @@ class Tau2Bench(Format):
             return True
         return {"task_id", "termination_reason", "reward_info", "messages"} <= row.keys()
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), results in super().items(value):
-            runs = results.get("simulations") if isinstance(results, dict) else None
-            if not isinstance(runs, list) or not runs:
-                yield (number, 0), {"simulation": results, "task": None, "info": {}}
-                continue
-            tasks = {str(task.get("id")): task for task in results.get("tasks") or () if isinstance(task, dict)}
-            for k, run in enumerate(runs):
-                task = tasks.get(str(run.get("task_id"))) if isinstance(run, dict) else None
-                yield (number, k), {"simulation": run, "task": task, "info": results.get("info") or {}}
+    def item_of(self, part: Any, document: JsonObject) -> Any:
+        name = str(part.get("task_id")) if isinstance(part, dict) else None
+        tasks = (task for task in document.get("tasks") or () if isinstance(task, dict) and str(task.get("id")) == name)
+        return {"simulation": part, "task": next(tasks, None), "info": document.get("info") or {}}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        run, end = item["simulation"], item["simulation"]["termination_reason"]
+        results = item if "simulation" in item else self.item_of(item, {})
+        run, end = results["simulation"], results["simulation"]["termination_reason"]
         if end in ("infrastructure_error", "unexpected_error", "user_error", "context_window_exceeded"):
             raise BadItem("S103", f"termination_reason: the run ended with {end}")
         if not isinstance(run.get("messages"), list):
@@ -90,7 +86,7 @@ class Tau2Bench(Format):
         judged = run.get("reward_info") or {}
         parts = judged.get("reward_breakdown") or {}
         about = ("termination_reason", "trial", "seed", "agent_cost", "user_cost", "reward_info")
-        row = {name: run[name] for name in about if name in run} | {"task": item["task"]}
+        row = {name: run[name] for name in about if name in run} | {"task": results["task"]}
         return rollout_row(
             row,
             [],
@@ -100,6 +96,6 @@ class Tau2Bench(Format):
             rewards=numbers_of(parts, parts),
             about=about,
             group=str(run["task_id"]),
-            policy=(item["info"].get("agent_info") or {}).get("llm"),
+            policy=(results["info"].get("agent_info") or {}).get("llm"),
             truncated=end in ("max_steps", "timeout"),
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
 
@@ -20,6 +19,7 @@ class VerifiersTraces(Format):
 
     content = "traces of verifiers"
     item = "a trace of verifiers"
+    several = "traces"
     marks = (b'"nodes"',)
     holds_text = holds_reward = True
 
@@ -27,11 +27,6 @@ class VerifiersTraces(Format):
         row = first_row(value)
         trace = first_row(row["traces"]) if "traces" in row else row
         return trace.keys() >= {"nodes", "task", "agent"} and isinstance(trace["nodes"], list)
-
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for place, item in super().items(value):
-            traces = item.get("traces") if isinstance(item, dict) else None
-            yield from ((place, trace) for trace in traces) if isinstance(traces, list) and traces else ((place, item),)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         nodes, agent, task = item["nodes"], item["agent"], item["task"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
 from gymdata.interop.text_rows import answer, conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.rollouts.messages import JsonObject
 
 
 @FORMATS.register("ultrafeedback")
@@ -18,6 +18,7 @@ class UltraFeedback(Format):
 
     content = "rated answers of UltraFeedback"
     item = "a rated answer"
+    several = "completions"
     marks = (b'"completions"',)
     holds_text = holds_reward = True
 
@@ -26,14 +27,8 @@ class UltraFeedback(Format):
         rated = first_row(row.get("completions"))
         return {"response", "annotations"} <= rated.keys() and isinstance(row.get("instruction"), str)
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), item in super().items(value):
-            answers = item.get("completions") if isinstance(item, dict) else None
-            if not isinstance(answers, list) or not answers:
-                yield (0, number), item
-                continue
-            about = {name: column for name, column in item.items() if name not in ("completions", "models")}
-            yield from (((k, number), about | {"answer": answer}) for k, answer in enumerate(answers))
+    def item_of(self, part: Any, document: JsonObject) -> Any:
+        return {k: v for k, v in document.items() if k not in ("completions", "models")} | {"answer": part}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         rated = item["answer"]
