@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.text_export import LOG_PROBS, REWARDS
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
@@ -34,9 +36,7 @@ class Tokenized(Format):
         raise NotImplementedError
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
-        from gymdata.interop.text_export import LOG_PROBS, REWARDS
         from gymdata.rollouts.sequences import stitch
-        from gymdata.rollouts.turn_columns import TurnColumns
 
         for batch in batches:
             turns = batch.column("turns")

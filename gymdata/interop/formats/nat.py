@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.importing import Importing, Shape
+from gymdata.interop.trajectories import nat, nat_pairs
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
+from gymdata.store import find_run_json, read_run_json
 from gymdata.store.lines import encode_any
 
 if TYPE_CHECKING:
@@ -28,26 +30,20 @@ class _Nested(Format):
     group = "group_id"
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.trajectories.nat import holds_pairs, is_nested, places
-
-        if not is_nested(value) or holds_pairs(value) != (self.table == "pairs"):
+        if not nat.is_nested(value) or nat.holds_pairs(value) != (self.table == "pairs"):
             return False
         # Other projects call their lists trajectories, too.
-        first = [trajectory for _, trajectory in islice(places(value), 20) if isinstance(trajectory, dict)]
+        first = [trajectory for _, trajectory in islice(nat.places(value), 20) if isinstance(trajectory, dict)]
         if not first:
             groups = value.get("trajectories") if isinstance(value, dict) else value
             return isinstance(groups, list) and all(isinstance(group, list) for group in groups)
         return any("episode" in trajectory for trajectory in first)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        from gymdata.interop.trajectories.nat import places
-
-        return places(value)
+        return nat.places(value)
 
     def shape(self, value: Any) -> Shape | None:
-        from gymdata.interop.trajectories.nat import shape_of
-
-        return shape_of(value)
+        return nat.shape_of(value)
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         raise NotImplementedError
@@ -60,14 +56,11 @@ class _Nested(Format):
                 yield row[self.group], row["run_id"], trajectory
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
-        from gymdata.interop.trajectories.nat import write
-        from gymdata.store import find_run_json, read_run_json
-
         described = find_run_json(export.path)
         facts = read_run_json(described) if described is not None else {}
         ours = facts.get("stage") == "import" and facts.get("format") == self.name
         shapes = (facts.get("documents") or []) if ours else []
-        export.written = write(converted, part.path, lines=part.name.endswith(".jsonl"), shapes=shapes)
+        export.written = nat.write(converted, part.path, lines=part.name.endswith(".jsonl"), shapes=shapes)
 
 
 @FORMATS.register("nat-trajectories")
@@ -80,14 +73,10 @@ class NatTrajectories(_Nested):
     holds_reward = True
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.trajectories.nat import row_of
-
-        return row_of(item, importing)
+        return nat.row_of(item, importing)
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
-        from gymdata.interop.trajectories.nat import trajectory_of
-
-        return trajectory_of(row, lost)
+        return nat.trajectory_of(row, lost)
 
 
 class _Pairs(Format):
@@ -97,21 +86,14 @@ class _Pairs(Format):
     item = "a pair"
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        from gymdata.interop.trajectories.nat import places
-        from gymdata.interop.trajectories.nat_pairs import is_dpo_line
-
-        lines = any(map(is_dpo_line, value[:20])) if isinstance(value, list) else is_dpo_line(value)
-        return super().items(value) if lines else places(value)
+        lines = any(map(nat_pairs.is_dpo_line, value[:20])) if isinstance(value, list) else nat_pairs.is_dpo_line(value)
+        return super().items(value) if lines else nat.places(value)
 
     def shape(self, value: Any) -> Shape | None:
-        from gymdata.interop.trajectories.nat import is_nested, shape_of
-
-        return shape_of(value) if is_nested(value) else None
+        return nat.shape_of(value) if nat.is_nested(value) else None
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        from gymdata.interop.trajectories.nat_pairs import row_of
-
-        return row_of(item, importing)
+        return nat_pairs.row_of(item, importing)
 
 
 @FORMATS.register("nat-dpo-items")
@@ -123,9 +105,7 @@ class NatDpoItems(_Pairs, _Nested):
     group = "task_id"
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
-        from gymdata.interop.trajectories.nat_pairs import dpo_trajectory
-
-        return dpo_trajectory(row, lost)
+        return nat_pairs.dpo_trajectory(row, lost)
 
 
 @FORMATS.register("nat-dpo")
@@ -137,12 +117,8 @@ class NatDpo(_Pairs):
     suffixes = (".jsonl",)
 
     def recognise(self, value: Any) -> bool:
-        from gymdata.interop.trajectories.nat_pairs import is_dpo_line
-
-        return is_dpo_line(value[0] if isinstance(value, list) and value else value)
+        return nat_pairs.is_dpo_line(value[0] if isinstance(value, list) and value else value)
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
-        from gymdata.interop.trajectories.nat_pairs import dpo_line
-
-        line = dpo_line(row, lost)
+        line = nat_pairs.dpo_line(row, lost)
         return None if line is None else encode_any(line) + b"\n"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import TextFormat
 from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_export import NEMO_RL_SIDES, preferences
 from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from gymdata.interop.chat_text import Lines
 
 
 @FORMATS.register("nemo-rl-preference")
@@ -43,6 +43,4 @@ class NemoRlPreference(TextFormat):
         return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import NEMO_RL_SIDES, preferences
-
         return preferences(NEMO_RL_SIDES, batch, lost)

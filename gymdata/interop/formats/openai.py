@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import TrlMessages
 from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.text_export import OPENAI, conversations
 from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from gymdata.interop.chat_text import Lines
 
 
 @FORMATS.register("openai")
@@ -25,8 +25,6 @@ class OpenAI(TrlMessages):
         return False
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import OPENAI, conversations
-
         return conversations(b'{"messages":[', OPENAI, batch, lost)
 
 

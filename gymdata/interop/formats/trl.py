@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS, Place
 from gymdata.interop.formats._text import TextFormat
 from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.text_export import TRL, TRL_SIDES, conversations, preferences
 from gymdata.interop.text_rows import (
     answer,
     column,
@@ -27,8 +29,6 @@ from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from gymdata.interop.chat_text import Lines
 
 #: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
 _SCORES = ("reward", "score", "label")
@@ -81,8 +81,6 @@ class TrlMessages(TextFormat):
         return rollout_row(item, [], messages, importing, texts=BESIDE)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import TRL, conversations
-
         return conversations(b'{"messages":[', TRL, batch, lost)
 
 
@@ -122,8 +120,6 @@ class TrlPromptCompletion(TextFormat):
         )
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import TRL, conversations
-
         return conversations(b'{"prompt":[', TRL, batch, lost, split=True)
 
 
@@ -158,8 +154,6 @@ class TrlPreference(TextFormat):
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        from gymdata.interop.text_export import TRL_SIDES, preferences
-
         return preferences(TRL_SIDES, batch, lost)
 
 

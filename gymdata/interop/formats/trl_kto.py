@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats.trl import TrlPromptCompletion
+from gymdata.interop.text_export import TRL, conversations
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from gymdata.interop.chat_text import Lines
 
 UNLABELLED = "rollouts without a label (left out: no reward, or one of exactly 0.5)"
 ABOVE_1 = "rewards above 1, labelled as all others by 0.5 (train-kto labels them by the mean of their task's)"
@@ -33,7 +33,6 @@ class TrlKto(TrlPromptCompletion):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from gymdata.interop.text_export import TRL, conversations
         from gymdata.scores.chosen import DESIRABLE, labels
 
         rows, desirable = labels(pa.Table.from_batches([batch]), DESIRABLE)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, ClassVar
 
+from gymdata.interop.chat_text import Chat
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
+from gymdata.interop.text_export import CALLS, EMPTY, REASONING, TOOLS, TRL, count_common, has_tools
 from gymdata.rollouts.messages import JsonObject, RolloutRow, json_text, loads, object_of
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ class Verl(TextFormat):
     holds_reward = True
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
-        from gymdata.interop.chat_text import Chat
-        from gymdata.interop.text_export import TRL, count_common
         from gymdata.store.columns import to_rows
 
         count_common(batch, Chat(batch.column("messages"), TRL), lost)
@@ -72,8 +72,6 @@ class Verl(TextFormat):
 
 
 def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
-    from gymdata.interop.text_export import CALLS, TOOLS, has_tools
-
     messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
@@ -111,8 +109,6 @@ class VerlSft(Verl):
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
         import pyarrow as pa
 
-        from gymdata.interop.chat_text import Chat
-        from gymdata.interop.text_export import EMPTY, REASONING, TRL, count_common, has_tools
         from gymdata.store.columns import to_rows
 
         rows, kept = to_rows(batch.drop_columns(["turns"])), []

@@ -27,6 +27,7 @@ from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none,
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
+    call_of,
     facts_beyond,
     from_own,
     id_of,
@@ -36,7 +37,6 @@ from gymdata.interop.trajectories.own import (
     list_of,
     log_probs_of,
     own_columns,
-    sampled_by,
     shortest,
     turn_facts,
     whole_row,
@@ -226,18 +226,9 @@ def _call(step: JsonObject, agent: str | None, where: str) -> Call | None:
         generation = np.empty(0, np.int32)
     if prompt is None or generation is None:
         return None
-    finish, named = known.get("finish_reason", "stop"), known.get("agent", agent)
-    return Call(
-        prompt,
-        generation,
-        log_probs_of(known.get("log_probs", metrics.get("logprobs")), len(generation)),
-        finish if isinstance(finish, str) else "stop",
-        named if isinstance(named, str) else None,
-        number_or_none(known.get("reward")),
-        _alternatives(known.get("top_log_probs"), len(generation), where),
-        known.get("rendered") is True or None,
-        **sampled_by(known),
-    )
+    log_probs = log_probs_of(known.get("log_probs", metrics.get("logprobs")), len(generation))
+    top = _alternatives(known.get("top_log_probs"), len(generation), where)
+    return call_of(known, prompt, generation, log_probs, top, agent)
 
 
 def _alternatives(given: Any, length: int, where: str) -> Any:

@@ -30,6 +30,7 @@ from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none,
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
+    call_of,
     facts_beyond,
     from_own,
     ids_of,
@@ -37,7 +38,6 @@ from gymdata.interop.trajectories.own import (
     kept_of,
     list_of,
     own_columns,
-    sampled_by,
     shortest,
     turn_facts,
     whole_row,
@@ -200,7 +200,7 @@ def _call(item: JsonObject, metadata: JsonObject, index: int) -> Call | None:
     if prompt is None or not isinstance(content, list) or not (content or evidence):
         return None
     known = object_of(evidence)
-    rendered = known.get("rendered") is True or None
+    rendered = known.get("rendered") is True
     ids: list[int] = []
     values: list[float] = []
     for token in content:
@@ -211,20 +211,10 @@ def _call(item: JsonObject, metadata: JsonObject, index: int) -> Call | None:
             return None
         ids.append(number)
         values.append(value)
-    agent, finish = known.get("agent"), known.get("finish_reason", "stop")
     with np.errstate(over="ignore"):
         numbers = np.array(values, np.float32)
-    return Call(
-        prompt,
-        np.array(ids, np.int32),
-        numbers,
-        finish if isinstance(finish, str) else "stop",
-        agent if isinstance(agent, str) else None,
-        number_or_none(known.get("reward")),
-        _alternatives(content, f"episode[{index}].logprobs.content"),
-        rendered,
-        **sampled_by(known),
-    )
+    top = _alternatives(content, f"episode[{index}].logprobs.content")
+    return call_of(known, prompt, np.array(ids, np.int32), numbers, top)
 
 
 def _token_id(token: Any) -> int | None:

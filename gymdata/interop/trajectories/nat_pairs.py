@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 from gymdata.errors import json_kind
@@ -21,7 +22,6 @@ from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.text_rows import pair_id_of, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow, object_of
-from gymdata.rollouts.schema import PAIRS
 from gymdata.store.lines import name_non_finite
 
 #: In a message's ``extra``: what its source has beyond role and content.
@@ -35,7 +35,15 @@ PROMPT_CALLS = "tool calls, reasoning and names in prompts"
 REASONING = "reasoning of responses"
 _LISTS = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
 _FLOATS = ("chosen_logprobs", "rejected_logprobs")
-_OWN_COLUMNS = [name for name in PAIRS.schema.names if name not in ("prompt", "chosen", "rejected")]
+
+
+@cache
+def _own_columns() -> dict[str, bool]:
+    """The columns besides the messages, and whether a pair must have them."""
+    from gymdata.rollouts.schema import PAIRS  # loads pyarrow
+
+    names = [name for name in PAIRS.schema.names if name not in ("prompt", "chosen", "rejected")]
+    return {name: name not in PAIRS.optional for name in names}
 
 
 def is_dpo_line(value: Any) -> bool:
@@ -66,7 +74,7 @@ def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
         return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
     own: PairRow = {}
-    for name in _OWN_COLUMNS:
+    for name in _own_columns():
         value = pair.get(name)
         if name in _LISTS:
             value = [int(v) for v in list_of(value)]
@@ -191,10 +199,10 @@ def _from_own(own: Any, trajectory: JsonObject) -> PairRow | None:
     if not isinstance(own, dict):
         return None
     sides = own.get("messages")
-    required = {name for name in _OWN_COLUMNS if name not in PAIRS.optional}
+    required = {name for name, must_be in _own_columns().items() if must_be}
     if not required <= own.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
         return None
-    row = {name: own[name] for name in _OWN_COLUMNS if name in own} | sides
+    row = {name: own[name] for name in _own_columns() if name in own} | sides
     try:
         return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
     except ODD:

@@ -9,31 +9,37 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
-from gymdata.interop.rows import as_float, message_fields
+from gymdata.interop.rows import as_float, message_fields, number_or_none
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, RolloutRow
-from gymdata.rollouts.schema import HASHES, ROLLOUTS
-from gymdata.rollouts.turns import Turn, TurnEncoder
-from gymdata.store.columns import check_rollout
+from gymdata.rollouts.turns import Call, Floats, Ids, Turn, TurnEncoder
 from gymdata.store.lines import NON_FINITE
 
 #: The key of gymdata's own facts in another format's objects.
 OWN = "gymdata"
 #: Held by other fields, or computed from the turns when a row is written.
-_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens", *HASHES)
-_COLUMNS = [name for name in ROLLOUTS.schema.names if name not in _ELSEWHERE]
+_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens")
 _INT32 = 2**31
-_INTEGERS = {f.name: f.type.bit_width for f in ROLLOUTS.schema if f.name in _COLUMNS and str(f.type).startswith("int")}
+
+
+@cache
+def _columns() -> dict[str, int | None]:
+    """The columns besides messages and turns, with the bits of those that are whole numbers."""
+    from gymdata.rollouts.schema import HASHES, ROLLOUTS  # loads pyarrow
+
+    fields = [field for field in ROLLOUTS.schema if field.name not in (*_ELSEWHERE, *HASHES)]
+    return {field.name: field.type.bit_width if str(field.type).startswith("int") else None for field in fields}
 
 
 def own_columns(row: RolloutRow) -> RolloutRow:
     """The columns of a row (as ``store.columns.to_rows`` gives it) besides messages and turns, as JSON values."""
-    kept = {name: row[name] for name in _COLUMNS}
+    kept = {name: row[name] for name in _columns()}
     when = row["started_at"]
     kept["started_at"] = when if isinstance(when, str) else when.isoformat()
     kept["temperature"] = shortest(row["temperature"])
@@ -42,16 +48,19 @@ def own_columns(row: RolloutRow) -> RolloutRow:
 
 def from_own(own: Any) -> RolloutRow | None:
     """The columns of ``own_columns``; None when it does not have them all."""
-    return {name: own[name] for name in _COLUMNS} if isinstance(own, dict) and set(_COLUMNS) <= own.keys() else None
+    columns = _columns()
+    return {name: own[name] for name in columns} if isinstance(own, dict) and columns.keys() <= own.keys() else None
 
 
 def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
     """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
+    from gymdata.store.columns import check_rollout
+
     row = columns | {"messages": messages, **encoder.columns()}
     # What ``check_rollout`` takes by its type and no column can hold is refused first.
-    for name, bits in _INTEGERS.items():
+    for name, bits in _columns().items():
         value = columns[name]
-        if type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        if bits is not None and type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise BadItem("S102", f"{name}: got {value}, expected a {bits}-bit integer")
     rewards = columns["rewards"]
     if not isinstance(rewards, dict):
@@ -129,6 +138,22 @@ def sampled_by(facts: JsonObject) -> JsonObject:
     else:
         known["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
     return known
+
+
+def call_of(facts: JsonObject, prompt: Ids, generation: Ids, log_probs: Floats, top: Any, agent: Any = None) -> Call:
+    """The call of these lists with the ``turn_facts`` of its source, where it has them. ``agent``: whose it is otherwise."""
+    finish, agent = facts.get("finish_reason", "stop"), facts.get("agent", agent)
+    return Call(
+        prompt,
+        generation,
+        log_probs,
+        finish if isinstance(finish, str) else "stop",
+        agent if isinstance(agent, str) else None,
+        number_or_none(facts.get("reward")),
+        top,
+        facts.get("rendered") is True or None,
+        **sampled_by(facts),
+    )
 
 
 def ids_of(values: Any, what: str) -> np.ndarray | None:
