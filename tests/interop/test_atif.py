@@ -34,7 +34,7 @@ from tests.interop.trajectories import (
     write_lines,
 )
 
-_SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @_SETTINGS

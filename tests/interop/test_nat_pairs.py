@@ -31,7 +31,7 @@ from tests.interop.trajectories import (
 )
 from tests.rollout_files import rollout, write_run
 
-_SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 role = st.one_of(st.sampled_from(["system", "user", "assistant", "developer"]), text).filter(
     lambda r: meant_role(r) is None
 )

@@ -36,7 +36,7 @@ from tests.interop.trajectories import (
 )
 from tests.rollout_files import rollout, two_turns, write_run
 
-_SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 reward = st.floats(allow_nan=False) | st.integers(-3, 3)
 
 

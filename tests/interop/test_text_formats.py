@@ -32,56 +32,40 @@ CALLING = [
 ]  # fmt: skip
 
 
+ASKED = QUESTION["content"]
+HUMAN, GPT = {"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}
+#: The system's message and an exchange before the question, and how rows have them in columns.
+BEFORE = [SYSTEM, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+HISTORY = {"history": [["Hi", "Yes?"]]}
+ADD = {"role": "user", "content": "Add.\n\n2 and 3"}
+#: A conversation of OpenAI's first interface for functions.
+OF_FUNCTIONS = [
+    QUESTION, {"role": "assistant", "content": None, "function_call": {**CALL, "arguments": "{}"}},
+    {"role": "function", "name": "add", "content": "5"},
+    {"role": "assistant", "content": [{"type": "text", "text": "5"}], "reasoning_content": "Easy."},
+]  # fmt: skip
+CALLED = '[{"id": null, "type": "function", "function": {"name": "add", "arguments": "{}"}}]'
+
+
 @pytest.mark.parametrize(
     ("name", "row", "messages"),
     [
         ("trl-messages", {"messages": [QUESTION, ANSWER]}, [QUESTION, ANSWER]),
-        ("trl-prompt-completion", {"prompt": "How much is 2+3?", "completion": "5"}, [QUESTION, ANSWER]),
+        ("trl-messages", {"messages": OF_FUNCTIONS}, [
+            QUESTION, {"role": "assistant", "tool_calls": CALLED}, {"role": "tool", "name": "add", "content": "5"},
+            ANSWER | {"reasoning": "Easy."}]),
+        ("trl-prompt-completion", {"prompt": ASKED, "completion": "5"}, [QUESTION, ANSWER]),
         ("trl-prompt-completion", {"prompt": [QUESTION], "completion": [ANSWER]}, [QUESTION, ANSWER]),
-        ("trl-prompt-completion", {"prompt": "How much is 2+3?", "response": "5"}, [QUESTION, ANSWER]),
-        (
-            "trl-prompt-completion",
-            {"system_prompt": "Be brief.", "history": [["Hi", "Yes?"]], "question": "How much is 2+3?", "response": "5"},
-            [
-                SYSTEM, {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Yes?"}, QUESTION, ANSWER,
-            ],
-        ),
-        ("trl-prompt-completion", {"query": "How much is 2+3?", "response": "5"}, [QUESTION, ANSWER]),
-        (
-            "alpaca",
-            {"instruction": "Add.", "context": "2 and 3", "response": "5", "category": "closed_qa"},
-            [{"role": "user", "content": "Add.\n\n2 and 3"}, ANSWER],
-        ),
-        (
-            "sharegpt",
-            {"instruction": "Other", "response": "words", "conversations": [
-                {"from": "Human", "value": "How much is 2+3?"}, {"from": "GPT", "value": "5"}]},
-            [QUESTION, ANSWER],
-        ),
-        (
-            "alpaca",
-            {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", "history": [["Hi", "Yes?"]]},
-            [
-                SYSTEM, {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Add.\n\n2 and 3"}, ANSWER,
-            ],
-        ),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "human", "value": "How much is 2+3?"}, {"from": "gpt", "value": "5"}]},
-            [QUESTION, ANSWER],
-        ),
-        (
-            "trl-messages",
-            {"messages": [QUESTION, {"role": "assistant", "content": None, "function_call": {**CALL, "arguments": "{}"}},
-                          {"role": "function", "name": "add", "content": "5"},
-                          {"role": "assistant", "content": [{"type": "text", "text": "5"}], "reasoning_content": "Easy."}]},
-            [QUESTION,
-             {"role": "assistant", "tool_calls": '[{"id": null, "type": "function", "function": {"name": "add", '
-              '"arguments": "{}"}}]'},
-             {"role": "tool", "name": "add", "content": "5"}, {**ANSWER, "reasoning": "Easy."}],
-        ),
+        ("trl-prompt-completion", {"prompt": ASKED, "response": "5"}, [QUESTION, ANSWER]),
+        ("trl-prompt-completion", {"system_prompt": "Be brief.", **HISTORY, "question": ASKED, "response": "5"},
+         [*BEFORE, QUESTION, ANSWER]),
+        ("trl-prompt-completion", {"query": ASKED, "response": "5"}, [QUESTION, ANSWER]),
+        ("alpaca", {"instruction": "Add.", "context": "2 and 3", "response": "5", "category": "closed_qa"}, [ADD, ANSWER]),
+        ("alpaca", {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", **HISTORY},
+         [*BEFORE, ADD, ANSWER]),
+        ("sharegpt", {"conversations": [HUMAN, GPT]}, [QUESTION, ANSWER]),
+        ("sharegpt", {"instruction": "Other", "response": "words", "conversations": [
+            HUMAN | {"from": "Human"}, GPT | {"from": "GPT"}]}, [QUESTION, ANSWER]),
     ],
 )  # fmt: skip
 def test_an_answer_becomes_the_messages_that_its_row_says(
@@ -93,61 +77,37 @@ def test_an_answer_becomes_the_messages_that_its_row_says(
 
 
 def test_calls_and_tools_of_sharegpt_are_read(tmp_path: Path) -> None:
-    spoken = [
-        {"from": "human", "value": "How much is 2+3?"}, {"from": "function_call", "value": json.dumps(CALL)},
-        {"from": "observation", "value": "5"}, {"from": "gpt", "value": "5"},
-    ]  # fmt: skip
-    row = {"conversations": spoken, "system": "Be brief.", "tools": json.dumps([TOOL])}
+    called = [{"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "5"}]
+    row = {"conversations": [HUMAN, *called, GPT], "system": "Be brief.", "tools": json.dumps([TOOL])}
     (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
     assert [m["role"] for m in rollout["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert json.loads(rollout["messages"][2]["tool_calls"])[0]["function"] == CALL
     assert json.loads(rollout["tools"]) == [{"type": "function", "function": TOOL}]
 
 
+SIDES = {"chosen": "5", "rejected": "6"}
+CONVERSATIONS = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
+
+
 @pytest.mark.parametrize(
-    ("name", "row", "margin"),
+    ("row", "margin"),
     [
-        ("trl-preference", {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [WRONG], "margin": 2}, 2.0),
-        ("trl-preference", {"prompt": "How much is 2+3?", "chosen": "5", "rejected": "6"}, math.nan),
-        ("trl-preference", {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}, math.nan),
-        (
-            "trl-preference",
-            {"prompt": "How much is 2+3?", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG],
-             "score_chosen": 8.0, "score_rejected": 3.5},
-            4.5,
-        ),
-        (
-            "trl-preference",
-            {side: f"\n\nHuman: How much is 2+3?\n\nAssistant: {n}" for side, n in (("chosen", 5), ("rejected", 6))},
-            math.nan,
-        ),
-        (
-            "trl-preference",
-            {"prompt": "\n\nHuman: How much is 2+3?\n\nAssistant:", "response": "5", "chosen": "5", "rejected": "6"},
-            math.nan,
-        ),
-        ("trl-preference", {"system": "", "question": "How much is 2+3?", "chosen": "5", "rejected": "6"}, math.nan),
-        (
-            "trl-preference",
-            {"input": "How much is 2+3?", "chosen": "5", "rejected": "6", "chosen-rating": 5, "rejected-rating": 3},
-            2.0,
-        ),
-        ("trl-preference", {"messages": [QUESTION, ANSWER], "rejected_response": "6"}, math.nan),
-        (
-            "trl-preference",
-            {"conversations": [{"from": "human", "value": "How much is 2+3?"}], "chosen": {"from": "gpt", "value": "5"},
-             "rejected": {"from": "gpt", "value": "6"}},
-            math.nan,
-        ),
-        ("trl-preference", {"instruction": "How much is 2+3?", "input": "", "chosen": "5", "rejected": "6"}, math.nan),
-        (
-            "openai-preference",
-            {"input": {"messages": [QUESTION]}, "preferred_output": [ANSWER], "non_preferred_output": [WRONG]},
-            math.nan,
-        ),
+        ({"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [WRONG], "margin": 2}, 2.0),
+        ({"prompt": ASKED, **SIDES}, math.nan),
+        (CONVERSATIONS, math.nan),
+        ({"prompt": ASKED, **CONVERSATIONS, "score_chosen": 8.0, "score_rejected": 3.5}, 4.5),
+        ({side: f"\n\nHuman: {ASKED}\n\nAssistant: {n}" for side, n in SIDES.items()}, math.nan),
+        ({"prompt": f"\n\nHuman: {ASKED}\n\nAssistant:", "response": "5", **SIDES}, math.nan),
+        ({"system": "", "question": ASKED, **SIDES}, math.nan),
+        ({"input": ASKED, **SIDES, "chosen-rating": 5, "rejected-rating": 3}, 2.0),
+        ({"messages": [QUESTION, ANSWER], "rejected_response": "6"}, math.nan),
+        ({"conversations": [HUMAN], "chosen": GPT, "rejected": GPT | {"value": "6"}}, math.nan),
+        ({"instruction": ASKED, "input": "", **SIDES}, math.nan),
+        ({"input": {"messages": [QUESTION]}, "preferred_output": [ANSWER], "non_preferred_output": [WRONG]}, math.nan),
     ],
-)  # fmt: skip
-def test_a_preference_becomes_a_pair(name: str, row: dict[str, Any], margin: float, tmp_path: Path) -> None:
+)
+def test_a_preference_becomes_a_pair(row: dict[str, Any], margin: float, tmp_path: Path) -> None:
+    name = "openai-preference" if "preferred_output" in row else "trl-preference"
     (pair,) = imported(write(tmp_path / "rows.jsonl", row), name)
     assert [said(pair[side]) for side in ("prompt", "chosen", "rejected")] == [[QUESTION], [ANSWER], [WRONG]]
     assert pair["margin"] == pytest.approx(margin, nan_ok=True)
@@ -213,15 +173,13 @@ def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: st
     ],
 )
 def test_sides_that_are_no_preference_are_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    sides = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
-    (named,) = rejected(write(tmp_path / "rows.jsonl", sides, sides | row))
+    (named,) = rejected(write(tmp_path / "rows.jsonl", CONVERSATIONS, CONVERSATIONS | row))
     assert (named["line"], named["code"]) == (2, "P601" if "same" in reason else "S102")
     assert reason in named["reason"]
 
 
 def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_path: Path) -> None:
-    row = {"system": "Be brief.", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
-    (pair,) = imported(write(tmp_path / "rows.jsonl", row))
+    (pair,) = imported(write(tmp_path / "rows.jsonl", {"system": "Be brief.", **CONVERSATIONS}))
     assert said(pair["prompt"]) == [SYSTEM, QUESTION]
 
 
@@ -231,7 +189,7 @@ def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_p
     [
         {"messages": [QUESTION, ANSWER]},
         {"instruction": "Add.", "output": "5"},
-        {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "5"}]},
+        {"conversations": [HUMAN, GPT]},
     ],
 )
 def test_whether_an_answer_is_desirable_is_read_in_every_format(
