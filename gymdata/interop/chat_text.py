@@ -30,9 +30,6 @@ Numbers = npt.NDArray[np.int32]
 #: What precedes a message in its line: nothing, another message, or the end of the prompt.
 FIRST, NEXT, COMPLETION = range(3)
 _LEADS = (b"", b",", b'],"completion":[')
-#: NUL as JSON escapes it. Hardly any text contains it, so a string of it separates JSON values that are parsed together.
-_NUL = "\\u0000"
-_SEPARATOR = f',"{_NUL}",'
 #: How the value of "content" begins: with a text; null, before tool calls; an empty text, with neither.
 _CONTENTS = (b'"', b'null,"tool_calls":', b'""')
 
@@ -195,30 +192,10 @@ def add_lists(pieces: Pieces, texts: list[str], codes: Numbers, convert: Callabl
     it. Returns the piece of each row, (n,), −1 where its text is not a list of JSON, or an empty one."""
     # One search of all texts: hardly any has such a number.
     long = has_long_number("".join(texts).encode())
-    made = None if long else _convert_all(texts, convert)
-    if made is None:
-        values = map(parse if long else _parse_short, texts)
-        made = [encode_finite(convert(value)) if isinstance(value, list) and value else b"" for value in values]
+    values = map(parse if long else _parse_short, texts)
+    made = [encode_finite(convert(value)) if isinstance(value, list) and value else b"" for value in values]
     first = pieces.add(made)
     return np.array([first + k if text else -1 for k, text in enumerate(made)] + [-1], np.int32)[codes]
-
-
-def _convert_all(texts: list[str], convert: Callable[[list[Any]], Any]) -> list[bytes] | None:
-    """The converted list of each text (empty where it has none), parsed and written by one call of orjson each. None when a
-    text is not JSON or contains the separator."""
-    joined = _SEPARATOR.join(texts)
-    if joined.count(_NUL) != len(texts) - 1:
-        return None
-    try:
-        values = orjson.loads(f"[{joined}]")
-        # Each text must be exactly one value: no separator may be inside a longer one.
-        if values[1::2] != ["\0"] * (len(texts) - 1) or len(values) != 2 * len(texts) - 1:
-            return None
-        values[::2] = [convert(value) if isinstance(value, list) and value else None for value in values[::2]]
-        made = orjson.dumps(values)[1:-1].split(_SEPARATOR.encode())
-    except (ValueError, TypeError):
-        return None
-    return [b"" if text == b"null" else text for text in made]
 
 
 def parse(text: str) -> Any:
