@@ -29,7 +29,7 @@ class OtelGenAI(Format):
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for number, document in enumerate(value if isinstance(value, list) else [value]):
             for k, span in enumerate(_spans(document)):
-                yield (number, k), span
+                yield (k, number), span
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         given, answers = _value(item.get(_INPUT)) or [], _value(item[_OUTPUT])
