@@ -31,7 +31,7 @@ from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, page_of
+from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, filter_command, page_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
@@ -439,7 +439,7 @@ class Pages:
                 chosen = (request.query_params.get(name, "") for name in ("chart", "x", "y"))
                 values["chart"] = sql.chart_of(values["result"], *chosen)
                 if values["result"]["condition"]:
-                    values["command"] = sql.command_of(self.index.snapshot().paths, values["result"]["condition"])
+                    values["command"] = filter_command(self.index.snapshot().paths, [values["result"]["condition"]])
         except (GymdataError, OSError) as error:
             values["error"] = sql.page_error(error)
             values.setdefault("views", {})

@@ -30,7 +30,7 @@ from gymdata.query.views import Views, find_files
 from gymdata.report.charts import Chart, bars
 from gymdata.report.drawing import svg
 from gymdata.report.rollouts import histogram
-from gymdata.texts import command_line
+from gymdata.view.evidence.selection import MOST_IDS, condition_of
 from gymdata.view.settings import ViewConfig
 
 FORMATS = {"csv": "text/csv", "jsonl": "application/jsonl", "parquet": "application/vnd.apache.parquet"}
@@ -40,8 +40,6 @@ _MOST_BARS = 40
 _MOST_TEXT = 400
 #: Hints that only help with ``gymdata query``.
 _OF_COMMAND = re.compile(r"`-|^query takes|given after it")
-#: Ids that a filter command may name.
-_MOST_IDS = 200
 
 
 def limits_of(config: ViewConfig) -> Limits:
@@ -62,6 +60,8 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
                 break
     names = [name for name, _ in fields]
     ids = [row[names.index("rollout_id")] for row in rows] if "rollout_id" in names else []
+    ids = list(dict.fromkeys(one for one in ids if isinstance(one, str)))
+    is_named = 0 < len(ids) <= MOST_IDS and len(rows) <= config.sql_rows
     # Nested values are JSON in their cells, and text is shortened.
     shown = [
         [json.dumps(json_value(v), default=str, ensure_ascii=False) if isinstance(v, (dict, list)) else v for v in row]
@@ -76,7 +76,7 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
         "rows": shown,
         "more": len(rows) > config.sql_rows,
         "seconds": time.monotonic() - began,
-        "condition": condition_of(ids) if len(rows) <= config.sql_rows else None,
+        "condition": condition_of(ids) if is_named else None,
     }
 
 
@@ -108,18 +108,6 @@ def chart_of(result: Figures, kind: str = "", x: str = "", y: str = "") -> Figur
         rows = [(str(at), value, min(0.0, value), max(0.0, value)) for at, value in points[:_MOST_BARS]]
         drawn = Chart("result", y, "rates", rates=rows, bounds=(lowest, max(0.0, *values)))
     return {"kind": kind, "x": x, "y": y, "svg": Markup(svg(drawn))}
-
-
-def condition_of(ids: Sequence[Any]) -> str | None:
-    """The filter condition that keeps the rollouts of a result."""
-    unique = list(dict.fromkeys(one for one in ids if isinstance(one, str)))
-    if not unique or len(unique) > _MOST_IDS:
-        return None
-    return f"rollout_id in [{', '.join(json.dumps(one, ensure_ascii=False) for one in unique)}]"
-
-
-def command_of(paths: Sequence[Path], condition: str) -> str:
-    return command_line(["gymdata", "filter", *paths, "--where", condition, "-o", "kept"])
 
 
 def page_error(error: Exception) -> str:

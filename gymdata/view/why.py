@@ -216,13 +216,20 @@ def _sequence(tokens: Tokens, turn: int) -> Values | None:
     return None
 
 
-def ratios(audit: Path, experience: Path) -> Values:
-    """How the ratios of a run are distributed, apart for advantages below, at and above 0: counts of tokens in equal bins
-    of the log-ratio from −width to width, of each token and of whole sequences (their mean, counted by their tokens).
+def counts_over_run(tokens: Tokens) -> Values | None:
+    """How the ratios of the run are distributed, in the files that the token's own numbers come from, apart for advantages
+    below, at and above 0: counts of tokens in equal bins of the log-ratio from −width to width, of each token and of whole
+    sequences (their mean, counted by their tokens). None when only one of the files exists.
 
     Rollouts whose experiences are one sequence with as many trained tokens as were audited; ``left_out`` counts others.
     """
-    return _ratios(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (audit, experience)))
+    if tokens.audit is None or tokens.experience is None:
+        return None
+    try:
+        state = [(file, Path(file).stat()) for file in (tokens.audit, tokens.experience)]
+        return _ratios(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in state))
+    except (GymdataError, OSError, pa.ArrowException):
+        return None
 
 
 @lru_cache(4)
@@ -281,13 +288,3 @@ def _sizes(lists: Any) -> Any:
 
 def _flat(lists: Any) -> Any:
     return pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-
-
-def counts_over_run(tokens: Tokens) -> Values | None:
-    """``ratios`` of the files that the token's own numbers come from; None when only one of them exists."""
-    if tokens.audit is None or tokens.experience is None:
-        return None
-    try:
-        return ratios(Path(tokens.audit), Path(tokens.experience))
-    except (GymdataError, OSError, pa.ArrowException):
-        return None

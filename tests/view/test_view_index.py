@@ -9,23 +9,31 @@ from pathlib import Path
 import pytest
 
 import gymdata
+from gymdata.stats import paired_difference_ci
 from gymdata.store import Run
 from gymdata.view.evidence.faults import Faults
-from gymdata.view.evidence.index import RolloutIndex
-from gymdata.view.evidence.selection import Query, Selector, command_of
+from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.selection import Query, Selector, command_of, condition_of
 from tests.rollout_files import rollout, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]
 
 
-@pytest.fixture(params=["parquet", "jsonl"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", ROWS, request.param)
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", ROWS)
 
 
-def test_every_row_is_the_row_on_disk(run: Path):
-    """A rollout that is looked up by its id has all its columns, tokens too, from Parquet and from JSON lines."""
-    index = RolloutIndex([run])
+@pytest.fixture
+def snapshot(run: Path) -> Snapshot:
+    return RolloutIndex([run]).snapshot()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_every_row_is_the_row_on_disk(tmp_path: Path, suffix: str):
+    """A rollout that is looked up by its id has all its columns, tokens too, and several come in the order asked for, with
+    those columns only."""
+    index = RolloutIndex([write_run(tmp_path / "run", ROWS, suffix)])
     snapshot = index.snapshot()
     assert len(snapshot) == 8
     for wanted in ROWS:
@@ -37,12 +45,7 @@ def test_every_row_is_the_row_on_disk(run: Path):
             list(t["generation_token_ids"]) for t in wanted["turns"]
         ]
     assert snapshot.find("nobody") is None
-
-
-def test_several_rows_come_in_the_order_asked_for(run: Path):
-    """``rows`` gives what was asked for, in that order, with those columns only."""
-    index = RolloutIndex([run])
-    table = index.rows(index.snapshot(), [5, 0, 3], ["rollout_id", "messages"])
+    table = index.rows(snapshot, [5, 0, 3], ["rollout_id", "messages"])
     assert table["rollout_id"].to_pylist() == ["t2-1", "t0-0", "t1-1"]
     assert table.column_names == ["rollout_id", "messages"]
 
@@ -84,10 +87,11 @@ def test_rollouts_that_are_there_twice_are_reported(tmp_path: Path):
     assert RolloutIndex([run]).snapshot().repeated == ()
 
 
-def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_query_keeps_what_its_filter_command_keeps(tmp_path: Path, suffix: str):
     """Boxes and the condition together keep the rollouts that ``gymdata filter`` keeps, and the figures are theirs."""
-    index = RolloutIndex([run])
-    snapshot = index.snapshot()
+    run = write_run(tmp_path / "run", ROWS, suffix)
+    snapshot = RolloutIndex([run]).snapshot()
     query = Query.of(
         {"where": "0 < mean_reward", "task": "t", "status": "completed", "min": "0", "sort": "reward", "down": "1"}
     )
@@ -109,91 +113,92 @@ def test_a_query_keeps_what_its_filter_command_keeps(run: Path):
         ("contains(text, '$HOME')", "'contains(text, '\"'\"'$HOME'\"'\"')'"),
     ],
 )
-def test_the_command_of_a_selection_is_read_by_a_shell_as_it_was_meant(run: Path, where: str, word: str):
+def test_the_command_of_a_selection_is_read_by_a_shell_as_it_was_meant(
+    run: Path, snapshot: Snapshot, where: str, word: str
+):
     """A condition with single quotes is in double ones, unless a shell would change what is between them."""
-    index, query = RolloutIndex([run]), Query(where=where)
-    snapshot = index.snapshot()
+    query = Query(where=where)
     command = command_of(snapshot, query, Selector().select(snapshot, query))
     assert command == f"gymdata filter {run} --where {word} -o kept"
     assert shlex.split(command)[4] == where
 
 
-def test_rollouts_without_a_reward_come_last_either_way(run: Path):
+def test_rollouts_are_named_by_ids_of_any_text(tmp_path: Path):
+    """A quote or a backslash in an id is part of it in the condition, too."""
+    ids = ["plain", 'a"b', "a'b", "a\\b"]
+    run = write_run(
+        tmp_path / "run", [rollout("t", k, 1.0, two_turns(20, 40), rollout_id=one) for k, one in enumerate(ids)]
+    )
+    for one in ids:
+        assert gymdata.filter(run, write=False, where=[condition_of([one])]).rollouts_out == 1
+
+
+def test_rollouts_without_a_reward_come_last_either_way(snapshot: Snapshot):
     """A missing reward is neither the best nor the worst, and has a bar of its own."""
-    index = RolloutIndex([run])
-    snapshot, selector = index.snapshot(), Selector()
+    selector = Selector()
     for down in (True, False):
-        found = selector.select(snapshot, Query(sort="reward", down=down))
-        assert snapshot.table["reward"].take(found.rows).to_pylist()[-2:] == [None, None]
+        rows = selector.select(snapshot, Query(sort="reward", down=down)).rows
+        assert snapshot.table["reward"].take(rows).to_pylist()[-2:] == [None, None]
     assert selector.select(snapshot, Query()).bars[-1].where == "reward is null"
     assert len(selector.select(snapshot, Query(where="reward is null")).rows) == 2
 
 
-def test_a_wrong_condition_is_said_and_shows_nothing(run: Path):
-    """An unknown column names the nearest one."""
-    index = RolloutIndex([run])
-    found = Selector().select(index.snapshot(), Query(where="rewrd > 1"))
-    assert len(found.rows) == 0
-    assert found.error is not None
-    assert "did you mean 'reward'?" in found.error
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        (Query(where="rewrd > 1"), "did you mean 'reward'?"),
+        *(
+            (Query(min=value), f"the least reward: got '{value}', expected a number such as 0.5")
+            for value in ("abc", "nan", "1e999", "0x1")
+        ),
+    ],
+    ids=lambda value: value.where or value.min if isinstance(value, Query) else "",
+)
+def test_a_faulty_query_is_an_error_and_shows_nothing(snapshot: Snapshot, query: Query, error: str):
+    """The message names the nearest column, or the box and its value; nothing is selected, compared or made into a
+    command."""
+    selection = Selector().select(snapshot, query)
+    assert error in str(selection.error)
+    assert len(selection.rows) == 0
+    assert Selector().runs(snapshot, query) == []
+    assert command_of(snapshot, query, selection) == ""
+
+
+def rewarded(folder: Path, rewards: dict[str, float]) -> Path:
+    """A run of the folder's name: a rollout of each task with its reward."""
+    rows = []
+    for task, reward in rewards.items():
+        ids = dict.fromkeys(("rollout_id", "group_id"), f"{folder.name}-{task}")
+        rows.append(rollout(task, 0, reward, two_turns(20, 40), run_id=folder.name, **ids))
+    return write_run(folder, rows)
 
 
 def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path: Path):
     """The difference of the second run to the first is paired by task, with the interval of ``paired_difference_ci``."""
-    from gymdata.stats import paired_difference_ci
-
-    before = [rollout(f"t{k}", 0, float(k % 2), two_turns(20 + k, 40), run_id="one") for k in range(6)]
-    after = [
-        rollout(f"t{k}", 0, 1.0, two_turns(20 + k, 40), run_id="two", rollout_id=f"later-{k}", group_id=f"later-{k}")
-        for k in range(2, 8)
-    ]
-    index = RolloutIndex([write_run(tmp_path / "a", before), write_run(tmp_path / "b", after)])
-    first, second = Selector().runs(index.snapshot(), Query())
+    before = rewarded(tmp_path / "one", {f"t{k}": float(k % 2) for k in range(6)})
+    after = rewarded(tmp_path / "two", {f"t{k}": 1.0 for k in range(2, 8)})
+    snapshot = RolloutIndex([before, after]).snapshot()
+    first, second = Selector().runs(snapshot, Query())
     assert (first.run_id, first.rollouts, first.mean, first.difference) == ("one", 6, 0.5, None)
     assert (first.groups, first.mixed, first.breaks) == (6, 0, 0)
     assert (second.run_id, second.rollouts, second.mean, second.shared) == ("two", 6, 1.0, 4)
     assert second.difference == paired_difference_ci([0.0, 1.0, 0.0, 1.0], [1.0] * 4)
-    assert Selector().runs(index.snapshot(), Query(run="one")) == []
+    assert Selector().runs(snapshot, Query(run="one")) == []
 
 
 def test_a_run_is_compared_with_the_first_that_has_its_tasks(tmp_path: Path):
-    """A folder of runs has held-out tasks and others: each after is compared with its own before."""
-    runs = [("train", "t", 0.0), ("before", "h", 0.0), ("after", "h", 1.0)]
-    paths = [
-        write_run(
-            tmp_path / name,
-            [
-                rollout(f"{kind}{k}", 0, reward, two_turns(20, 40), run_id=name, rollout_id=f"{name}-{k}")
-                for k in range(2)
-            ],
-        )
-        for name, kind, reward in runs
-    ]
-    found = {run.run_id: run for run in Selector().runs(RolloutIndex(paths).snapshot(), Query())}
-    assert [(name, run.against, run.shared) for name, run in found.items()] == [
-        ("train", None, 0), ("before", None, 0), ("after", "before", 2),
+    """A folder of runs has held-out tasks and others: each after is compared with its own before; an interval needs two
+    tasks."""
+    runs = {"train": {"t0": 0.0, "t1": 0.0}, "before": {"h0": 0.0, "h1": 0.0}, "after": {"h0": 1.0, "h1": 1.0},
+            "again": {"t1": 1.0}}  # fmt: skip
+    snapshot = RolloutIndex([rewarded(tmp_path / name, rewards) for name, rewards in runs.items()]).snapshot()
+    compared = Selector().runs(snapshot, Query())
+    assert [(run.run_id, run.against, run.shared) for run in compared] == [
+        ("train", None, 0), ("before", None, 0), ("after", "before", 2), ("again", "train", 1),
     ]  # fmt: skip
-
-
-def test_an_interval_needs_two_tasks(tmp_path: Path):
-    """Of runs with one task in common the difference has no interval."""
-    rows = [[rollout("t", 0, reward, two_turns(20, 40), run_id=f"run-{reward:g}")] for reward in (0.0, 1.0)]
-    index = RolloutIndex([write_run(tmp_path / str(n), one) for n, one in enumerate(rows)])
-    second = Selector().runs(index.snapshot(), Query())[1]
-    assert second.difference is not None
-    assert second.difference[0] == 1.0
-    assert math.isnan(second.difference[1])
-
-
-@pytest.mark.parametrize("value", ["abc", "nan", "1e999", "0x1"])
-def test_a_reward_that_is_no_number_is_an_error_of_its_box(run: Path, value: str):
-    """The message names the box and its value; nothing is selected, compared or made into a command."""
-    index, query = RolloutIndex([run]), Query(min=value)
-    found = Selector().select(index.snapshot(), query)
-    assert found.error == f"the least reward: got '{value}', expected a number such as 0.5"
-    assert len(found.rows) == 0
-    assert Selector().runs(index.snapshot(), query) == []
-    assert command_of(index.snapshot(), query, found) == ""
+    assert compared[-1].difference is not None
+    assert compared[-1].difference[0] == 1.0
+    assert math.isnan(compared[-1].difference[1])
 
 
 @pytest.mark.parametrize(

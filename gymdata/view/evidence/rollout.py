@@ -20,7 +20,7 @@ from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
+from gymdata.rollouts.turns import expand_prompts, kinds, sequences
 from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.stages import Stages, facts_of
 from gymdata.view.text import Values
@@ -69,7 +69,6 @@ class Tokens:
         self.entropy = self._by_turn(None)
         self.advantages = self._by_turn(None)
         self.mask = self._by_turn(None)
-        self.sequences: list[TokenSequence] | None = None
         self.experience: str | None = None
         #: Why the file of experiences has nothing of this rollout.
         self.left_out: str | None = None

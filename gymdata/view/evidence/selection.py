@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -60,7 +61,7 @@ _BOXES = ("text", "task", "status", "min", "max", "breaks", "mixed", "fault", "r
 _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
 #: Rollouts that a filter command may name by their ids.
-_MOST_IDS = 200
+MOST_IDS = 200
 #: Selections, orders and comparisons of runs that are kept.
 _COMPUTED = 36
 T = TypeVar("T")
@@ -267,12 +268,21 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
     texts = query.conditions()
     if query.fault:
         # No column says which rollouts have a fault.
-        if not 0 < len(selection.rows) <= _MOST_IDS:
+        if not 0 < len(selection.rows) <= MOST_IDS:
             return ""
         ids = snapshot.table["rollout_id"].take(pa.array(selection.rows)).to_pylist()
-        texts = [f"rollout_id in [{', '.join(map(text_of_condition, ids))}]"]
+        texts = [condition_of(ids)]
+    return filter_command(snapshot.paths, texts)
+
+
+def condition_of(ids: Sequence[str]) -> str:
+    """The condition that keeps these rollouts."""
+    return f"rollout_id in [{', '.join(map(text_of_condition, ids))}]"
+
+
+def filter_command(paths: Sequence[Path], texts: Sequence[str]) -> str:
     words = [word for text in texts for word in ("--where", text)]
-    return command_line(["gymdata", "filter", *snapshot.paths, *words, "-o", "kept"])
+    return command_line(["gymdata", "filter", *paths, *words, "-o", "kept"])
 
 
 class Selector:
