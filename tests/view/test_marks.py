@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 
 import gymdata
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.scores.marks import FILE, Mark, append, read_marks
+from gymdata.scores.marks import FILE, Mark, Marks, append, read_marks
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.view.conftest import Serve
+from tests.view.conftest import BROKEN, Open, Site
 
 
 @pytest.fixture
@@ -24,60 +22,50 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", [rollout("a", k, float(k == 0), two_turns(20, 40 + k)) for k in range(4)])
 
 
-def token_of(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/rollout?id=a-0") as page:
-        return re.findall(r'data-marks="([^"]+)"', page.read().decode())[0]
+def token_of(pages: Site) -> str:
+    return re.findall(r'data-marks="([^"]+)"', pages.page("/rollout", id="a-0"))[0]
 
 
-def post(url: str, token: str, **said: Any) -> tuple[int, dict[str, Any]]:
-    headers = {"content-type": "application/json", "x-gymdata-token": token}
-    request = urllib.request.Request(f"{url}/data/mark", json.dumps(said).encode(), headers)
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-def said(run: Path, *marks: tuple[str, str, str | float | None, str | None], who: str = "ann") -> None:
+def mark(run: Path, *marks: tuple[str, str, str | float | None, str | None], who: str = "ann") -> None:
     for n, (kind, rollout_id, value, over) in enumerate(marks):
         append(run / FILE, Mark(kind, rollout_id, "a", who, f"2026-01-01T00:00:{n:02}", value, over))  # type: ignore[arg-type]  # one of the kinds
 
 
-def test_a_page_writes_what_a_person_says(serve: Serve, run: Path) -> None:
+def test_a_page_writes_what_a_person_says(site: Open, run: Path) -> None:
     """A tag, a comment, a reward, a choice and a bad task stand beside the run, with who and when, and on the page."""
-    url = serve(run, annotate=True)
-    token = token_of(url)
-    assert post(url, token, kind="tag", id="a-1", value="good", who="ann")[0] == 200
-    assert post(url, token, kind="comment", id="a-1", value="<b>odd</b>", who="ann")[0] == 200
-    assert post(url, token, kind="reward", id="a-1", value=0.5, who="ben")[0] == 200
-    assert post(url, token, kind="choice", id="a-1", over="a-2", who="ben")[0] == 200
-    status, now = post(url, token, kind="bad_task", id="a-1", who="ben")
-    assert status == 200
+    pages = site(run, annotate=True)
+    token = token_of(pages)
+    for fields in (
+        {"kind": "tag", "value": "good", "who": "ann"},
+        {"kind": "comment", "value": "<b>odd</b>", "who": "ann"},
+        {"kind": "reward", "value": 0.5, "who": "ben"},
+        {"kind": "choice", "over": "a-2", "who": "ben"},
+        {"kind": "bad_task", "who": "ben"},
+    ):
+        status, now = pages.post(token, id="a-1", **fields)
+        assert status == 200
     assert now["tags"] == ["good"]
     assert now["comments"] == {"ann": "<b>odd</b>"}
     assert (now["reward"], now["better_than"], now["bad_task"]) == (0.5, {"a-2": ["ben"]}, True)
     lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
     assert (lines[0]["kind"], lines[0]["who"]) == ("tag", "ann")
     assert all(line["marked_at"].endswith("+00:00") for line in lines)
-    with urllib.request.urlopen(f"{url}/rollout?id=a-1") as page:
-        text = page.read().decode()
-    assert "&lt;b&gt;odd&lt;/b&gt;" in text
-    assert "reward corrected to 0.5" in text
+    page = pages.page("/rollout", id="a-1")
+    assert "&lt;b&gt;odd&lt;/b&gt;" in page
+    assert "reward corrected to 0.5" in page
 
 
-def test_nothing_is_written_without_annotate_or_the_pages_token(serve: Serve, run: Path) -> None:
+def test_nothing_is_written_without_annotate_or_the_pages_token(site: Open, run: Path) -> None:
     """Another site knows no token; a server without --annotate has none; from another machine nothing is written."""
-    url = serve(run, annotate=True)
-    assert post(url, "guess", kind="tag", id="a-1", value="good")[0] == 403
-    assert post(serve(run), "", kind="tag", id="a-1", value="good")[0] == 403
+    assert site(run, annotate=True).post("guess", kind="tag", id="a-1", value="good")[0] == 403
+    assert site(run).post("", kind="tag", id="a-1", value="good")[0] == 403
     assert not (run / FILE).exists()
     with pytest.raises(UsageError, match="no login"):
         gymdata.view(run, annotate=True, host="0.0.0.0")
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "why"),
+    ("fields", "status", "why"),
     [
         ({"kind": "tag", "id": "a-1", "value": "a,b"}, 422, "without a comma"),
         ({"kind": "reward", "id": "a-1", "value": "high"}, 422, "a finite number"),
@@ -92,50 +80,49 @@ def test_nothing_is_written_without_annotate_or_the_pages_token(serve: Serve, ru
     ],
 )
 def test_a_mark_that_says_nothing_is_refused(
-    serve: Serve, run: Path, said: dict[str, Any], status: int, why: str
+    site: Open, run: Path, fields: dict[str, Any], status: int, why: str
 ) -> None:
     """The answer says what was expected, and nothing is written."""
-    url = serve(run, annotate=True)
-    answer = post(url, token_of(url), **said)
+    pages = site(run, annotate=True)
+    answer = pages.post(token_of(pages), **fields)
     assert answer[0] == status
     assert why in answer[1]["error"]
     assert not (run / FILE).exists()
 
 
-@pytest.mark.parametrize("value", ["abc", "0,5", "nan", None])
-def test_what_is_no_number_leaves_a_corrected_reward(serve: Serve, run: Path, value: str | None) -> None:
+def test_what_is_no_number_leaves_a_corrected_reward(site: Open, run: Path) -> None:
     """It is refused with what was got; an emptied box takes the correction back."""
-    url = serve(run, annotate=True)
-    token = token_of(url)
-    assert post(url, token, kind="reward", id="a-1", value="0.5")[0] == 200
-    status, answer = post(url, token, kind="reward", id="a-1", value=value)
-    assert status == 422
-    assert "expected a finite number" in answer["error"]
-    assert str(value) in answer["error"]
+    pages = site(run, annotate=True)
+    token = token_of(pages)
+    assert pages.post(token, kind="reward", id="a-1", value="0.5")[0] == 200
+    for value in ("abc", "0,5", "nan", None):
+        status, answer = pages.post(token, kind="reward", id="a-1", value=value)
+        assert status == 422
+        assert "expected a finite number" in answer["error"]
+        assert str(value) in answer["error"]
     assert read_marks([run]).rewards == {"a-1": 0.5}
-    assert post(url, token, kind="reward", id="a-1", value="")[0] == 200
+    assert pages.post(token, kind="reward", id="a-1", value="")[0] == 200
     assert read_marks([run]).rewards == {}
 
 
-@pytest.mark.parametrize("by", ["rollout", "group"])
-def test_lists_show_what_people_marked(serve: Serve, run: Path, by: str) -> None:
+@pytest.mark.parametrize(("by", "bad"), [("rollout", 4), ("group", 1)])
+def test_lists_show_what_people_marked(site: Open, run: Path, by: str, bad: int) -> None:
     """A corrected reward, tags and a bad task stand in the row of the list, and of a group."""
-    said(run, ("reward", "a-1", 0.25, None), ("tag", "a-1", "odd", None), ("bad_task", "a-1", None, None))
-    with urllib.request.urlopen(f"{serve(run)}/?by={by}") as page:
-        text = page.read().decode()
-    assert text.count(">→ 0.25</span>") == 1
-    assert text.count('<span class="tag">odd</span>') == 1
-    assert text.count("bad task</span>") == (1 if by == "group" else 4)
+    mark(run, ("reward", "a-1", 0.25, None), ("tag", "a-1", "odd", None), ("bad_task", "a-1", None, None))
+    page = site(run).page("/", by=by)
+    assert page.count(">→ 0.25</span>") == 1
+    assert page.count('<span class="tag">odd</span>') == 1
+    assert page.count("bad task</span>") == bad
 
 
-def test_two_people_at_once_lose_nothing(serve: Serve, run: Path) -> None:
+def test_two_people_at_once_lose_nothing(site: Open, run: Path) -> None:
     """Marks of two servers and eight threads are all there, whole, and each once."""
-    servers = [serve(run, annotate=True), serve(run, annotate=True)]
-    tokens = [token_of(url) for url in servers]
+    servers = [(pages, token_of(pages)) for pages in (site(run, annotate=True), site(run, annotate=True))]
 
     def write(person: int) -> None:
+        pages, token = servers[person % 2]
         for n in range(5):
-            post(servers[person % 2], tokens[person % 2], kind="tag", id="a-1", value=f"{person}-{n}", who=f"p{person}")
+            pages.post(token, kind="tag", id="a-1", value=f"{person}-{n}", who=f"p{person}")
 
     threads = [threading.Thread(target=write, args=(person,)) for person in range(8)]
     for thread in threads:
@@ -147,10 +134,10 @@ def test_two_people_at_once_lose_nothing(serve: Serve, run: Path) -> None:
 
 def test_a_line_that_was_cut_off_is_no_mark(run: Path) -> None:
     """The next mark stands on a line of its own; a line that says something else is an error with its number."""
-    said(run, ("tag", "a-1", "good", None))
+    mark(run, ("tag", "a-1", "good", None))
     with (run / FILE).open("ab") as log:
         log.write(b'{"kind": "tag", "roll')
-    said(run, ("tag", "a-1", "late", None))
+    mark(run, ("tag", "a-1", "late", None))
     with pytest.warns(UserWarning, match="line 2 was not finished"):
         marks = read_marks([run])
     assert marks.tags["a-1"] == ["good", "late"]
@@ -161,10 +148,8 @@ def test_a_line_that_was_cut_off_is_no_mark(run: Path) -> None:
 
 def test_a_later_mark_stands_for_an_earlier_one() -> None:
     """Tags, corrections and choices are taken back, and one person's last choice of two counts."""
-    from gymdata.scores.marks import Marks
-
     marks = Marks()
-    for mark in [
+    for one in [
         Mark("tag", "r", "t", "ann", "1", "x"),
         Mark("untag", "r", "t", "ann", "2", "x"),
         Mark("reward", "r", "t", "ann", "3", 1.0),
@@ -178,21 +163,20 @@ def test_a_later_mark_stands_for_an_earlier_one() -> None:
         Mark("choice", "w", "t", "ann", "92", None, "z"),
         Mark("unchoice", "z", "t", "ann", "93", None, "w"),
     ]:
-        marks.add(mark)
+        marks.add(one)
     assert marks.tags == {"r": []}
     assert marks.rewards == {}
     # Two people who are divided prefer neither; a choice is taken back from either side, by the person who made it.
     assert marks.preferred() == {("s", "r"): 1, ("x", "y"): 1}
 
 
-def test_conditions_and_sql_read_marks(run: Path, tmp_path: Path) -> None:
+def test_conditions_and_sql_read_marks(run: Path) -> None:
     """Tags, comments and bad tasks are columns of --where and of rollouts in SQL, which has every mark, too."""
-    said(run, ("tag", "a-1", "good", None), ("comment", "a-2", "off by one", None), ("bad_task", "a-3", None, None))
-    kept = gymdata.filter(run, output=tmp_path / "good", where=["contains(tags, 'good')"])
-    assert kept.rollouts_out == 1
-    assert gymdata.filter(run, output=tmp_path / "said", where=["contains(comments, 'off')"]).rollouts_out == 1
+    mark(run, ("tag", "a-1", "good", None), ("comment", "a-2", "off by one", None), ("bad_task", "a-3", None, None))
+    for where in ("contains(tags, 'good')", "contains(comments, 'off')"):
+        assert gymdata.filter(run, write=False, where=[where]).rollouts_out == 1
     with pytest.raises(RefusedError, match="none of 4 rollouts is left"):
-        gymdata.filter(run, output=tmp_path / "fine", where=["not bad_task"])
+        gymdata.filter(run, write=False, where=["not bad_task"])
     rows = gymdata.query("SELECT kind, who, value FROM marks ORDER BY marked_at", run).to_pylist()
     assert rows[0] == {"kind": "tag", "who": "ann", "value": "good"}
     columns = "rollout_id, tags, comments, bad_task"
@@ -207,41 +191,35 @@ def test_marks_are_columns_of_a_file_of_a_run_and_of_a_run_without_any(run: Path
     """A part alone has those of its run; without marks the columns are empty, and a comment that was taken back is gone."""
     sql = "SELECT count(*) AS n, count_if(bad_task) AS bad, max(comments) AS comments FROM rollouts WHERE tags = ''"
     assert gymdata.query(sql, run).to_pylist() == [{"n": 4, "bad": 0, "comments": ""}]
-    said(run, ("comment", "a-0", "first", None), ("bad_task", "a-0", None, None))
-    said(run, ("comment", "a-0", "", None), who="ben")
+    mark(run, ("comment", "a-0", "first", None), ("bad_task", "a-0", None, None))
+    mark(run, ("comment", "a-0", "", None), who="ben")
     for path in (run, next((run / "rollouts").iterdir())):
         assert gymdata.query(sql, path).to_pylist() == [{"n": 4, "bad": 4, "comments": "first"}]
     assert "bad_task" not in gymdata.query("SELECT kind FROM marks", run).column_names
 
 
-def test_pairs_from_marks_are_what_people_chose(run: Path, tmp_path: Path) -> None:
+def test_pairs_from_marks_are_what_people_chose(run: Path) -> None:
     """a-2 over a-1 over a-0, against the rewards, and nothing that nobody compared; a circle gives no pair."""
-    said(run, ("choice", "a-2", None, "a-1"), ("choice", "a-1", None, "a-0"))
-    report = gymdata.pairs(run, output=tmp_path / "pairs", source="marks")
-    rows = gymdata.query("SELECT * FROM pairs", tmp_path / "pairs").to_pylist()
-    assert sorted((row["chosen_rollout_id"], row["rejected_rollout_id"]) for row in rows) == [
-        ("a-1", "a-0"),
-        ("a-2", "a-1"),
-    ]
+    mark(run, ("choice", "a-2", None, "a-1"), ("choice", "a-1", None, "a-0"))
+    report = gymdata.pairs(run, write=False, source="marks")
+    rows = report.table.to_pylist()
+    pairs = {(row["chosen_rollout_id"], row["rejected_rollout_id"]) for row in rows}
+    assert pairs == {("a-1", "a-0"), ("a-2", "a-1")}
     assert {row["source"] for row in rows} == {"marks"}
     assert report.counts.pairs == 2
-    said(run, ("choice", "a-0", None, "a-2"), who="zoe")
+    mark(run, ("choice", "a-0", None, "a-2"), who="zoe")
     circle = gymdata.pairs(run, source="marks", write=False)
     assert circle.counts.pairs == 0
     assert circle.counts.dropped["tie"] == 3
 
 
-#: Its second prompt does not go on from its first turn.
-BROKEN = [rollout("a", 3, 0.0, [([1, 20], [10, 11, 2]), ([1, 20, 10, 99], [43, 2])])]
-
-
 def test_pairs_from_marks_look_at_no_rollout_that_nobody_compared(tmp_path: Path) -> None:
     """A break in a-3 refuses no choice between a-0 and a-1; a choice of a task that was marked as bad gives no pair."""
     rows = [rollout(task, k, 0.0, two_turns(20, 40 + k)) for task in "ab" for k in range(3)]
-    run = write_run(tmp_path / "run", rows + BROKEN)
-    said(run, ("choice", "a-1", None, "a-0"))
+    run = write_run(tmp_path / "run", [*rows, rollout("a", 3, 0.0, BROKEN)])
+    mark(run, ("choice", "a-1", None, "a-0"))
     assert gymdata.pairs(run, source="marks", write=False).counts.pairs == 1
-    said(run, ("bad_task", "a-2", None, None))
+    mark(run, ("bad_task", "a-2", None, None))
     with pytest.raises(RefusedError, match="every choice that people made is of a task that was marked as bad"):
         gymdata.pairs(run, source="marks", write=False)
     append(run / FILE, Mark("choice", "b-1", "b", "ann", "2026-01-02T00:00:00", None, "b-0"))
@@ -250,10 +228,9 @@ def test_pairs_from_marks_look_at_no_rollout_that_nobody_compared(tmp_path: Path
     assert "1 choice is of a task that was marked as bad, and gave no pair" in report.notes
 
 
-def test_a_corrected_reward_is_a_score(run: Path, tmp_path: Path) -> None:
+def test_a_corrected_reward_is_a_score(run: Path) -> None:
     """--reward marks: the reward of collect, where nobody corrected it."""
-    said(run, ("reward", "a-1", 2.0, None))
-    gymdata.pairs(run, output=tmp_path / "pairs", reward="marks")
-    (row,) = gymdata.query("SELECT * FROM pairs", tmp_path / "pairs").to_pylist()
+    mark(run, ("reward", "a-1", 2.0, None))
+    (row,) = gymdata.pairs(run, write=False, reward="marks").table.to_pylist()
     assert (row["chosen_rollout_id"], row["margin"]) == ("a-1", 2.0)
-    assert gymdata.filter(run, output=tmp_path / "high", where=["reward_marks >= 1"]).rollouts_out == 2
+    assert gymdata.filter(run, write=False, where=["reward_marks >= 1"]).rollouts_out == 2

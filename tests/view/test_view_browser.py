@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,18 @@ import pytest
 
 import gymdata
 from gymdata.rollouts.schema import ANNOTATIONS, AUDIT
+from gymdata.scores.marks import read_marks
 from gymdata.store import write_table
+from gymdata.view.marking import Marking
+from gymdata.view.run import view
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.view.conftest import Serve
+from tests.view.conftest import HOSTILE, Serve, training
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra)").expect
 
-SAMPLES = Path(__file__).parents[2] / "sample_data" / "rollouts"
-HOSTILE = '<script>window.hit=1</script><img src="/x" onerror="window.hit=2">\x1b[31m<svg onload="window.hit=3">'
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_data" / "rollouts"
 
 
 def ready(page: Any) -> None:
@@ -30,7 +36,7 @@ def ready(page: Any) -> None:
 
 def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """A condition narrows the table, a row opens, its tokens are colored, and pointing at one says what it is."""
-    monkeypatch.chdir(SAMPLES.parents[1])
+    monkeypatch.chdir(ROOT)
     base = serve(SAMPLES / "clean.jsonl")
     page.goto(base)
     assert page.locator("table.rows tbody tr").count() == 24
@@ -59,10 +65,9 @@ def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: p
 
 def test_a_text_is_set_and_a_key_takes_the_setting_away(page: Any, serve: Serve, tmp_path: Path):
     """Markdown is set with its marks, HTML in it is text, and `x` shows the same characters without a setting."""
-    text = "**strong**\n\n```python\nx = 1\n```\n" + HOSTILE.replace("\x1b", "")
-    page.goto(
-        serve(write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40), text=text)])) + "/rollout?id=a-0"
-    )
+    text = "**strong**\n\n```python\nx = 1\n```\n" + "<script>window.hit=1</script>"
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40), text=text)])
+    page.goto(serve(run) + "/rollout?id=a-0")
     ready(page)
     answer = page.locator("#messages .message.assistant .text").last
     weight = "(node) => getComputedStyle(node.querySelector('strong')).fontWeight"
@@ -113,7 +118,7 @@ def test_a_bar_of_the_histogram_filters(page: Any, serve: Serve):
 @pytest.mark.full
 def test_from_break_to_diff(page: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch):
     """The filter for breaks leads to the broken rollout, and that to both sides of its break."""
-    monkeypatch.chdir(SAMPLES.parents[1])
+    monkeypatch.chdir(ROOT)
     page.goto(serve(SAMPLES / "broken.jsonl"))
     page.locator("[name=breaks]").check()
     page.wait_for_url("**breaks=1**")
@@ -234,3 +239,276 @@ def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):
     expect(kept).to_have_text("80.0 %")
     page.keyboard.press("Escape")
     assert not why.is_visible()
+
+
+@pytest.mark.full
+def test_from_the_group_to_a_rollout_and_back(page: Any, serve: Serve, run: Path):
+    """A group stands side by side; a card opens its rollout, and ``u`` leads up again."""
+    page.goto(serve(run) + "/?by=group")
+    page.get_by_role("link", name="side by side").first.click()
+    assert page.locator(".cardcol").count() == 4
+    page.get_by_role("link", name="rollout 1", exact=True).click()
+    ready(page)
+    page.keyboard.press("u")
+    page.wait_for_url("**/group?**")
+
+
+@pytest.mark.full
+def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path):
+    """A pair shows both sides from the fork and what the judge said of the two, in either position."""
+    gymdata.pairs(run, strategy="all")
+    page.goto(serve(run))
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    page.wait_for_url("**/pairs")
+    page.locator("tr[data-href]").first.click()
+    page.wait_for_url("**/pair?**")
+    assert page.locator(".side-chosen .dif").count() == 1
+    assert page.locator(".side-rejected .dif").count() == 1
+    page.locator(".side-chosen .dif").click()
+    expect(page.locator("#why")).to_contain_text("is pushed up")
+    expect(page.locator("[data-slope]")).to_have_text("0.05")
+    page.locator(".side-rejected [data-k='0']").click()
+    expect(page.locator("#why")).to_contain_text("its gradients cancel")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="raw output").first.click()
+    page.wait_for_url("**/comparison?**")
+    assert "raw of 0-1" in page.locator("main").inner_text()
+
+
+def test_sql_runs_is_kept_and_becomes_a_selection(page: Any, serve: Serve, here: None, run: Path):
+    """Ctrl-Enter runs a statement, its rollouts open as a selection, it can be kept by name, and a write is refused."""
+    page.goto(serve(run) + "/sql")
+    page.fill("#sql", "SELECT rollout_id, reward FROM rollouts WHERE reward = 1")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".sqlrows")
+    assert page.locator(".sqlrows tbody tr").count() == 2
+    page.click("#save")
+    page.keyboard.type("the good ones")
+    page.keyboard.press("Enter")
+    page.reload()
+    assert page.locator("#mine a").inner_text() == "the good ones"
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    assert Path(download.value.path()).read_text().splitlines() == ["rollout_id,reward", "a-0,1.0", "a-2,1.0"]
+    page.get_by_role("link", name="show these rollouts").click()
+    page.wait_for_url("**where=**")
+    assert page.locator("tr[data-href]").count() == 2
+    page.goto(page.url.partition("/?")[0] + "/sql")
+    page.fill("#sql", "DROP TABLE rollouts")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".problem")
+    assert "expected a SELECT" in page.locator(".problem").inner_text()
+
+
+def test_four_trainings_in_one_chart(page: Any, serve: Serve, tmp_path: Path):
+    """Each has a curve in the panel of the loss; smoothing and logarithmic axes draw it again."""
+    for number, name in enumerate("wxyz"):
+        rows = [{"step": step, "loss": (number + step % 2) / step} for step in range(20)[1:]]
+        training(tmp_path / name, "train-sft", rows)
+    page.goto(serve(*sorted(tmp_path.iterdir())) + "/training")
+    page.get_by_role("link", name="all, compared").click()
+    page.wait_for_selector("#curves[data-drawn='1']")
+    labels = page.locator(".u-legend .u-label").all_inner_texts()
+    assert labels == ["step", "w", "x", "y", "z"]
+    drawn = "document.querySelector('.curve canvas').toDataURL()"
+    pictures = {page.evaluate(drawn)}
+    for change in ("smooth.value = 0.9", "logx.checked = true", "logy.checked = true"):
+        page.evaluate(f"{change}; {change.partition('.')[0]}.dispatchEvent(new Event('input'))")
+        pictures.add(page.evaluate(drawn))
+    assert len(pictures) == 4
+
+
+def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path: Path):
+    """Curves are drawn from metrics.jsonl, and again when a line has come."""
+    rows = [{"step": n, "loss": 1 / n, "kl": n} for n in range(1, 4)]
+    model = training(tmp_path / "model", "train-dpo", rows)
+    page.goto(serve(model) + "/training")
+    page.wait_for_selector("#curves[data-drawn='2']")
+    assert page.locator("#steps").inner_text() == "3"
+    assert page.locator(".curve canvas").count() == 2
+    with (model / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 0.1, "kl": 4, "ratio/mean": 1.0}\n')
+    page.wait_for_selector("#curves[data-drawn='3']")
+    assert page.locator("#steps").inner_text() == "4"
+
+
+@pytest.mark.full
+def test_lineage_is_a_graph_to_click(page: Any, serve: Serve, run: Path):
+    """A node shows what its run.json says."""
+    gymdata.pairs(run, strategy="all")
+    page.goto(serve(run) + "/lineage")
+    page.locator(".node", has_text="pairs-reward").click()
+    shown = page.locator(".nodefacts:visible")
+    assert shown.count() == 1
+    assert "pairs.parquet" in shown.inner_text()
+
+
+def test_cells_of_a_notebook(page: Any, run: Path):
+    """A rollout, a group, a pair and a report show their texts in frames; nothing runs in them and nothing is loaded."""
+    pair = gymdata.pairs(run, strategy="all").table["pair_id"][0].as_py()
+    opened = gymdata.open(run)
+    cells = [opened.rollout("a-0"), opened.group("group-a"), opened.pair(pair), gymdata.report(run, write=False)]
+    page.set_content("".join(cell._repr_html_() for cell in cells))
+    frames = page.locator("iframe")
+    assert frames.count() == 4
+    for number, text in enumerate(("question a", "Final answers", "Chosen", "Rewards of rollouts")):
+        inside = frames.nth(number).content_frame
+        inside.get_by_text(text).first.wait_for()
+        assert inside.locator("script").count() == 0
+    page.set_content(opened._repr_html_())
+    assert page.locator("td", has_text="a-0").count() == 1
+
+
+@pytest.mark.full
+def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path):
+    """From the disk, without network: rollouts to pick, tokens to color and to point at, and no error."""
+    target = tmp_path / "x.html"
+    view(run, export=target)
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(target.as_uri())
+    page.locator("[data-pick='r1']").click()
+    page.locator("article:visible .t.g").first.hover()
+    page.wait_for_selector("#tip:not([hidden])")
+    page.locator("article:visible [data-color=turn]").click()
+    assert page.locator("article:visible .t.g.u1").count() == 2
+    page.keyboard.press("/")
+    page.keyboard.type("CALLING")
+    expect(page.locator("#count")).to_have_text("in 6 of 6 rollouts")
+    page.locator("#find").fill("42 2")
+    expect(page.locator("#count")).to_have_text("in 1 of 6 rollouts")
+    assert page.locator("[data-pick^=r]:visible").count() == 1
+    page.keyboard.press("Enter")
+    page.locator("article:visible .text", has_text="42 2").wait_for()
+    assert page.evaluate("CSS.highlights.get('match').size") > 0
+    page.locator("#find").fill("")
+    expect(page.locator("#count")).to_have_text("")
+    assert page.locator("[data-pick^=r]:visible").count() == 6
+    page.goto(f"{target.as_uri()}#r17")
+    assert page.locator("article:visible").get_attribute("id") == "at-r0"
+    assert not faults
+    context.close()
+
+
+@pytest.mark.full
+def test_a_run_grows_in_the_page_while_it_is_collected(
+    page: Any, serve: Serve, vllm_server: str, policy: str, tmp_path: Path
+):
+    """Rollouts of a real ``collect`` appear without a reload, and one of them opens while others are sampled."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "gymdata.cli", "collect", str(ROOT / "sample_data" / "tasks" / "train.jsonl"),
+               "--endpoint", vllm_server, "-m", "sample-policy", "--tokenizer", policy, "--reward", "numeric",
+               "--env", f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator", "--max-tokens", "48", "-r", "8",
+               "-c", "2", "-o", str(run)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as collecting:
+        try:
+            while not (run / "run.json").exists() and collecting.poll() is None:
+                page.wait_for_timeout(50)
+            page.goto(serve(run))
+            page.evaluate("window.kept = true")
+            count = page.locator(".facts b").first
+            expect(count).not_to_have_text("0", timeout=120_000)
+            first = count.inner_text()
+            expect(page.locator("#live")).to_be_visible()
+            expect(count).not_to_have_text(first, timeout=120_000)
+            assert int(count.inner_text().replace(",", "")) > int(first.replace(",", ""))
+            assert page.evaluate("window.kept")
+            assert collecting.poll() is None
+            page.locator("tr[data-href]").first.click()
+            ready(page)
+            assert page.locator(".t.g").count() > 0
+        finally:
+            collecting.send_signal(signal.SIGINT)
+            collecting.wait(60)
+
+
+@pytest.mark.full
+def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, run: Path) -> None:
+    """By keyboard: good, a tag of its own, a comment of the named person, a reward; by hand the better of two; a selection
+    is saved."""
+    url = serve(run, annotate=True)
+    page.goto(f"{url}/rollout?id=a-0")
+    ready(page)
+    page.fill("#who", "ada")
+    page.locator("#who").blur()
+    page.keyboard.press("+")
+    page.locator(".tag", has_text="good").wait_for()
+    page.keyboard.press("m")
+    page.keyboard.type("short")
+    page.keyboard.press("Enter")
+    page.locator(".tag", has_text="short").wait_for()
+    page.keyboard.press("n")
+    page.keyboard.type("<i>why</i>")
+    page.keyboard.press("Enter")
+    page.get_by_text("<i>why</i>").wait_for()
+    page.get_by_label("Reward").fill("0.25")
+    page.keyboard.press("Enter")
+    page.get_by_text("reward corrected to 0.25").wait_for()
+    page.get_by_label("Better than").select_option("a-1")
+    page.get_by_text("better than").wait_for()
+    page.get_by_label("Remove the tag short").click()
+    page.locator(".tag", has_text="short").wait_for(state="detached")
+    marks = read_marks([run])
+    assert marks.tags["a-0"] == ["good"]
+    assert marks.comments["a-0"] == {"ada": "<i>why</i>"}
+    assert (marks.rewards, list(marks.choices)) == ({"a-0": 0.25}, [("a-0", "a-1")])
+    page.goto(f"{url}/?where=reward+%3E+0")
+    page.get_by_label("Save this selection as").fill("solved")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_role("link", name="solved").wait_for()
+    assert read_marks([run]).selections == {"solved": "/?where=reward+%3E+0"}
+
+
+@pytest.mark.full
+def test_what_was_typed_stays_and_what_was_said_is_taken_back(chromium: Any, serve: Serve, run: Path) -> None:
+    """What is no number is refused beside the box and stays in it, a comment that was not sent is there after leaving the
+    page, and correction, comment and choice have a button that takes them back, the own ones alone."""
+    address = f"{serve(run, annotate=True)}/rollout?id=a-0"
+    page = chromium.new_context().new_page()
+    page.goto(address)
+    page.get_by_label("Reward").fill("0.25")
+    page.get_by_role("button", name="Correct").click()
+    page.get_by_text("reward corrected to 0.25").wait_for()
+    page.get_by_label("Reward").fill("0,5")
+    page.keyboard.press("Enter")
+    page.get_by_text("got '0,5', expected a finite number").wait_for()
+    assert page.get_by_label("Reward").input_value() == "0,5"
+    assert read_marks([run]).rewards == {"a-0": 0.25}
+    page.get_by_role("button", name="Take the correction back").click()
+    page.get_by_text("reward corrected").wait_for(state="detached")
+    page.get_by_label("Comment", exact=True).fill("half a sent")
+    page.goto(address)
+    ready(page)
+    assert page.get_by_label("Comment", exact=True).input_value() == "half a sent"
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_text("half a sent").wait_for()
+    assert page.get_by_label("Comment", exact=True).input_value() == ""
+    page.get_by_label("Better than").select_option("a-1")
+    page.locator(".tag", has_text="better than").wait_for()
+    page.fill("#who", "zoe")
+    page.locator("#who").blur()
+    assert page.get_by_role("button", name="Take the").count() == 0
+    page.fill("#who", Marking([run], annotate=True).person)
+    page.locator("#who").blur()
+    page.get_by_role("button", name="Take the comment back").click()
+    page.get_by_text("half a sent").wait_for(state="detached")
+    page.get_by_role("button", name="Take the choice back").click()
+    page.locator(".tag", has_text="better than").wait_for(state="detached")
+    page.context.close()
+    marks = read_marks([run])
+    assert (marks.rewards, marks.preferred(), marks.of_rollout("a-0")["comments"]) == ({}, {}, {})
+
+
+@pytest.mark.full
+def test_menu_and_boxes_of_marks_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
+    """No entry of the menu is cut, and no box or button of marks is beside the screen."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{serve(run, annotate=True)}/rollout?id=a-0")
+    for element in page.locator(".top nav a, #marks input, #marks button, #marks select").all():
+        box = element.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -3,8 +3,6 @@ window, every text can be read on its ground, and no page has an error."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.rollouts.schema import AUDIT, COMPARISONS
+from gymdata.rollouts.schema import AUDIT
 from gymdata.store import write_table
 from gymdata.view.run import view
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.view.conftest import Serve
+from tests.view.conftest import Serve, judged, training
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
-BROKEN = ROOT / "sample_data" / "rollouts" / "broken.jsonl"
+FAULTY = ROOT / "sample_data" / "rollouts" / "broken.jsonl"
 MARKDOWN = """
 
 # A heading
@@ -95,19 +93,6 @@ CONTRAST = """
 """
 
 
-@pytest.fixture
-def looked(chromium: Any) -> Iterator[Any]:
-    """A page whose errors fail the test, but for the notes of answers that are errors."""
-    context = chromium.new_context()
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("console", lambda m: faults.append(m.text) if m.type == "error" and "status of 4" not in m.text else None)
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    yield page
-    context.close()
-    assert not faults
-
-
 def is_fit(page: Any, name: str) -> None:
     """In every size and scheme the page is not wider than its window, and no text on it is faint."""
     for size, (width, height) in SIZES.items():
@@ -128,19 +113,8 @@ def run(tmp_path: Path) -> Path:
     rows = [rollout("a", k, float(k % 2 == 0), two_turns(20, 40 + k), text=f"{k} {long}{MARKDOWN}") for k in range(4)]
     rows += [rollout("b" * 60, k, 0.5, two_turns(21, 50), status="truncated", stop_reason="length") for k in range(2)]
     folder = write_run(tmp_path / "run", rows)
-    scores = {(0, 1): (5, 1), (1, 0): (1, 5), (0, 3): (5, 1), (3, 0): (5, 1), (0, 2): (4, 2), (2, 0): (3, 3)}
-    scores |= {(1, 3): (None, None)}
-    said = [
-        {
-            "comparison_id": f"{i}-{j}", "group_id": "group-a", "task_id": "a", "rollout_i": f"a-{i}", "rollout_j": f"a-{j}",
-            "response_i": i, "response_j": j, "judge_idx": 0, "score_1": one, "score_2": two,
-            "ranking": None if one is None else 3.5, "status": "failed" if one is None else "judged",
-            "raw": "x" * 400, "judge": LONG_PATH, "run_id": "r",
-        }
-        for (i, j), (one, two) in scores.items()
-    ]  # fmt: skip
-    write_table(pa.Table.from_pylist(said, COMPARISONS.schema), folder / "judge-x" / "comparisons.parquet", COMPARISONS)
-    (folder / "judge-x" / "run.json").write_text('{"stage": "judge", "parents": [{"path": ".."}]}')
+    verdicts = ((0, 1, 5, 1), (1, 0, 1, 5), (0, 3, 5, 1), (3, 0, 5, 1), (0, 2, 4, 2), (2, 0, 3, 3), (1, 3, None, None))
+    judged(folder, *verdicts, raw="x" * 400, judge=LONG_PATH)
     gymdata.pairs(folder, strategy="all")
     gymdata.experience(folder)
     audited = {"rollout_id": [f"a-{k}" for k in range(4)], "ref_logprobs": [[-1.1, -0.4, -5.0, -1.3, -2.0]] * 4}
@@ -150,20 +124,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def model(tmp_path: Path, run: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    parents = [{"path": str(run / "pairs-reward")}, {"path": str(run)}]
-    (folder / "run.json").write_text(json.dumps({"stage": "train-dpo", "steps": 3, "parents": parents}))
-    lines = [json.dumps({"step": n, "loss": 1 / n, "rewards/chosen": n, "rewards/rejected": -n}) for n in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Path) -> None:
+def test_every_page_can_be_read(page: Any, serve: Serve, run: Path, tmp_path: Path) -> None:
     """Lists, groups, pairs, comparisons, SQL, curves, lineage, codes, breaks, faults, and what is wrong or empty."""
-    page, base, broken = looked, serve(run, model), serve(BROKEN, tokenizer=ROOT / "sample_data" / "policy")
+    parents = [{"path": str(run / "pairs-reward")}, {"path": str(run)}]
+    rows = [{"step": n, "loss": 1 / n, "rewards/chosen": n, "rewards/rejected": -n} for n in (1, 2, 3)]
+    model = training(tmp_path / "model", "train-dpo", rows, steps=3, parents=parents)
+    base, broken = serve(run, model), serve(FAULTY, tokenizer=ROOT / "sample_data" / "policy")
     page.goto(base + "/pairs")
     pair = page.locator("tr[data-href]").first.get_attribute("data-href")
     shown = ["/", "/?by=group", "/?min=0.5", "/?where=reward+%3E+5", "/?where=rewrd+%3E+1", "/pairs", pair,
@@ -197,9 +163,8 @@ def test_every_page_can_be_read(looked: Any, serve: Serve, run: Path, model: Pat
 
 
 @pytest.mark.full
-def test_a_rollout_can_be_read_in_every_coloring(looked: Any, serve: Serve, run: Path) -> None:
+def test_a_rollout_can_be_read_in_every_coloring(page: Any, serve: Serve, run: Path) -> None:
     """Tokens in each coloring, the note at a pointed token, why it is trained, and the keys of the keyboard."""
-    page = looked
     page.goto(serve(run) + "/rollout?id=a-0")
     page.wait_for_selector("html[data-ready]")
     assert "1 of 4 in the group" in page.locator(".crumbs").inner_text()
@@ -222,9 +187,9 @@ def test_a_rollout_can_be_read_in_every_coloring(looked: Any, serve: Serve, run:
 
 
 @pytest.mark.full
-def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) -> None:
+def test_an_exported_file_can_be_read(page: Any, run: Path, tmp_path: Path) -> None:
     """Rollouts, groups side by side with their cards, and pairs from the fork are in it, and lead to each other."""
-    page, target = looked, tmp_path / "x.html"
+    target = tmp_path / "x.html"
     view(run, export=target)
     page.goto(target.as_uri())
     is_fit(page, "exported rollout")
@@ -243,10 +208,10 @@ def test_an_exported_file_can_be_read(looked: Any, run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_report_can_be_read_on_a_phone(looked: Any, run: Path, tmp_path: Path) -> None:
-    """A judge of a long path makes the report no wider than the window; no cell is a few letters wide, and a heading stays
-    in its box."""
-    page, target = looked, tmp_path / "x.html"
+def test_a_report_and_comparisons_can_be_read_on_a_phone(page: Any, serve: Serve, run: Path, tmp_path: Path) -> None:
+    """A judge of a long path makes the report no wider than the window; no cell is a few letters wide, a heading stays in
+    its box, and neither its tables nor that of comparisons are scrolled sideways."""
+    target = tmp_path / "x.html"
     gymdata.report(run, output=target)
     page.goto(target.as_uri())
     for name, (width, height) in SIZES.items():
@@ -261,12 +226,6 @@ def test_a_report_can_be_read_on_a_phone(looked: Any, run: Path, tmp_path: Path)
         assert page.evaluate(SCROLLED) == [], name
     headings = page.locator("h2").all_inner_texts()
     assert headings.index("Rewards") < headings.index("What was run")
-
-
-@pytest.mark.full
-def test_comparisons_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
-    """The table of comparisons is not scrolled sideways either."""
-    page.set_viewport_size({"width": 390, "height": 844})
     page.goto(serve(run) + "/comparisons")
     assert page.locator("tr[data-href]").count() == 7
     assert page.evaluate(SCROLLED) == []
@@ -274,9 +233,8 @@ def test_comparisons_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
 
 def test_labels_of_curves_are_whole(page: Any, serve: Serve, tmp_path: Path) -> None:
     """The longest label of an axis, such as -1.05e-4, is drawn within the chart, and not across its edge."""
-    (tmp_path / "run.json").write_text('{"stage": "train-rl"}')
-    lines = [json.dumps({"step": n, "learning_rate": -1.05e-4 * n, "num_tokens": 123_456.0 * n}) for n in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [{"step": n, "learning_rate": -1.05e-4 * n, "num_tokens": 123_456.0 * n} for n in (1, 2, 3)]
+    model = training(tmp_path / "model", "train-rl", rows)
     # What a canvas draws is no text of the page: the places of right-aligned labels are kept as they are drawn.
     page.add_init_script("""
         const drawn = CanvasRenderingContext2D.prototype.fillText;
@@ -288,7 +246,7 @@ def test_labels_of_curves_are_whole(page: Any, serve: Serve, tmp_path: Path) -> 
           }
           return drawn.call(this, text, x, ...rest);
         };""")
-    page.goto(serve(tmp_path) + "/training")
+    page.goto(serve(model) + "/training")
     page.wait_for_selector("#curves[data-drawn]")
     assert page.evaluate("window.labels") > 4
     assert page.evaluate("window.clipped") == []
