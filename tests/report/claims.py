@@ -38,8 +38,14 @@ def views(*paths: Path) -> Views:
 OPEN = contextlib.ExitStack()
 
 
-def table(query: str, *paths: Path) -> list[dict[str, Any]]:
+@functools.cache
+def answered(query: str, *paths: Path) -> list[dict[str, Any]]:
+    """Asked once: reports of several runs have the figures of each."""
     return list(views(*paths).con.sql(query).to_arrow_table().to_pylist())
+
+
+def table(query: str, *paths: Path) -> list[dict[str, Any]]:
+    return [dict(row) for row in answered(query, *paths)]
 
 
 def rows(query: str, *paths: Path) -> list[tuple[Any, ...]]:

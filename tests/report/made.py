@@ -100,6 +100,7 @@ def model(folder: Path) -> Path:
     times = [{"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T00:01:30+00:00"},
              {"started_at": "2026-01-01T01:00:00+00:00"}]  # fmt: skip
     facts = {"stage": "train-dpo", "status": "completed", "steps": 2, "command": ["gymdata", "train-dpo", "x"],
+             "training": {"first": {"loss": 1.9}, "last": {"loss": 1.6}},
              "model": {"path": "tiny"}, "versions": {"trl": "1.0"}, "attempts": times,
              "trained_tokens": {"equal": True, "batches": {"count": 9}}}  # fmt: skip
     write_run_json(folder, facts)
