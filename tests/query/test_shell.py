@@ -64,9 +64,8 @@ def test_a_statement_ends_with_a_semicolon_or_an_empty_line(run: Path) -> None:
 def test_backslash_commands(run: Path) -> None:
     r"""\d, \d VIEW, \l, \x and \q; a wrong one and an unknown view are errors and the prompt stays."""
     turns = len(gymdata.query("SELECT * FROM turns LIMIT 0", run).column_names)
-    shown = session(
-        run, "\\d", "\\d turns", "\\d nope", "\\z", "\\l", "\\x", ":hardest-tasks", ":nope", "\\q", "select 1;"
-    )
+    lines = ("\\d", "\\d turns", "\\d nope", "\\z", "\\l", "\\x", ":hardest-tasks", ":nope", "\\q", "select 1;")
+    shown = session(run, *lines)
     assert shown[:2] == ["view|columns: 5", f"column|type: {turns}"]
     assert "view: got 'nope'" in shown[2]
     assert "command: got '\\\\z'" in shown[3]
@@ -108,17 +107,18 @@ def test_a_pipe_is_answered_line_by_line(
     assert said.split()[-2:] == ["n", "4"]
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_saved_queries_run(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_queries_run(run: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Every one has an answer over a run, and is listed."""
-    assert main(["query", f":{name}", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["columns"]
     assert main(["query", "--list"]) == 0
-    assert f":{name}\n" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    for name in SAVED:
+        assert f":{name}\n" in listed
+        assert main(["query", f":{name}", str(run), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["columns"]
 
 
 def test_sql_and_paths_stand_in_either_order(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SQL first, last, from stdin, and without a blank; what is neither is an error that says what was expected."""
     for words in (["SELECT 4 AS n", str(run)], [str(run), "SELECT 4 AS n"], [str(run), "-"], ["-", str(run)]):
@@ -149,7 +149,7 @@ def test_sequences_of_ids_are_found(run: Path) -> None:
     assert gymdata.query(count, run).to_pylist() == [{"n": 2}]
 
 
-def test_whole_conversations_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_conversations_are_printed(run: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:
     """--full prints every message, with what a terminal would act on escaped, and long values uncut."""
     row = rollout("x", 0, 1.0, two_turns(1, 9), text="\x1b[31mred\n" + "long " * 200)
     path = write_run(run.parent / "other", [row])
@@ -164,7 +164,7 @@ def test_whole_conversations_are_printed(run: Path, capsys: pytest.CaptureFixtur
 
 
 def test_csv_on_a_terminal_has_no_escape_sequences(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a terminal would act on is written as text there; a pipe gets the value as it is."""
     sql = "SELECT chr(27) || ']0;title' || chr(7) AS text"
