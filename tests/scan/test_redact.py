@@ -26,7 +26,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="the extra collect (tokeni
 
 POLICY = Path(__file__).parents[2] / "sample_data/policy"
 KINDS = planted(1)
-PLACES = ["prompt", "tool result", "arguments", "reasoning", "answer", "last words", "task", "environment"]
+PLACES = ["prompt", "tool result", "arguments", "reasoning", "answer", "last words", "task", "environment", "tools"]
 
 
 @cache
@@ -70,6 +70,7 @@ def conversation(task: str, place: str, text: str, **columns: Any) -> dict[str, 
     facts = {
         "task": json.dumps({"task_id": task, "note": [at["task"]]}),
         "extra": json.dumps({"env": at["environment"]}),
+        "tools": json.dumps([{"type": "function", "function": {"name": "put", "description": at["tools"]}}]),
     }
     return rollout(task, 0, 1.0, []) | encoder.columns() | {"messages": messages} | facts | columns
 
@@ -89,11 +90,14 @@ def secrets_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_redacted_copy_has_no_secret_and_validates(place: str, tmp_path: Path) -> None:
-    """Of each kind in each place: not in a file, not in what the ids decode to; every row stays, with 0 errors."""
+    """Each kind is found in each place, and is not in a file of the copy, nor in what its ids decode to; every row stays,
+    with 0 errors."""
     rows = [conversation(f"t{n}", place, text) for n, (text, _) in enumerate(KINDS.values())]
     run, out = written(tmp_path / "run", rows), tmp_path / "out"
     report = gymdata.scan(run, out / "rollouts.jsonl", redact=True)
+    assert {one.rollout_id for one in report.findings} == {row["rollout_id"] for row in rows}
     assert (report.left_out, report.redacted, report.ok) == ({}, len(rows), True)
+    assert len(rows) >= 40
     copy = read_table(out / "rollouts.jsonl").to_pylist()
     assert secrets_in(json.dumps(copy, default=str)) == []
     assert [kind for file in out.rglob("*") if file.is_file() for kind in secrets_in(file.read_text())] == []
