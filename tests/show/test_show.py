@@ -32,39 +32,39 @@ def shown_ids(path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> li
     return [row["rollout_id"] for row in json.loads(capsys.readouterr().out)["rollouts"]]
 
 
-def test_rollouts_are_chosen_by_id_task_reward_and_chance(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An id or its beginning, a task, the best, the worst and N at random; the first where nothing was asked."""
-    assert shown_ids(run, capsys) == ["a-0"]
-    assert shown_ids(run, capsys, "b-2") == ["b-2"]
-    assert shown_ids(run, capsys, "--task", "b") == ["b-0", "b-1", "b-2"]
-    assert shown_ids(run, capsys, "--best") == ["a-1"]
-    assert shown_ids(run, capsys, "--worst") == ["d-0"]
-    drawn = shown_ids(run, capsys, "--random", "3")
-    assert len(set(drawn)) == 3
-    assert shown_ids(run, capsys, "--random", "3") == drawn
-    assert len(shown_ids(run, capsys, "--random", "99")) == 8
-
-
 @pytest.mark.parametrize(
     ("flags", "ids"),
     [
-        ([], ["a-0", "a-1", "a-2"]),
-        (["--best"], ["a-1", "b-1", "a-0"]),
-        (["--worst"], ["d-0", "a-0", "a-2"]),
+        ([], ["a-0"]),
+        (["b-2"], ["b-2"]),
         (["--task", "b"], ["b-0", "b-1", "b-2"]),
+        (["--best"], ["a-1"]),
+        (["--worst"], ["d-0"]),
+        (["-n", "3"], ["a-0", "a-1", "a-2"]),
+        (["-n", "2", "--task", "b"], ["b-0", "b-1"]),
+        (["-n", "3", "--best"], ["a-1", "b-1", "a-0"]),
+        (["-n", "3", "--worst"], ["d-0", "a-0", "a-2"]),
     ],
+    ids=" ".join,
 )
-def test_n_is_the_number_of_rollouts(
+def test_rollouts_are_chosen_by_id_task_and_reward(
     run: Path, capsys: pytest.CaptureFixture[str], flags: list[str], ids: list[str]
 ) -> None:
-    """-n counts from the first, the best or the worst, within a task too; more than there are is all of them."""
-    assert shown_ids(run, capsys, "-n", "3", *flags) == ids
-    assert shown_ids(run, capsys, "-n", "2", *flags) == ids[:2]
-    assert len(shown_ids(run, capsys, "-n", "99", *flags)) == {"--task": 3, "--best": 7, "--worst": 7}.get(
-        (flags or [""])[0], 8
-    )
-    assert main(["show", str(run), "-n", "2", *flags]) == 0
-    assert ("2 of 8 rollouts: ROLLOUT_ID" in capsys.readouterr().err) == (not flags)
+    """An id, a task, the best and the worst; the first where nothing was asked; -n counts from the first, the best or the
+    worst, within a task too."""
+    assert shown_ids(run, capsys, *flags) == ids
+
+
+def test_rollouts_are_chosen_by_chance_and_all_of_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same ones each time; more than there are is all of them; and without a choice it says that there is one."""
+    drawn = shown_ids(run, capsys, "--random", "3")
+    assert len(set(drawn)) == 3
+    assert shown_ids(run, capsys, "--random", "3") == drawn
+    for flags, n in ((["--random"], 8), (["-n"], 8), (["--task", "b", "-n"], 3), (["--best", "-n"], 7)):
+        assert len(shown_ids(run, capsys, *flags, "99")) == n
+    for flags in ([], ["--best"]):
+        assert main(["show", str(run), "-n", "2", *flags]) == 0
+        assert ("2 of 8 rollouts: ROLLOUT_ID" in capsys.readouterr().err) == (not flags)
 
 
 def test_the_best_rollout_is_chosen_by_scores_that_were_made_later(
