@@ -122,10 +122,8 @@ class Redaction:
             raise LeftOutError("its turns would no longer continue each other")
         if self._values({key: value for key, value in made.items() if key != "turns"}):
             raise LeftOutError("a finding is left in its texts")
-        sizes = [
-            (len(a["generation_token_ids"]), len(b["generation_token_ids"]))
-            for a, b in zip(turns, made["turns"], strict=True)
-        ]
+        before, after = ([len(turn["generation_token_ids"]) for turn in side] for side in (turns, made["turns"]))
+        sizes = list(zip(before, after, strict=True))
         replaced = sum(int(mask[turn["prefix_length"] :].sum()) for mask, turn in zip(masks, turns, strict=True))
         untrained = sum(was - now for was, now in sizes)
         note = {

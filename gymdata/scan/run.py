@@ -19,7 +19,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scan.files import all_rows, rewritten
-from gymdata.scan.patterns import Find, finder, without
+from gymdata.scan.patterns import Find, Found, finder, without
 from gymdata.store import StageOutput, files_of, find_run_json, read_run_json
 from gymdata.store.lineage import parent_of
 from gymdata.store.paths import output_file
@@ -155,17 +155,19 @@ def scan(
 def _findings(find: Find, file: str, row: int, value: Any) -> Iterator[Finding]:
     named = value.get("rollout_id") if isinstance(value, dict) else next(iter(_OWNER.findall(str(value)[:4_096])), None)
     owner = without(named, find(named)) if named else None
-    found: list[Finding] = []
+    spots: list[tuple[str, str, Found]] = []
 
     def look(where: str, text: str) -> str:
         # A text that is JSON was looked at in its parts.
-        for one in () if any(before.field.startswith(where) for before in found) else find(text):
-            size = one.end - one.start
-            shown = f"{text[one.start : one.start + min(_SHOWN, size // 3)]}… ({size:,} characters)"
-            found.append(Finding(file, row, where, one.kind, shown, owner))
+        if not any(before.startswith(where) for before, _, _ in spots):
+            spots.extend((where, text, one) for one in find(text))
         return text
 
     rewritten(value, look)
-    return (
-        Finding(one.file, one.row, without(one.field, find(one.field)), one.kind, one.shown, owner) for one in found
-    )
+    keys = {text[one.start : one.end]: one.kind for where, text, one in spots if where.endswith(" (key)")}
+    for where, text, one in spots:
+        size = one.end - one.start
+        shown = f"{text[one.start : one.start + min(_SHOWN, size // 3)]}… ({size:,} characters)"
+        for key, kind in keys.items():  # behind a dot it may no longer look like what it is
+            where = where.replace(key, f"[redacted:{kind}]")
+        yield Finding(file, row, without(where, find(where)), one.kind, shown, owner)

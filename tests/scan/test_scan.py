@@ -24,9 +24,9 @@ pytest.importorskip("detect_secrets", reason="the extra scan (detect-secrets) is
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_report_shows_no_secret(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not on the terminal and not as JSON, also where a secret is the name of a field."""
+    """Not on the terminal and not as JSON, also where a secret is the name of a field, or in one."""
     rows = [
-        rollout(f"t{n}", 0, 1.0, two_turns(20, 21), extra=json.dumps({"env": {text: 1}}))
+        rollout(f"t{n}", 0, 1.0, two_turns(20, 21), extra=json.dumps({"env": {text: 1, f"look: {text} and more": 1}}))
         for n, (text, _) in enumerate(KINDS.values())
     ]
     run = write_run(tmp_path / "run", rows, suffix)
