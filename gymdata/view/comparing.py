@@ -22,8 +22,9 @@ from gymdata.rollouts.next_prompt import common_length
 from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.rollout import shown_token
 from gymdata.view.evidence.stages import Rows, facts_of
-from gymdata.view.text import Values, visible
+from gymdata.view.text import Values
 
 PAGE = 50
 _MOST_CARDS = 64
@@ -122,7 +123,15 @@ def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
             for block in difflib.SequenceMatcher(None, a[fork:], b[fork:], autojunk=False).get_matching_blocks():
                 for side, start in (("chosen", fork + block.a), ("rejected", fork + block.b)):
                     differs[side][start : start + block.size] = [False] * block.size
-        sides["tokens"] = {side: _marked(ids[side], row[f"{side}_mask"], differs[side], vocabulary) for side in ids}
+        sides["tokens"] = {
+            side: [
+                shown_token(vocabulary, at, token, differs=other, sampled=bool(trained))
+                for at, (token, trained, other) in enumerate(
+                    zip(ids[side], row[f"{side}_mask"], differs[side], strict=True)
+                )
+            ]
+            for side in ids
+        }
     return {
         "pair": row,
         "prompt": messages_of(row["prompt"], ()),
@@ -135,23 +144,6 @@ def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
         },
         **sides,
     }
-
-
-def _marked(
-    ids: Sequence[int], mask: Sequence[int], differs: Sequence[bool], vocabulary: Vocabulary | None
-) -> list[Values]:
-    special = vocabulary.special if vocabulary is not None else frozenset()
-    return [
-        {
-            "at": at,
-            "id": token,
-            "text": visible(vocabulary.text(token)).replace("\n", "⏎\n") if vocabulary else f"{token} ",
-            "differs": other,
-            "special": token in special,
-            "sampled": bool(trained),
-        }
-        for at, (token, trained, other) in enumerate(zip(ids, mask, differs, strict=True))
-    ]
 
 
 # -- comparisons -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
 from gymdata.query.saved import SAVED
+from gymdata.query.views import Views, find_files
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
@@ -459,7 +460,8 @@ class Pages:
     def _views(self) -> dict[str, list[str]]:
         version = self.index.snapshot().version
         if self._columns is None or self._columns[0] != version:
-            self._columns = (version, sql.known_columns(self.index.paths))
+            views = Views(find_files(self.index.paths)).columns()
+            self._columns = (version, {view: list(columns) for view, columns in views.items()})
         return self._columns[1]
 
     def download(self, request: Request) -> Response:

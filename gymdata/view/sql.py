@@ -26,7 +26,6 @@ from gymdata.query.child import run_query
 from gymdata.query.guard import Limits
 from gymdata.query.run import write_result
 from gymdata.query.types import json_value, python_values
-from gymdata.query.views import Views, find_files
 from gymdata.report.charts import Chart, bars
 from gymdata.report.drawing import svg
 from gymdata.report.rollouts import histogram
@@ -131,7 +130,3 @@ def download(sql: str, paths: Sequence[Path], config: ViewConfig, kind: str) -> 
         raise
     gone = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     return FileResponse(target, media_type=FORMATS[kind], filename=target.name, background=gone)
-
-
-def known_columns(paths: Sequence[Path]) -> dict[str, list[str]]:
-    return {view: list(columns) for view, columns in Views(find_files(paths)).columns().items()}

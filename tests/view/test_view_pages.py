@@ -154,6 +154,7 @@ def test_a_break_shows_both_sides(site: Open, tmp_path: Path):
     assert CODES["T200"].explanation.split(";")[0] in answer.text.replace("&#39;", "'")
     marked = re.findall(r'class="t[^"]* dif" title="id (\d+) at (\d+)"', answer.text)
     assert {("11", "3"), ("99", "3")} <= set(marked)
+    assert ">11 </span>" in answer.text  # without a tokenizer ids stand apart
     assert pages.get("/break", id="t-0", turn=0).status_code == 404
 
 

@@ -49,11 +49,6 @@ class Facet:
     values: tuple[Bar, ...]
 
 
-def columns_of(snapshot: Snapshot) -> tuple[Column, ...]:
-    """The columns by which rollouts can be told apart at a glance."""
-    return tuple(_columns(snapshot))
-
-
 def facets(
     columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, rows_of: Callable[[Query], Rows]
 ) -> list[Facet]:
@@ -102,7 +97,8 @@ def _clauses(where: str, clicked: Set[str]) -> list[str]:
     return [where]
 
 
-def _columns(snapshot: Snapshot) -> Iterator[Column]:
+def columns_of(snapshot: Snapshot) -> Iterator[Column]:
+    """The columns by which rollouts can be told apart at a glance."""
     for name in ("status", "stop_reason"):
         yield _coded(name, snapshot.table[name].combine_chunks())
     # Runs whose rollouts an agent program made have its name in run.json, and one run has one.

@@ -65,10 +65,8 @@ class Tokens:
         self.kinds = kinds(self.turns, self.prompts)
         self.notes: list[str] = []
         #: Per turn, one number for each sampled token; None where it is not known.
-        self.reference = self._by_turn(None)
-        self.entropy = self._by_turn(None)
-        self.advantages = self._by_turn(None)
-        self.mask = self._by_turn(None)
+        unknown: list[Array | None] = [None] * len(self.turns)
+        self.reference, self.entropy, self.advantages, self.mask = (list(unknown) for _ in range(4))
         self.experience: str | None = None
         #: Why the file of experiences has nothing of this rollout.
         self.left_out: str | None = None
@@ -79,9 +77,7 @@ class Tokens:
             self._read_audit(stages)
             self._read_experiences(stages)
 
-    def _by_turn(self, values: Array | None) -> list[Array | None]:
-        if values is None:
-            return [None] * len(self.turns)
+    def _by_turn(self, values: Array) -> list[Array | None]:
         sizes = [len(turn["generation_token_ids"]) for turn in self.turns]
         return list(np.split(values, np.cumsum(sizes)[:-1])) if sizes else []
 
@@ -220,6 +216,13 @@ def text_of(vocabulary: Vocabulary | None, token: int) -> str:
     return printable(vocabulary.text(token)) if vocabulary is not None else str(token)
 
 
+def shown_token(vocabulary: Vocabulary | None, at: int, token: int, *, differs: bool, sampled: bool) -> Values:
+    """A token of one of two sides. Ids have a blank between them."""
+    text = text_of(vocabulary, token).replace("\n", "⏎\n") + " " * (vocabulary is None)
+    special = vocabulary is not None and token in vocabulary.special
+    return {"at": at, "id": token, "text": text, "differs": differs, "special": special, "sampled": sampled}
+
+
 def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None) -> Values:
     """The values of the page of a break: what was there, the prompt that came instead, and where they differ."""
     turn = tokens.turns[relation.turn]
@@ -254,7 +257,6 @@ def _side(
         marked[span["start"] : span["end"]] = True
         shown[max(0, span["start"] - _AROUND) : span["end"] + _AROUND] = True
         shown[span["start"] + _MOST_SHOWN : span["end"]] = False
-    special = vocabulary.special if vocabulary is not None else frozenset()
     out: list[Values] = []
     # Not more than a page can hold; what is left out is counted at its place.
     listed, end = np.flatnonzero(shown)[: 4 * _MOST_SHOWN].tolist(), 0
@@ -262,7 +264,5 @@ def _side(
         if at > end:
             out.append({"gap": at - end})
         token, end = int(ids[at]), at + 1
-        text = text_of(vocabulary, token).replace("\n", "⏎\n")
-        flags = {"differs": bool(marked[at]), "special": token in special, "sampled": at >= sampled_from}
-        out.append({"at": at, "id": token, "text": text, **flags})
+        out.append(shown_token(vocabulary, at, token, differs=bool(marked[at]), sampled=at >= sampled_from))
     return [*out, {"gap": len(ids) - end}] if end < len(ids) else out

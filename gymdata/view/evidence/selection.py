@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -319,9 +319,9 @@ class Selector:
         passing[selection.rows] = True
         return replace(selection, rows=order[passing[order]])
 
-    def columns(self, snapshot: Snapshot, compute: Callable[[Snapshot], T]) -> T:
+    def columns(self, snapshot: Snapshot, compute: Callable[[Snapshot], Iterable[T]]) -> tuple[T, ...]:
         """What ``compute`` gives of all rollouts."""
-        return self._once(snapshot, ("columns",), lambda: compute(snapshot))
+        return self._once(snapshot, ("columns",), lambda: tuple(compute(snapshot)))
 
     def runs(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
