@@ -116,6 +116,13 @@ def plant(rows: list[dict[str, Any]], fault: Plant, row: int) -> list[dict[str, 
     return changed
 
 
+def one_in_two(rows: list[dict[str, Any]], faults: list[Plant]) -> list[dict[str, Any]]:
+    """``rows``, two for each of ``faults``, with one of them in every second row."""
+    for row, fault in zip(rows[1::2], faults, strict=True):
+        fault.make(row)
+    return rows
+
+
 def write_native(folder: Path, rows: list[dict[str, Any]], suffix: str) -> Path:
     path = folder / f"rollouts.{suffix}"
     write_table(rollouts_table(rows), path, ROLLOUTS)
@@ -243,7 +250,7 @@ NATIVE_PLANTS = [
     Plant("NaN", "L302", 1, 1, odd_log_prob(math.nan)),
     Plant("minus infinity", "L302", 1, 1, odd_log_prob(-math.inf)),
     Plant("positive", "L303", 1, 1, odd_log_prob(0.5)),
-    Plant("negative id", "T206", 3, -1, odd_id),
+    Plant("negative id", "T206", 3, 1, odd_id),
     Plant("no reward", "R501", None, None, lambda r: r.update(reward=None)),
     Plant("infinite reward", "R502", None, None, lambda r: r.update(reward=math.inf)),
     Plant("bad part", "R502", None, None, lambda r: r.update(rewards=[{"name": "x", "value": math.nan}])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from tests.rollout_files import rollout
 from tests.validate.generate import (
     NATIVE_PLANTS,
     NEMO_PLANTS,
-    Plant,
     chat,
     native_rows,
     nemo_rows,
-    plant,
+    one_in_two,
     with_ids,
     write_lines,
     write_native,
@@ -62,29 +62,25 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("fault", NATIVE_PLANTS, ids=lambda f: f.name)
-def test_every_native_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
-    """Whatever error is planted, the copy has none, and clean rollouts are all in it."""
-    rows = plant(native_rows(), fault, 3)
+def test_every_native_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
+    """Whatever errors are planted, the copy has none, clean rollouts are all in it, and the source is as it was."""
+    rows = one_in_two(native_rows(n=2 * len(NATIVE_PLANTS)), NATIVE_PLANTS)
     source = write_native(tmp_path, rows, "jsonl")
     before = source.read_bytes()
-    account = fix(source, choice, tmp_path / "fixed.jsonl")
-    assert account.errors_after == 0
+    assert fix(source, choice, tmp_path / "fixed.jsonl").errors_after == 0
     kept = read_table(tmp_path / "fixed.jsonl")["rollout_id"].to_pylist()
-    assert set(kept) >= {r["rollout_id"] for i, r in enumerate(rows) if i != 3}
+    assert set(kept) >= {row["rollout_id"] for row in rows[::2]}
     assert source.read_bytes() == before
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("fault", NEMO_PLANTS, ids=lambda f: f.name)
-def test_every_foreign_fault_is_repaired(tmp_path: Path, fault: Plant, choice: Any) -> None:
+def test_every_foreign_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
     """The same for NeMo Gym rows, whose clean lines are copied byte for byte."""
-    source = write_lines(tmp_path / "a.jsonl", plant(nemo_rows(), fault, 3))
-    account = fix(source, choice, tmp_path / "fixed.jsonl")
-    assert account.errors_after == 0
-    lines = source.read_bytes().splitlines()
-    copied = (tmp_path / "fixed.jsonl").read_bytes().splitlines()
-    assert [x for x in copied if x in lines[:3] + lines[4:]] == lines[:3] + lines[4:]
+    rows = one_in_two(nemo_rows(n=2 * len(NEMO_PLANTS)), NEMO_PLANTS)
+    source = write_lines(tmp_path / "a.jsonl", rows)
+    assert fix(source, choice, tmp_path / "fixed.jsonl").errors_after == 0
+    clean = source.read_bytes().splitlines()[::2]
+    assert [line for line in (tmp_path / "fixed.jsonl").read_bytes().splitlines() if line in clean] == clean
 
 
 def test_a_foreign_break_is_split_with_its_history(tmp_path: Path) -> None:
@@ -93,8 +89,6 @@ def test_a_foreign_break_is_split_with_its_history(tmp_path: Path) -> None:
     for turn in (2, 3):
         with_ids(rows[0], turn)["prompt_token_ids"][1] = 999
     fix(write_lines(tmp_path / "a.jsonl", rows), "split", tmp_path / "b.jsonl")
-    import json
-
     first, second = (json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines())
     assert [with_ids(second, k)["prompt_token_ids"] for k in (0, 1)] == [
         with_ids(rows[0], k)["prompt_token_ids"] for k in (2, 3)
